@@ -1,0 +1,236 @@
+"""Requests in flight on one engine: a synchronous core without I/O of its own. Hosts drive it, one `step` at a time."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from handler.core import Delta, Finish, Request, Sampling, Token
+from handler.engines.base import Output
+from handler.errors import GenerationFailed, ServingError, Unavailable
+from handler.generation import Generation
+from handler.text import Prompt
+
+log = logging.getLogger("handler.batcher")
+
+
+class SteppedEngine(Protocol):
+    """What the batcher needs of an engine; `engines.remote.RemoteEngine` is one, a bare engine nearly so."""
+
+    @property
+    def ready(self) -> bool: ...
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None: ...
+    def cancel(self, key: int) -> None: ...
+    def step(self, timeout: float = 0.0) -> list[Output]: ...
+
+
+@dataclass
+class _Active:
+    """One accepted request, queued or in the engine."""
+
+    id: int
+    request: Request
+    prompt: Prompt
+    deadline: float
+    keys: list[int] = field(default_factory=list)
+    unfinished: int = 0
+
+
+class Batcher:
+    """Submit, step, cancel, reset.
+
+    Ids are unique for the life of the process. Each request needs as many places in the engine as it has sequences;
+    requests wait in order until there is room. A request's failure ends that request; an engine's failure ends those
+    in the engine, and those that wait go on waiting for the next one.
+
+    Args:
+        engine: where the requests go.
+        max_active: sequences in the engine at once (`option.max_rolling_batch_size`).
+        max_queued: requests that may wait (`job_queue_size`).
+        queue_timeout: seconds that a request may wait for its first step (`option.predict_timeout`).
+    """
+
+    def __init__(
+        self, engine: SteppedEngine, *, max_active: int = 32, max_queued: int = 1000, queue_timeout: float = 120.0
+    ) -> None:
+        self._engine = engine
+        self._max_active = max_active
+        self._max_queued = max_queued
+        self._queue_timeout = queue_timeout
+        self._ids = itertools.count(1)
+        self._keys = itertools.count(1)
+        self._queue: deque[_Active] = deque()
+        self._places: dict[int, tuple[_Active, int]] = {}  # engine key -> request, first sequence number
+        self._generations: dict[tuple[int, int], Generation] = {}
+        self._running: dict[int, _Active] = {}
+        self._refused: list[Delta] = []
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_active(self) -> int:
+        """Sequences in the engine."""
+        return len(self._places)
+
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self._queue
+
+    def check_room(self) -> None:
+        """Raises `Unavailable` when one more request would not even be queued."""
+        if len(self._queue) >= self._max_queued:
+            raise Unavailable(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
+
+    def submit(self, request: Request, prompt: Prompt) -> int:
+        """Accept a request; its deltas come from later steps under the id returned.
+
+        Raises:
+            Unavailable: the queue is full.
+        """
+        self.check_room()
+        active = _Active(next(self._ids), request, prompt, time.monotonic() + self._queue_timeout)
+        self._queue.append(active)
+        self._admit()
+        return active.id
+
+    def cancel(self, id: int) -> None:
+        """Forget a request; nothing more comes for it. Unknown ids are ignored."""
+        active = self._running.get(id)
+        if active is not None:
+            for key in active.keys:
+                self._engine.cancel(key)
+            self._forget(active)
+        else:
+            self._queue = deque(waiting for waiting in self._queue if waiting.id != id)
+        self._admit()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._queue.clear()
+        for active in list(self._running.values()):
+            self.cancel(active.id)
+
+    def step(self, timeout: float = 0.0) -> list[Delta]:
+        """What one step brought, at most one delta a sequence; waits up to `timeout` seconds for it."""
+        try:
+            outputs = self._engine.step(timeout)
+        except Exception as error:  # the engine is foreign code: tell every client once, keep serving
+            return self._fail_all(error)
+        deltas = [delta for output in outputs if (delta := self._deliver(output)) is not None]
+        if self._refused:
+            deltas += self._refused
+            self._refused = []
+        if self._queue:
+            deltas += self._expire()
+            self._admit()
+        return deltas
+
+    def _deliver(self, output: Output) -> Delta | None:
+        place = self._places.get(output.key)
+        if place is None:  # cancelled while the step was under way
+            return None
+        active, first = place
+        sequence = first + output.sequence
+        if output.finish is Finish.ERROR:
+            error = GenerationFailed(f"request failed in the engine: {output.error}")
+            self.cancel(active.id)
+            return Delta(active.id, sequence, (), Finish.ERROR, error)
+        generation = self._generations.get((active.id, sequence))
+        if generation is None:
+            return None
+        tokens, finish = generation.feed(output.ids, output.logprobs, output.finish)
+        prefill = None
+        if output.prompt_logprobs is not None and sequence == 0:
+            prefill = _prompt_tokens(active.prompt, output.prompt_logprobs)
+        if finish is not None:
+            if output.finish is None:  # ended by a stop string, which the engine does not know
+                self._engine.cancel(output.key)
+            self._end_sequence(active, output.key, sequence)
+        return Delta(active.id, sequence, tokens, finish, None, prefill)
+
+    def _admit(self) -> None:
+        """Move waiting requests into the engine, in order, as long as they fit."""
+        while self._queue and self._engine.ready:
+            active = self._queue[0]
+            need = active.request.sampling.num_sequences
+            if self._places and len(self._places) + need > self._max_active:
+                return
+            self._queue.popleft()
+            self._start(active)
+
+    def _start(self, active: _Active) -> None:
+        sampling = active.request.sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=random.getrandbits(53))
+        active.unfinished = sampling.num_sequences
+        self._running[active.id] = active
+        for sequence in range(active.unfinished):
+            self._generations[active.id, sequence] = Generation(active.prompt, sampling)
+        # Beams are one search; several samples are that many requests, each with a seed of its own.
+        starts = [0] if sampling.num_beams > 1 else range(active.unfinished)
+        for first in starts:
+            key = next(self._keys)
+            active.keys.append(key)
+            self._places[key] = (active, first)
+            assert sampling.seed is not None
+            own = replace(sampling, seed=sampling.seed + first, prompt_logprobs=sampling.prompt_logprobs and first == 0)
+            try:
+                self._engine.add(key, active.prompt.ids, own)
+            except Exception as error:  # foreign code: its refusal ends this request alone
+                self.cancel(active.id)
+                self._refused.append(Delta(active.id, 0, (), Finish.ERROR, _failure(error)))
+                return
+
+    def _end_sequence(self, active: _Active, key: int, sequence: int) -> None:
+        del self._generations[active.id, sequence]
+        active.unfinished -= 1
+        if active.request.sampling.num_beams == 1 or not active.unfinished:
+            del self._places[key]
+        if not active.unfinished:
+            del self._running[active.id]
+
+    def _forget(self, active: _Active) -> None:
+        self._running.pop(active.id, None)
+        for key in active.keys:
+            self._places.pop(key, None)
+        for sequence in range(active.request.sampling.num_sequences):
+            self._generations.pop((active.id, sequence), None)
+
+    def _fail_all(self, error: Exception) -> list[Delta]:
+        if not isinstance(error, ServingError):
+            log.exception("the engine raised")
+        failure = _failure(error)
+        lost = list(self._running.values())
+        for active in lost:
+            self._forget(active)
+        return [Delta(active.id, 0, (), Finish.ERROR, failure) for active in lost]
+
+    def _expire(self) -> list[Delta]:
+        """End requests that waited too long; they are in order, so the first tells of the rest."""
+        now = time.monotonic()
+        deltas = []
+        while self._queue and self._queue[0].deadline < now:
+            active = self._queue.popleft()
+            error = Unavailable(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
+            deltas.append(Delta(active.id, 0, (), Finish.ERROR, error))
+        return deltas
+
+
+def _failure(error: Exception) -> ServingError:
+    return error if isinstance(error, ServingError) else GenerationFailed(f"engine failure: {error!r}")
+
+
+def _prompt_tokens(prompt: Prompt, logprobs: Sequence[float | None]) -> list[Token]:
+    vocabulary = prompt.vocabulary
+    return [
+        Token(id, vocabulary.text(id), logprob, id in vocabulary.special)
+        for id, logprob in zip(prompt.ids, logprobs, strict=True)
+    ]

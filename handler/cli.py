@@ -1,0 +1,68 @@
+"""`lmi`: serve a model, or measure a server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from handler import __version__
+from handler.errors import ConfigError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except ConfigError as error:
+        print(f"lmi: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lmi", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model over HTTP")
+    serve.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    serve.add_argument("--port", type=int, default=8080, help="0 takes a free one (default %(default)s)")
+    serve.add_argument("--engine", help="option.llm_engine: auto, openvino, trtllm, vllm, echo")
+    serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
+    serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
+                       help="an option as serving.properties writes it; beats all other sources")  # fmt: skip
+    serve.set_defaults(run=_serve)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from handler.config import load_config
+    from handler.hosts.embedded import serve
+
+    overrides = list(arguments.options)
+    if arguments.engine:
+        overrides.append(f"option.llm_engine={arguments.engine}")
+    properties = arguments.properties
+    if arguments.model:
+        overrides.append(f"option.model_id={arguments.model}")
+        own = Path(arguments.model) / "serving.properties"
+        if properties is None and own.is_file():
+            properties = own
+    config = load_config(properties=properties, overrides=overrides)
+    logging.basicConfig(
+        level=os.environ.get("LMI_LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return serve(config, arguments.host, arguments.port)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

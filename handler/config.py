@@ -1,0 +1,199 @@
+"""Where options come from and who wins: `-o`, then serving.properties, then the environment, then defaults.
+
+DJL's precedence (contract djl.md, section 3): the model directory's serving.properties beats `OPTION_*`; `SERVING_*`
+sets the server's keys and is beaten by the file's own. `-o` is ours and beats all. The result is one frozen value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import javaproperties
+
+from handler.errors import ConfigError
+from handler.options import ENVIRONMENT, KNOWN, OPTIONS, SERVER_ENVIRONMENT, Option
+
+
+class Setting(NamedTuple):
+    """One value as somebody wrote it, and where: `serving.properties, line 3` or `environment variable OPTION_X`."""
+
+    key: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every option, typed and checked; the fields are described in `handler.options` and docs/options.md."""
+
+    model_id: str | None
+    model_name: str
+    llm_engine: str
+    rolling_batch: str
+    max_rolling_batch_size: int
+    dtype: str
+    tensor_parallel_degree: str
+    output_formatter: str | None
+    tgi_compat: bool
+    enable_streaming: bool
+    unknown_parameters: str
+    predict_timeout: float
+    model_loading_timeout: float
+    engine_timeout: float
+    engine_isolation: str
+    max_model_len: int | None
+    max_num_batched_tokens: int
+    kv_cache_gib: int
+    enable_prefix_caching: bool
+    echo_tokens_per_second: float
+    echo_cues: bool
+    log_prompts: bool
+    write_timeout: float
+    batch_size: int
+    max_batch_delay: int
+    job_queue_size: int
+    max_request_size: int
+    warnings: tuple[str, ...] = ()
+
+
+def load_config(
+    *,
+    properties: Path | None = None,
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+    defaults: Mapping[str, str] | None = None,
+) -> Config:
+    """Read every source, check every value.
+
+    Args:
+        properties: a serving.properties file.
+        overrides: `key=value` as `-o` takes them, keys as serving.properties writes them.
+        environ: the environment, `os.environ` by default.
+        defaults: the host's own, below all sources.
+
+    Raises:
+        ConfigError: an unknown or misspelt key, or a wrong value; names it and where it stands.
+    """
+    settings: dict[str, Setting] = {}
+    # Weakest first; later ones win.
+    for source in (
+        (Setting(key, value, "default") for key, value in (defaults or {}).items()),
+        _from_environment(os.environ if environ is None else environ),
+        _from_file(properties) if properties else (),
+        _from_overrides(overrides),
+    ):
+        for setting in source:
+            settings[_known(setting)] = setting
+    values: dict[str, Any] = {}
+    warnings = []
+    for option in OPTIONS:
+        found = settings.get(option.key)
+        if option.field is None:
+            if found is not None and found.origin != "default":
+                warnings.append(f"{found.key} ({found.origin}) has no effect here: {option.help}")
+            continue
+        values[option.field] = _parse(option, found) if found else option.default
+    return _checked(Config(**values, warnings=tuple(warnings)), settings)
+
+
+def _known(setting: Setting) -> str:
+    """The option's key; aliases are resolved, anything unknown is refused with the nearest known name."""
+    option = KNOWN.get(setting.key)
+    if option is None:
+        near = difflib.get_close_matches(setting.key, KNOWN, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{setting.origin}: unknown option {setting.key!r}{hint}")
+    return option.key
+
+
+def _parse(option: Option, setting: Setting) -> Any:
+    try:
+        return option.parse(setting.value.strip())
+    except ValueError as error:
+        raise ConfigError(f"{setting.origin}: {setting.key}={setting.value}: {error}") from None
+
+
+def _from_file(path: Path) -> Iterable[Setting]:
+    """A Java properties file; of a key that stands twice the last one counts, as in Java."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    line = 1
+    try:
+        for element in javaproperties.parse(text):
+            if isinstance(element, javaproperties.KeyValue):
+                yield Setting(element.key, element.value, f"{path.name}, line {line}")
+            line += element.source.count("\n")
+    except javaproperties.InvalidUEscapeError as error:
+        raise ConfigError(f"{path.name}, line {line}: {error}") from None
+
+
+def _from_overrides(overrides: Iterable[str]) -> Iterable[Setting]:
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise ConfigError(f"-o {override}: write it as key=value")
+        yield Setting(key.strip(), value, f"-o {override}")
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterable[Setting]:
+    """`OPTION_X_Y` is option.x_y, `SERVING_X` the server's x; the few names of LMI's guides have keys of their own."""
+    for name, value in environ.items():
+        origin = f"environment variable {name}"
+        if name.startswith("OPTION_"):
+            rest = name.removeprefix("OPTION_")
+            key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
+            yield Setting(
+                {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key), value, origin
+            )
+        elif name.startswith("SERVING_"):
+            key = name.removeprefix("SERVING_").lower()
+            if key not in KNOWN and key not in SERVER_ENVIRONMENT:
+                near = difflib.get_close_matches(key, [*KNOWN, *SERVER_ENVIRONMENT], n=1)
+                hint = f"; did you mean 'SERVING_{near[0].upper()}'?" if near else ""
+                raise ConfigError(f"{origin}: unknown setting{hint}")
+            if key in KNOWN:
+                yield Setting(key, value, origin)
+    for name, key in ENVIRONMENT.items():
+        # These are the weakest of the environment's names: LMI reads them where the option itself is unset.
+        option_name = "OPTION_" + key.removeprefix("option.").upper()
+        if name in environ and option_name not in environ:
+            yield Setting(key, environ[name], f"environment variable {name}")
+
+
+def _checked(config: Config, settings: Mapping[str, Setting]) -> Config:
+    """What must agree between options."""
+
+    def where(key: str) -> str:
+        return settings[key].origin if key in settings else "default"
+
+    if config.rolling_batch == "disable":
+        if config.enable_streaming and config.batch_size > 1:
+            raise ConfigError(
+                f"{where('option.enable_streaming')}: option.enable_streaming=true needs batch_size=1, "
+                f"but batch_size={config.batch_size} ({where('batch_size')})"
+            )
+        if config.tgi_compat:
+            raise ConfigError(
+                f"{where('option.tgi_compat')}: option.tgi_compat=true is for rolling batch, "
+                f"but option.rolling_batch=disable ({where('option.rolling_batch')})"
+            )
+    else:
+        for key in ("option.enable_streaming", "batch_size"):
+            field = key.removeprefix("option.")
+            default = next(option.default for option in OPTIONS if option.key == key)
+            if getattr(config, field) != default:
+                raise ConfigError(
+                    f"{where(key)}: {key} belongs to dynamic batching and needs option.rolling_batch=disable, "
+                    f"but option.rolling_batch={config.rolling_batch} ({where('option.rolling_batch')})"
+                )
+    return config
+
+
+assert {option.field for option in OPTIONS if option.field} == {f.name for f in fields(Config)} - {"warnings"}

@@ -1,0 +1,91 @@
+"""The values that flow through every layer: what is asked, and what comes back. Nobody changes one after it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from handler.errors import ServingError
+
+
+class Finish(str, Enum):
+    """Why a sequence ended; the values are LMI's and TGI's `finish_reason`."""
+
+    LENGTH = "length"
+    EOS = "eos_token"
+    STOP = "stop_sequence"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Every generation parameter, normalised: a schema maps its own names and neutral values onto these.
+
+    With `do_sample` False the choice is greedy and temperature, top_k, top_p, min_p, typical_p and seed have no effect.
+    """
+
+    max_new_tokens: int = 30
+    min_new_tokens: int = 0
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # 1: all
+    min_p: float = 0.0  # 0: all
+    typical_p: float = 1.0  # 1: off
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None  # None: drawn when the request is accepted
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    bad_sequences: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1  # sequences returned
+    best_of: int = 1  # sequences generated, of which the best `n` are returned
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences the client gets back."""
+        return max(self.n, self.best_of, self.num_beams)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue, and what the client wants to see of the continuation."""
+
+    prompt: str
+    sampling: Sampling = field(default_factory=Sampling)
+    truncate: int | None = None  # keep only the last n prompt tokens
+    stream: bool = False
+    details: bool = False
+    full_text: bool = False  # put the prompt in front of generated_text
+    client_id: str = ""  # x-request-id, for the log
+
+
+class Token(NamedTuple):
+    """One generated (or prompt) token. `text` is what became safe to show with it, possibly nothing."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+class Delta(NamedTuple):
+    """What one step brought to one sequence of one request. The finishing one carries the last token, where there is one."""
+
+    id: int
+    sequence: int
+    tokens: Sequence[Token]
+    finish: Finish | None = None
+    error: ServingError | None = None
+    prefill: Sequence[Token] | None = None  # the prompt's tokens, on the first delta, when asked for

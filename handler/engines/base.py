@@ -1,0 +1,98 @@
+"""What an engine is: a few methods, stepped by one loop (`engines/worker.py`) in a process or thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from handler.core import Finish, Sampling
+from handler.text import Prompt
+
+
+class Output(NamedTuple):
+    """What one step brought to one sequence.
+
+    `key` is the caller's id of the engine request, `sequence` numbers its sequences (beam search has several).
+    `prompt_logprobs` comes once, with the first output, when asked for: one for each prompt id, None for the first.
+    With `finish` ERROR, `error` says why.
+    """
+
+    key: int
+    ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    finish: Finish | None = None
+    sequence: int = 0
+    prompt_logprobs: Sequence[float | None] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine needs to load. `options` are its own (`option.echo_*`, ...), already validated."""
+
+    model: Path | None = None
+    dtype: str = "auto"
+    max_sequences: int = 32
+    max_tokens_per_step: int = 256
+    max_total_tokens: int | None = None
+    cache_gib: int = 0
+    prefix_cache: bool = True
+    options: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a loaded engine says of itself. Token limits count ids; `max_total_tokens` is prompt and answer together."""
+
+    name: str
+    version: str
+    device: str
+    dtype: str
+    max_total_tokens: int
+    vocabulary_size: int | None = None
+
+
+class Engine(Protocol):
+    """An engine steps many sequences at once. It is used by one thread only and may block it, holding the GIL.
+
+    It may raise from `add` to refuse one request; an exception from `step` means that the engine is broken and
+    will be built anew. It never returns anything for a key after its last sequence finished or it was cancelled.
+    """
+
+    info: EngineInfo
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+        """Start a request; its first output comes from a later `step`."""
+
+    def cancel(self, key: int) -> None:
+        """Forget a request; unknown keys are ignored."""
+
+    def step(self) -> list[Output]:
+        """Make progress on some requests, blocking as long as that takes; may bring nothing (a part of a prefill)."""
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids, in the host's process and off the event loop; thread-safe."""
+
+    def encode(self, text: str) -> Prompt:
+        """The prompt's ids, special marks in the text recognised, none added but those the model always begins with."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Which generation parameters an engine lacks.
+
+    Attributes:
+        engine: its name, for messages.
+        lacks: Sampling field -> why; a value that would have an effect is refused.
+        max_beams: widest beam search, 1 where there is none.
+    """
+
+    engine: str
+    lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,0 +1,121 @@
+"""An engine without a model: it answers with the prompt's words, over and over, one word a token.
+
+Deterministic, and as cheap a step as Python can make: for tests, for trying a client, for measuring the host.
+The next word has probability 1, so every parameter that only shapes a distribution has its exact effect: none.
+
+Options:
+    echo_tokens_per_second: steps a second, each bringing every request one token; 0 (default) is as fast as it goes.
+    echo_cues: the prompt's words `<raise>`, `<hang>` and `<die>` make the engine do so when their turn comes to be
+        echoed, `<refuse>` makes it refuse the request. Off by default: a prompt must not be able to stop a server.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+
+from handler.core import Finish, Sampling
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output
+from handler.text import Prompt, Vocabulary
+
+CAPABILITIES = Capabilities(
+    "echo",
+    lacks={
+        "num_beams": "it has no beam search",
+        "bad_sequences": "it only ever echoes",
+        "top_logprobs": "it has no alternatives to its tokens",
+    },
+)
+
+_CONTEXT = 1 << 20
+_CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt's vocabulary
+
+
+class EchoTokenizer:
+    """Words to ids in the order of their first appearance, so each prompt brings a vocabulary of its own."""
+
+    def encode(self, text: str) -> Prompt:
+        words = re.findall(r"\S+", text)
+        ids = {word: id for id, word in enumerate(dict.fromkeys((*_CUES, *words)))}
+        return Prompt(text, [ids[word] for word in words], Vocabulary([f" {word}".encode() for word in ids]))
+
+
+class _Sequence:
+    __slots__ = ("ids", "last", "least", "position", "size", "stops")
+
+    def __init__(self, ids: Sequence[int], sampling: Sampling) -> None:
+        self.ids = ids
+        self.size = len(ids)
+        self.position = 0
+        self.last = sampling.max_new_tokens
+        self.least = sampling.min_new_tokens
+        self.stops = frozenset(sampling.stop_token_ids)
+
+
+class Echo:
+    def __init__(self, config: EngineConfig) -> None:
+        rate = config.options.get("echo_tokens_per_second", 0.0)
+        self._pause = 1.0 / rate if rate else 0.0
+        self._cues = bool(config.options.get("echo_cues", 0))
+        self._active: dict[int, _Sequence] = {}
+        self._next = 0.0
+        self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT)
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+        if self._cues and _CUES.index("<refuse>") in ids:
+            raise ValueError("refused on cue")
+        self._active[key] = _Sequence(ids, sampling)
+
+    def cancel(self, key: int) -> None:
+        self._active.pop(key, None)
+
+    def step(self) -> list[Output]:
+        if self._pause:
+            self._wait()
+        outputs = []
+        ended = []
+        logprobs = (0.0,)
+        for key, sequence in self._active.items():
+            id = sequence.ids[sequence.position % sequence.size]
+            if id < len(_CUES) and self._cues:
+                _act(_CUES[id])
+            sequence.position += 1
+            finish = None
+            if sequence.position >= sequence.last:
+                finish = Finish.LENGTH
+            if sequence.stops and id in sequence.stops and sequence.position > sequence.least:
+                finish = Finish.STOP
+            outputs.append(Output(key, (id,), logprobs, finish))
+            if finish is not None:
+                ended.append(key)
+        for key in ended:
+            del self._active[key]
+        return outputs
+
+    def close(self) -> None:
+        self._active.clear()
+
+    def _wait(self) -> None:
+        """Keep the pace of a clock, not of the sleeps: what a step costs does not slow the next one down."""
+        now = time.monotonic()
+        self._next = max(self._next + self._pause, now - self._pause)
+        if self._next > now:
+            time.sleep(self._next - now)
+
+
+def _act(cue: str) -> None:
+    if cue == "<hang>":
+        threading.Event().wait()
+    if cue == "<die>":
+        raise SystemExit(3)  # ends the process, or the thread, without a word
+    raise RuntimeError(f"raised on cue {cue}")
+
+
+def load(config: EngineConfig) -> Echo:
+    return Echo(config)
+
+
+def load_tokenizer(config: EngineConfig) -> EchoTokenizer:
+    return EchoTokenizer()

@@ -1,0 +1,34 @@
+"""Messages on a byte stream: four bytes of length, then a pickle. Both ends are our own processes."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+
+
+def encode(message: Any) -> bytes:
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Bytes in any pieces in, whole messages out; a message that is cut off by the sender's death never appears."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Any]:
+        self._buffer += data
+        messages = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(self._buffer, start)[0]
+            if len(self._buffer) < end:
+                break
+            messages.append(pickle.loads(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            start = end
+        del self._buffer[:start]
+        return messages

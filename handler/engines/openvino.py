@@ -1,0 +1,250 @@
+"""OpenVINO GenAI's continuous batching on a CPU. What it gets wrong is designed around here (contract engines.md, 1)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handler.core import Finish, Sampling
+from handler.engines import gguf
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output
+from handler.errors import ConfigError
+from handler.text import Prompt, Vocabulary
+
+CAPABILITIES = Capabilities(
+    "openvino",
+    lacks={
+        "typical_p": "it has no typical decoding",
+        "bad_sequences": "it cannot forbid token sequences",
+        "top_logprobs": "it reports the chosen token's log-probability only",
+    },
+)
+
+_PRECISIONS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+_DEFAULT_CONTEXT = 2048
+_MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
+
+
+class OpenVinoTokenizer:
+    """The model's own tokenizer; `encode` releases nothing that is shared and may run on several threads."""
+
+    def __init__(self, model: Path) -> None:
+        import openvino_genai
+
+        self._tokenizer = openvino_genai.Tokenizer(str(model))
+        self._vocabulary = _vocabulary(self._tokenizer)
+
+    def encode(self, text: str) -> Prompt:
+        ids = self._tokenizer.encode(text).input_ids.data[0].tolist()
+        return Prompt(text, ids, self._vocabulary)
+
+
+def _vocabulary(tokenizer: Any) -> Vocabulary:
+    """The raw bytes of every id: OpenVINO's own `decode` loses characters whose bytes come with several tokens."""
+    by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
+    pieces = [by_id.get(id, b"") for id in range(max(by_id) + 1)]
+    every = [[id] for id in range(len(pieces))]
+    hidden = tokenizer.decode(every, skip_special_tokens=True)
+    shown = tokenizer.decode(every, skip_special_tokens=False)
+    special = [id for id, (short, long) in enumerate(zip(hidden, shown, strict=True)) if short != long]
+    sample = "Hello world, 12 times\n  indented"
+    ids = tokenizer.encode(sample, add_special_tokens=False).input_ids.data[0].tolist()
+    if b"".join(pieces[id] for id in ids) != sample.encode():
+        raise ConfigError("this model's tokenizer is of a kind whose vocabulary OpenVINO GenAI does not give as bytes")
+    return Vocabulary(pieces, special)
+
+
+@dataclass
+class _Running:
+    handle: Any
+    eos: frozenset[int]  # ids that end the sequence as EOS
+    stops: frozenset[int]  # ids that end it as STOP
+    own_stops: bool  # the engine does not look for `stops`: see _generation_config
+    num_prompt: int  # tokens of the prompt that come back first, for their log-probabilities
+    num_tokens: int = 0
+    least: int = 0
+
+
+class OpenVino:
+    """See `engines.base.Engine`. One pipeline, one handle a request."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        import openvino_genai
+
+        assert config.model is not None
+        self._genai = openvino_genai
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_seqs = config.max_sequences
+        # All prompts that arrive together prefill in one step: a bound on it keeps the neighbours' tokens coming.
+        scheduler.max_num_batched_tokens = config.max_tokens_per_step
+        scheduler.enable_prefix_caching = config.prefix_cache
+        if config.cache_gib:
+            scheduler.cache_size = config.cache_gib
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            str(config.model), scheduler, "CPU", _properties(config.dtype)
+        )
+        self._eos = _eos_ids(config.model, self._pipeline.get_tokenizer())
+        self._running: dict[int, _Running] = {}
+        self.info = EngineInfo(
+            name="openvino",
+            version=importlib.metadata.version("openvino-genai"),
+            device="CPU",
+            dtype=config.dtype,
+            max_total_tokens=min(context_length(config.model) or _DEFAULT_CONTEXT, config.max_total_tokens or 1 << 62),
+        )
+        self._warm_up()
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+        import numpy
+        import openvino
+
+        tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
+        generation = self._generation_config(sampling)
+        self._running[key] = _Running(
+            self._pipeline.add_request(key, tensor, generation),
+            eos=frozenset() if sampling.ignore_eos else self._eos,
+            stops=frozenset(sampling.stop_token_ids),
+            own_stops=sampling.ignore_eos and bool(sampling.stop_token_ids),
+            num_prompt=len(ids) if sampling.prompt_logprobs else 0,
+            least=sampling.min_new_tokens,
+        )
+
+    def cancel(self, key: int) -> None:
+        running = self._running.pop(key, None)
+        if running is not None:
+            running.handle.cancel()
+
+    def step(self) -> list[Output]:
+        self._pipeline.step()
+        outputs: list[Output] = []
+        ended: list[int] = []
+        for key, running in self._running.items():
+            handle = running.handle
+            if handle.can_read():
+                outputs += self._read(key, running)
+            elif handle.get_status() == self._genai.GenerationStatus.IGNORED:
+                outputs.append(Output(key, (), (), Finish.ERROR, error="the KV cache cannot hold this request"))
+            if outputs and outputs[-1].key == key and outputs[-1].finish is not None:
+                ended.append(key)
+        for key in ended:
+            del self._running[key]
+        return outputs
+
+    def close(self) -> None:
+        self._running.clear()
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    def _read(self, key: int, running: _Running) -> Iterator[Output]:
+        """All that lies ready for one request. Beams arrive together, at the end, best first."""
+        sequences: dict[int, int] = {}
+        while running.handle.can_read():
+            found = running.handle.read()
+            ranked = sorted(found.items(), key=lambda item: -item[1].score) if len(found) > 1 else found.items()
+            for sequence, output in ranked:
+                yield self._output(key, sequences.setdefault(sequence, len(sequences)), running, output)
+
+    def _output(self, key: int, sequence: int, running: _Running, output: Any) -> Output:
+        ids, logprobs = output.generated_ids, output.generated_log_probs
+        prompt_logprobs = None
+        if running.num_prompt:  # the prompt comes back in front of the first token, its first log-prob a placeholder
+            prompt_logprobs = [None, *logprobs[1 : running.num_prompt]]
+            ids, logprobs = ids[running.num_prompt :], logprobs[running.num_prompt :]
+            running.num_prompt = 0
+        finish = self._finish(running, ids, output.finish_reason)
+        if finish is Finish.STOP and running.own_stops:
+            at = next(index for index, id in enumerate(ids) if id in running.stops)
+            ids, logprobs = ids[: at + 1], logprobs[: at + 1]
+            running.handle.cancel()
+        running.num_tokens += len(ids)
+        return Output(key, ids, logprobs, finish, sequence, prompt_logprobs)
+
+    def _finish(self, running: _Running, ids: Sequence[int], reason: Any) -> Finish | None:
+        reasons = self._genai.GenerationFinishReason
+        if running.own_stops and any(id in running.stops for id in ids):
+            return Finish.STOP
+        if reason == reasons.NONE:
+            return None
+        if reason == reasons.LENGTH:
+            return Finish.LENGTH
+        return Finish.EOS if ids and ids[-1] in running.eos and ids[-1] not in running.stops else Finish.STOP
+
+    def _generation_config(self, sampling: Sampling) -> Any:
+        config = self._genai.GenerationConfig(max_new_tokens=sampling.max_new_tokens, logprobs=1)
+        config.min_new_tokens = sampling.min_new_tokens
+        config.repetition_penalty = sampling.repetition_penalty
+        config.presence_penalty = sampling.presence_penalty
+        config.frequency_penalty = sampling.frequency_penalty
+        config.echo = sampling.prompt_logprobs
+        if sampling.ignore_eos:
+            # It switches off every stop id, so the ones that were asked for are looked for in _output.
+            config.ignore_eos = True
+        else:
+            config.eos_token_id = min(self._eos) if self._eos else -1
+            config.stop_token_ids = set(self._eos) | set(sampling.stop_token_ids)
+        if sampling.num_beams > 1:
+            config.num_beams = config.num_return_sequences = sampling.num_beams
+            config.length_penalty = sampling.length_penalty
+            criteria = self._genai.StopCriteria
+            config.stop_criteria = criteria.EARLY if sampling.early_stopping else criteria.HEURISTIC
+        elif sampling.do_sample and sampling.temperature > 0:
+            config.do_sample = True
+            config.temperature = sampling.temperature
+            config.rng_seed = (sampling.seed or 0) & _MAX_SEED
+            config.min_p = sampling.min_p
+            if sampling.top_p > 0:
+                config.top_p = sampling.top_p
+            if sampling.top_k > 0:
+                config.top_k = sampling.top_k
+            if sampling.top_p == 0:  # the smallest nucleus is the most likely token alone
+                config.top_k = 1
+        config.validate()
+        return config
+
+    def _warm_up(self) -> None:
+        """The first step compiles and allocates; the first client must not wait for that."""
+        self.add(0, [min(self._eos, default=0)], Sampling(max_new_tokens=2, ignore_eos=True))
+        while 0 in self._running:
+            self.step()
+
+
+def _properties(dtype: str) -> dict[str, str]:
+    """f32 also keeps the KV cache in f32: then greedy output equals transformers' token for token."""
+    if dtype == "auto":
+        return {}
+    precision = _PRECISIONS[dtype]
+    cache = {"KV_CACHE_PRECISION": "f32"} if precision == "f32" else {}
+    return {"INFERENCE_PRECISION_HINT": precision, **cache}
+
+
+def context_length(model: Path) -> int | None:
+    """Tokens that the model attends to, from the file or directory itself."""
+    if model.suffix == ".gguf":
+        return gguf.context_length(model)
+    config = _json(model / "config.json")
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def _eos_ids(model: Path, tokenizer: Any) -> frozenset[int]:
+    """Ids that end an answer: the tokenizer's, and those that the model's generation_config.json names."""
+    eos = tokenizer.get_eos_token_id()
+    named = _json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
+    ids = [eos, *(named if isinstance(named, list) else [named])]
+    return frozenset(id for id in ids if isinstance(id, int) and id >= 0)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def load(config: EngineConfig) -> OpenVino:
+    return OpenVino(config)
+
+
+def load_tokenizer(config: EngineConfig) -> OpenVinoTokenizer:
+    assert config.model is not None
+    return OpenVinoTokenizer(config.model)

@@ -1,0 +1,46 @@
+"""`python -m handler.engines.process FD`: the worker's loop as a process that ends with its host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from handler.engines import load
+from handler.engines.frames import FrameReader
+from handler.engines.worker import Spec, run
+
+
+def main(fd: int) -> None:
+    """Read the Spec from the host's socket, then run. Signals to the terminal's group are the host's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _die_with_parent()
+    channel = socket.socket(fileno=fd)
+    reader = FrameReader()
+    messages: list[Spec] = []
+    while not messages:
+        data = channel.recv(1 << 16)
+        if not data:
+            return
+        messages = reader.feed(data)
+    spec = messages[0]
+    run(lambda: load(spec.engine, spec.config), channel)
+    # Native threads of an engine may outlive its close(); nothing is left to save.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """A hung engine cannot notice that its host is gone; Linux can tell it."""
+    if sys.platform == "linux":
+        import ctypes
+
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

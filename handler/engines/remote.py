@@ -1,0 +1,270 @@
+"""The host's end of an engine that runs elsewhere: starts it, talks to it, notices its death or hang, starts it again.
+
+Nothing here blocks unless asked to: the host may be an event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+from handler.core import Sampling
+from handler.engines.base import EngineInfo, Output
+from handler.engines.frames import FrameReader, encode
+from handler.engines.worker import Add, Cancel, Failed, Ready, Spec, Step, run
+from handler.errors import GenerationFailed
+
+log = logging.getLogger("handler.engine")
+
+_RECEIVE_BYTES = 1 << 20
+_MAX_BACKOFF = 30.0  # seconds between attempts to start a broken engine
+_BACKOFF = 0.5
+
+
+class State(str, Enum):
+    LOADING = "loading"  # the first start
+    READY = "ready"
+    RESTARTING = "restarting"  # it was ready before
+    CLOSED = "closed"
+
+
+class Worker:
+    """One life of an engine: a channel, and the process or thread at its other end."""
+
+    def __init__(self, spec: Spec, *, isolated: bool) -> None:
+        self.channel, theirs = socket.socketpair()
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._process: subprocess.Popen[bytes] | None = None
+        if isolated:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "handler.engines.process", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            theirs.close()
+            self._commands.put(spec)
+        else:
+            from handler.engines import load
+
+            threading.Thread(target=run, args=(lambda: load(*spec), theirs), name="engine", daemon=True).start()
+        # Sending has a thread of its own: an engine busy with a long step reads nothing, and the host must not wait.
+        threading.Thread(target=self._send_all, name="engine-commands", daemon=True).start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def send(self, command: Any) -> None:
+        self._commands.put(command)
+
+    def _send_all(self) -> None:
+        with contextlib.suppress(OSError):
+            while (command := self._commands.get()) is not None:
+                self.channel.sendall(encode(command))
+
+    def stop(self, grace: float = 0.0) -> None:
+        """End it: politely for `grace` seconds, then for good. A thread that hangs is left behind, unheard."""
+        self._commands.put(None)
+        with contextlib.suppress(OSError):
+            self.channel.shutdown(socket.SHUT_RDWR)
+        self.channel.close()
+        if self._process is not None:
+            try:
+                self._process.wait(grace or 0.001)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def epitaph(self) -> str:
+        """How it ended, for the log and the clients."""
+        if self._process is None:
+            return "its thread ended"
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its channel"
+        return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+
+
+class RemoteEngine:
+    """An engine in a worker, supervised.
+
+    `step` returns what arrived and raises `GenerationFailed` once for each death: every request that was in flight is
+    lost then. A new worker is started with growing pauses; until it is ready `ready` is False and `add` must wait.
+
+    Args:
+        spec: what the worker loads.
+        isolated: in a process of its own, else on a thread.
+        timeout: seconds without a step, while requests are in flight, after which the engine counts as hung.
+        load_timeout: seconds that loading may take.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        isolated: bool = True,
+        timeout: float = 60.0,
+        load_timeout: float = 240.0,
+    ) -> None:
+        self._spec = spec
+        self._isolated = isolated
+        self._timeout = timeout
+        self._load_timeout = load_timeout
+        self._on_change: Callable[[State], None] = lambda state: None
+        self._watch: Callable[[int | None], None] = lambda fd: None
+        self._worker: Worker | None = None
+        self._reader = FrameReader()
+        self._active: set[int] = set()
+        self._deaths = 0  # in a row, for the backoff
+        self._since = 0.0  # last sign of life, or start of the load
+        self._start_at = 0.0
+        self.info: EngineInfo | None = None
+        self.restarts = 0
+        self.reason = ""
+        self.state = State.LOADING
+        self._start()
+
+    # -- what the batcher uses ---------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        return self.state is State.READY
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+        if not self._active:
+            self._since = time.monotonic()
+        self._active.add(key)
+        self._send(Add(key, ids, sampling))
+
+    def cancel(self, key: int) -> None:
+        if key in self._active:
+            self._active.discard(key)
+            self._send(Cancel(key))
+
+    def step(self, timeout: float = 0.0) -> list[Output]:
+        """What the engine brought, waiting up to `timeout` seconds for it; also the place where time passes.
+
+        Raises:
+            GenerationFailed: the engine died, hung or raised; nothing that was in flight will come back.
+        """
+        if self._worker is None:
+            self._wait_for_start(timeout)
+            return []
+        if timeout > 0:
+            select.select([self._worker.channel], [], [], timeout)
+        outputs: list[Output] = []
+        try:
+            data = self._worker.channel.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._check_clock()
+            return outputs
+        except OSError:
+            data = b""
+        if not data:
+            self._died(self._worker.epitaph())
+        self._since = time.monotonic()
+        for message in self._reader.feed(data):
+            if isinstance(message, Step):
+                outputs += message.outputs
+                self._deaths = 0
+            elif isinstance(message, Ready):
+                self._loaded(message.info)
+            elif isinstance(message, Failed):
+                log.error("engine failed\n%s", message.trace.rstrip())
+                self._died(message.reason)
+        for output in outputs:
+            if output.finish is not None:
+                self._active.discard(output.key)
+        return outputs
+
+    def close(self, grace: float = 2.0) -> None:
+        if self._worker is not None:
+            self._watch(None)
+            self._worker.stop(grace)
+            self._worker = None
+        self._change(State.CLOSED)
+
+    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
+        """Tell an event loop what to wait for.
+
+        Args:
+            watch: called with the file descriptor that is readable when `step` has something to do, now and at every
+                start, and with None before it is closed.
+            on_change: called with the state, now and after every change.
+        """
+        self._watch, self._on_change = watch, on_change
+        if self._worker is not None:
+            watch(self._worker.channel.fileno())
+        on_change(self.state)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker's process, where it has one."""
+        return self._worker.pid if self._worker is not None else None
+
+    # -- lives ---------------------------------------------------------------------------------------------------
+
+    def _send(self, command: Any) -> None:
+        if self._worker is not None:
+            self._worker.send(command)
+
+    def _start(self) -> None:
+        self._reader = FrameReader()
+        self._since = time.monotonic()
+        self._worker = Worker(self._spec, isolated=self._isolated)
+        self._watch(self._worker.channel.fileno())
+
+    def _wait_for_start(self, timeout: float) -> None:
+        pause = self._start_at - time.monotonic()
+        if pause > 0 and timeout > 0:
+            time.sleep(min(pause, timeout))
+        if self.state is State.RESTARTING and time.monotonic() >= self._start_at:
+            self._start()
+
+    def _loaded(self, info: EngineInfo) -> None:
+        self.info = info
+        self.reason = ""
+        self._change(State.READY)
+
+    def _check_clock(self) -> None:
+        silent = time.monotonic() - self._since
+        if self.ready and self._active and silent > self._timeout:
+            self._died(f"no step for {self._timeout:g} s (option.engine_timeout)")
+        elif not self.ready and silent > self._load_timeout:
+            self._died(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
+
+    def _died(self, reason: str) -> None:
+        """Give this life up and plan the next; raises what the requests in flight are told."""
+        assert self._worker is not None
+        self._watch(None)
+        self._worker.stop()
+        self._worker = None
+        self._active.clear()
+        self.reason = reason
+        if self.state is State.READY:
+            self.restarts += 1
+        pause = min(_BACKOFF * 2**self._deaths, _MAX_BACKOFF)
+        self._deaths += 1
+        self._start_at = time.monotonic() + pause
+        # A first load that fails is for the host to judge; what has been ready once is worth another attempt.
+        self._change(State.CLOSED if self.info is None else State.RESTARTING)
+        log.error("engine lost: %s%s", reason, "" if self.info is None else f"; starting it again in {pause:g} s")
+        raise GenerationFailed(f"engine failure: {reason}")
+
+    def _change(self, state: State) -> None:
+        if state is not self.state:
+            self.state = state
+            self._on_change(state)

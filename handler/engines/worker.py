@@ -1,0 +1,115 @@
+"""The loop that owns an engine: commands in, one message a step out.
+
+It runs in a process of its own (`engines/process.py`), because engines hold the GIL while they step
+and must be killable, or on a thread for engines that cost nothing. The other end is `engines/remote.py`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from handler.core import Finish, Sampling
+from handler.engines.base import Engine, EngineConfig, EngineInfo, Output
+from handler.engines.frames import FrameReader, encode
+
+
+class Add(NamedTuple):
+    key: int
+    ids: Sequence[int]
+    sampling: Sampling
+
+
+class Cancel(NamedTuple):
+    key: int
+
+
+class Ready(NamedTuple):
+    info: EngineInfo
+
+
+class Step(NamedTuple):
+    """What a step brought; empty ones are sent too, they prove that the engine is alive."""
+
+    outputs: list[Output]
+
+
+class Failed(NamedTuple):
+    """The engine raised while it loaded or stepped; the worker ends after this."""
+
+    reason: str
+    trace: str
+
+
+class Spec(NamedTuple):
+    """What to load: the name of an engine and its configuration; the first message that a worker process gets."""
+
+    engine: str
+    config: EngineConfig
+
+
+def run(load: Callable[[], Engine], channel: socket.socket) -> None:
+    """Load the engine, then step it until the other end of `channel` closes."""
+    try:
+        try:
+            engine = load()
+        except Exception as error:
+            channel.sendall(encode(Failed(_reason(error), traceback.format_exc())))
+            return
+        channel.sendall(encode(Ready(engine.info)))
+        try:
+            _step_forever(engine, channel)
+        except OSError:
+            raise
+        except Exception as error:  # the engine is foreign code: say why, then make room for a new one
+            channel.sendall(encode(Failed(_reason(error), traceback.format_exc())))
+        finally:
+            engine.close()
+    except OSError:
+        pass  # the host is gone, or has given this worker up
+    finally:
+        channel.close()
+
+
+def _step_forever(engine: Engine, channel: socket.socket) -> None:
+    reader = FrameReader()
+    active: set[int] = set()
+    while True:
+        refused: list[Output] = []
+        # Block for commands only when there is nothing to do; between steps take what lies there.
+        while not active or select.select([channel], [], [], 0)[0]:
+            data = channel.recv(1 << 18)
+            if not data:
+                return
+            for command in reader.feed(data):
+                if isinstance(command, Cancel):
+                    engine.cancel(command.key)
+                    active.discard(command.key)
+                elif (output := _add(engine, command)) is None:
+                    active.add(command.key)
+                else:
+                    refused.append(output)
+            if refused:
+                break
+        outputs = refused + (engine.step() if active else [])
+        for output in outputs:
+            if output.finish is not None:
+                active.discard(output.key)
+        channel.sendall(encode(Step(outputs)))
+
+
+def _add(engine: Engine, command: Add) -> Output | None:
+    """Start a request; what the engine refuses ends alone."""
+    try:
+        engine.add(command.key, command.ids, command.sampling)
+    except Exception as error:
+        return Output(command.key, (), (), Finish.ERROR, error=_reason(error))
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip() or "no message"
+    return f"{type(error).__name__}: {text}"

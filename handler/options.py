@@ -1,0 +1,148 @@
+"""Every option there is, a line each: its key as serving.properties writes it, its type, default and meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Option(NamedTuple):
+    """`field` is its name in `Config`; None marks a key of DJL Serving's own that has no meaning in the embedded server."""
+
+    key: str
+    field: str | None
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    aliases: tuple[str, ...] = ()
+
+
+def boolean(text: str) -> bool:
+    match text.lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    raise ValueError("must be true or false")
+
+
+def string(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def integer(least: int, most: int | None = None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        wanted = f"must be a whole number of at least {least}" + (f" and at most {most}" if most is not None else "")
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(wanted) from None
+        if value < least or (most is not None and value > most):
+            raise ValueError(wanted)
+        return value
+
+    return parse
+
+
+def number(least: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (value >= least and math.isfinite(value)):
+            raise ValueError(f"must be a number of at least {least:g}")
+        return value
+
+    return parse
+
+
+def precision(text: str) -> str:
+    """LMI's and vLLM's names for precisions, onto one each."""
+    names = {"auto": "auto", "fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
+    names |= {"fp16": "fp16", "f16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+    if text.lower() not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return names[text.lower()]
+
+
+def parallel_degree(text: str) -> str:
+    return text if text == "max" else str(integer(1)(text))
+
+
+ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
+LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")
+
+OPTIONS = (
+    # what is served
+    Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`"),
+    Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
+    Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto takes it from the model"),
+    Option("option.rolling_batch", "rolling_batch", one_of(*ROLLING_BATCHES), "auto", "LMI's switch: disable is dynamic batching, an engine's name chooses it"),
+    Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 where it has it)"),
+    Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "devices a model is spread over; CPU engines have one"),
+    # how answers look
+    Option("option.output_formatter", "output_formatter", one_of("json", "jsonlines", "sse"), None, "framing of answers; by default json, or jsonlines (tgi_compat: sse) when streaming"),
+    Option("option.tgi_compat", "tgi_compat", boolean, False, "answers laid out as TGI's"),
+    Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
+    Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "names that no dialect knows: reported in x-lmi-ignored-parameters, or refused"),
+    # how much at once
+    Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), 32, "sequences in the engine at once"),
+    Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; the next is answered 503"),
+    Option("batch_size", "batch_size", integer(1, 999), 1, "dynamic batching: requests in a batch", ("max_dynamic_batch_size",)),
+    Option("max_batch_delay", "max_batch_delay", integer(0), 100, "dynamic batching: milliseconds to wait for a full batch"),
+    Option("max_request_size", "max_request_size", integer(1), 67_108_864, "bytes of a request body; more is answered 413"),
+    Option("option.max_model_len", "max_model_len", integer(2), None, "tokens of prompt and answer together; by default what the model was trained for"),
+    Option("option.max_num_batched_tokens", "max_num_batched_tokens", integer(16), 256, "tokens that one engine step computes; less keeps neighbours moving during long prompts", ("option.max_rolling_batch_prefill_tokens",)),
+    Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 lets it grow as needed"),
+    Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, False, "reuse the KV cache of equal prompt beginnings; excludes decoder_input_details on openvino"),
+    # how long
+    Option("option.predict_timeout", "predict_timeout", number(0.1), 120.0, "seconds that a request may wait for its turn", ("option.predictTimeout",)),
+    Option("option.model_loading_timeout", "model_loading_timeout", number(1), 240.0, "seconds that the engine may take to load"),
+    Option("option.engine_timeout", "engine_timeout", number(0.1), 60.0, "seconds without a step after which the engine counts as hung"),
+    Option("option.write_timeout", "write_timeout", number(0.1), 120.0, "seconds that a client may read nothing of its stream before it is dropped"),
+    # the rest
+    Option("option.engine_isolation", "engine_isolation", one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: a process, but a thread for echo"),
+    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "echo: tokens a second for each request; 0: as fast as it goes"),
+    Option("option.echo_cues", "echo_cues", boolean, False, "echo: the words <raise> <hang> <die> <refuse> do so (for tests)"),
+    Option("option.log_prompts", "log_prompts", boolean, False, "write prompts and answers to the log"),
+    # DJL Serving's own: its Java side reads them, the embedded server has no use for them
+    *(
+        Option(key, None, str, None, "it belongs to DJL Serving's Java side")
+        for key in (
+            "engine", "option.entryPoint", "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
+            "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
+            "max_idle_time", "load_on_devices", "minWorkers", "maxWorkers", "gpu.minWorkers", "gpu.maxWorkers",
+            "cpu.minWorkers", "cpu.maxWorkers", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
+            "log_request_metric", "metrics_aggregation",
+        )
+    ),
+)  # fmt: skip
+
+KNOWN = {name: option for option in OPTIONS for name in (option.key, *option.aliases)}
+"""Options by every name that they have."""
+
+ENVIRONMENT = {
+    "HF_MODEL_ID": "option.model_id",
+    "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
+    "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
+    "PREDICT_TIMEOUT": "option.predict_timeout",
+}
+"""LMI's variables outside the OPTION_ and SERVING_ patterns."""
+
+SERVER_ENVIRONMENT = frozenset(
+    ["features", "prometheus", "load_models", "model_store", "inference_address", "management_address", "cluster_address", "wait_model_loading", "allow_multi_status", "number_of_netty_threads", "max_idle_time", "reserved_memory_mb", "cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers", "keystore", "certificate_file", "private_key_file", "model_url_pattern", "load_on_devices", "plugin_folder", "chunked_read_timeout", "use_native_io", "io_ratio", "retry_threshold", "fail_fast", "health_check_override", "opts", "min_workers", "max_workers", "download_dir"]
+)
+"""SERVING_* names that only DJL Serving's Java side reads; an image's environment may carry them, so they are let be."""

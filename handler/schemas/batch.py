@@ -1,0 +1,108 @@
+"""LMI's dynamic-batch schema (seed 004): a string or a list of them, answered by a list of texts in the same order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handler.core import Delta, Request
+from handler.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.framing import JSON, JSONLINES
+from handler.schemas.base import Answer, Call, Context
+from handler.schemas.lmi import Continuation, Lmi, read_field, read_object, read_parameters_field, unknown_names
+
+
+class DynamicBatch:
+    """Every prompt of a list is a request of its own, with the same parameters; the answer comes when all have ended."""
+
+    name = "dynamic_batch"
+
+    def parse(self, body: Any, context: Context) -> Call:
+        body = read_object(body)
+        parameters = read_parameters_field(body)
+        inputs = body["inputs"]
+        prompts = [inputs] if isinstance(inputs, str) else inputs
+        if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) and p for p in prompts):
+            raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
+        if len(prompts) > context.max_sequences:
+            raise InvalidPayload(
+                f"'inputs' holds {len(prompts)} prompts; at most {context.max_sequences} (option.max_rolling_batch_size)"
+            )
+        if body.get("stream") or read_field(parameters, "stream"):
+            raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
+        for name in ("details", "decoder_input_details", "output_formatter"):
+            if parameters.get(name):
+                raise InvalidParameter(f"parameters.{name}: is only available with rolling batch (seed 004)")
+        ignored = unknown_names(body, parameters, context)
+        read = Lmi()
+        requests = [read.request(prompt, parameters, context) for prompt in prompts]
+        if requests[0].sampling.num_sequences > 1:
+            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
+        if context.enable_streaming:
+            if len(requests) > 1:
+                raise InvalidPayload("'inputs' must be one string with option.enable_streaming=true")
+            return Call(requests, BatchStream(self, requests[0]), ignored, streams=True)
+        return Call(requests, BatchDocument(self, requests), ignored)
+
+    def refused(self, error: ServingError) -> Answer:
+        value: dict[str, Any] = {"code": error.status, "message": "invoke handler failure", "error": error.message}
+        if error.status != 424:  # what DJL's front end would say
+            value = {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
+        return Answer(error.status, JSON.content_type, JSON.encode(value))
+
+
+class BatchDocument:
+    content_type = JSON.content_type
+
+    def __init__(self, schema: DynamicBatch, requests: list[Request]) -> None:
+        self._schema = schema
+        self._requests = requests
+        self._texts = [Continuation() for _ in requests]
+        self._unfinished = len(requests)
+        self.finished = False
+
+    def start(self, index: int, prompt: str, prompt_tokens: int) -> None:
+        pass
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self._texts[index].tokens += delta.tokens
+        if delta.finish is not None:
+            self._unfinished -= 1
+        self.finished = not self._unfinished
+        if not self.finished:
+            return b""
+        return JSON.encode(
+            [
+                {"generated_text": (request.prompt if request.full_text else "") + done.text}
+                for request, done in zip(self._requests, self._texts, strict=True)
+            ]
+        )
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._schema.refused(error)
+
+
+class BatchStream:
+    content_type = JSONLINES.content_type
+
+    def __init__(self, schema: DynamicBatch, request: Request) -> None:
+        self._schema = schema
+        self._prompt = request.prompt if request.full_text else ""
+        self.finished = False
+
+    def start(self, index: int, prompt: str, prompt_tokens: int) -> None:
+        pass
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self.finished = delta.finish is not None
+        if delta.error is not None:
+            return JSONLINES.encode(
+                {"code": delta.error.status, "message": "invoke handler failure", "error": delta.error.message}
+            )
+        lines = []
+        for token in delta.tokens:
+            lines.append(JSONLINES.encode({"outputs": [self._prompt + token.text]}))
+            self._prompt = ""
+        return b"".join(lines)
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._schema.refused(error)

