@@ -6,7 +6,6 @@ import itertools
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -65,7 +64,7 @@ class Batcher:
         self._queue_timeout = queue_timeout
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
-        self._queue: deque[_Active] = deque()
+        self._queue: dict[int, _Active] = {}  # in order of arrival
         self._places: dict[int, tuple[_Active, int]] = {}  # engine key -> request, first sequence number
         self._generations: dict[tuple[int, int], Generation] = {}
         self._running: dict[int, _Active] = {}
@@ -97,7 +96,7 @@ class Batcher:
         """
         self.check_room()
         active = _Active(next(self._ids), request, prompt, time.monotonic() + self._queue_timeout)
-        self._queue.append(active)
+        self._queue[active.id] = active
         self._admit()
         return active.id
 
@@ -108,9 +107,9 @@ class Batcher:
             for key in active.keys:
                 self._engine.cancel(key)
             self._forget(active)
+            self._admit()
         else:
-            self._queue = deque(waiting for waiting in self._queue if waiting.id != id)
-        self._admit()
+            self._queue.pop(id, None)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -159,11 +158,11 @@ class Batcher:
     def _admit(self) -> None:
         """Move waiting requests into the engine, in order, as long as they fit."""
         while self._queue and self._engine.ready:
-            active = self._queue[0]
+            active = next(iter(self._queue.values()))
             need = active.request.sampling.num_sequences
             if self._places and len(self._places) + need > self._max_active:
                 return
-            self._queue.popleft()
+            del self._queue[active.id]
             self._start(active)
 
     def _start(self, active: _Active) -> None:
@@ -216,12 +215,11 @@ class Batcher:
     def _expire(self) -> list[Delta]:
         """End requests that waited too long; they are in order, so the first tells of the rest."""
         now = time.monotonic()
-        deltas = []
-        while self._queue and self._queue[0].deadline < now:
-            active = self._queue.popleft()
-            error = Unavailable(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
-            deltas.append(Delta(active.id, 0, (), Finish.ERROR, error))
-        return deltas
+        expired = list(itertools.takewhile(lambda active: active.deadline < now, self._queue.values()))
+        for active in expired:
+            del self._queue[active.id]
+        error = Unavailable(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
+        return [Delta(active.id, 0, (), Finish.ERROR, error) for active in expired]
 
 
 def _failure(error: Exception) -> ServingError:

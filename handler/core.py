@@ -81,7 +81,7 @@ class Token(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What one step brought to one sequence of one request. The finishing one carries the last token, where there is one."""
+    """What one step brought to one sequence of one request; the finishing one carries the last token, if there is one."""
 
     id: int
     sequence: int

@@ -8,6 +8,7 @@
         ├── UnsupportedMedia 415    a content type that no schema reads
         ├── TooLarge         413    the body exceeds max_request_size
         ├── GenerationFailed 424    the engine raised, hung or died while it worked on the request
+        ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
         └── Unavailable      503    not accepted: the queue is full, the engine is down, the server is stopping
 
 424 is what LMI answers for handler failures (seed 004; contract djl.md, section 2).
@@ -62,3 +63,8 @@ class Unavailable(ServingError):
     status = 503
     kind = "overloaded"
     type = "WlmCapacityException"
+
+
+class InternalError(ServingError):
+    status = 500
+    type = "InternalServerException"

@@ -122,7 +122,7 @@ OPTIONS = (
     *(
         Option(key, None, str, None, "it belongs to DJL Serving's Java side")
         for key in (
-            "engine", "option.entryPoint", "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
+            "engine", "option.trust_remote_code", "option.revision", "option.entryPoint", "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
             "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
             "max_idle_time", "load_on_devices", "minWorkers", "maxWorkers", "gpu.minWorkers", "gpu.maxWorkers",
             "cpu.minWorkers", "cpu.maxWorkers", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
@@ -143,6 +143,38 @@ ENVIRONMENT = {
 """LMI's variables outside the OPTION_ and SERVING_ patterns."""
 
 SERVER_ENVIRONMENT = frozenset(
-    ["features", "prometheus", "load_models", "model_store", "inference_address", "management_address", "cluster_address", "wait_model_loading", "allow_multi_status", "number_of_netty_threads", "max_idle_time", "reserved_memory_mb", "cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers", "keystore", "certificate_file", "private_key_file", "model_url_pattern", "load_on_devices", "plugin_folder", "chunked_read_timeout", "use_native_io", "io_ratio", "retry_threshold", "fail_fast", "health_check_override", "opts", "min_workers", "max_workers", "download_dir"]
+    {
+        "allow_multi_status",
+        "certificate_file",
+        "chunked_read_timeout",
+        "cluster_address",
+        "cors_allowed_headers",
+        "cors_allowed_methods",
+        "cors_allowed_origin",
+        "download_dir",
+        "fail_fast",
+        "features",
+        "health_check_override",
+        "inference_address",
+        "io_ratio",
+        "keystore",
+        "load_models",
+        "load_on_devices",
+        "management_address",
+        "max_idle_time",
+        "max_workers",
+        "min_workers",
+        "model_store",
+        "model_url_pattern",
+        "number_of_netty_threads",
+        "opts",
+        "plugin_folder",
+        "private_key_file",
+        "prometheus",
+        "reserved_memory_mb",
+        "retry_threshold",
+        "use_native_io",
+        "wait_model_loading",
+    }
 )
 """SERVING_* names that only DJL Serving's Java side reads; an image's environment may carry them, so they are let be."""

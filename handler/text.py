@@ -1,6 +1,7 @@
 """Token ids to text, piece by piece: characters are never split or doubled, stop strings never leak.
 
-Detokenizer and StopMatcher are fed what arrives and say what is now safe to show (`feed`), and at the end what was held back (`flush`).
+Detokenizer and StopMatcher are fed what arrives and say what is now safe to show (`feed`), and at the end what was
+held back (`flush`).
 """
 
 from __future__ import annotations

@@ -131,6 +131,7 @@ class RemoteEngine:
         self._deaths = 0  # in a row, for the backoff
         self._since = 0.0  # last sign of life, or start of the load
         self._start_at = 0.0
+        self._failed: str | None = None  # what the worker said before it ended
         self.info: EngineInfo | None = None
         self.restarts = 0
         self.reason = ""
@@ -165,6 +166,8 @@ class RemoteEngine:
             return []
         if timeout > 0:
             select.select([self._worker.channel], [], [], timeout)
+        if self._failed is not None:
+            self._died(self._failed)
         outputs: list[Output] = []
         try:
             data = self._worker.channel.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -184,7 +187,9 @@ class RemoteEngine:
                 self._loaded(message.info)
             elif isinstance(message, Failed):
                 log.error("engine failed\n%s", message.trace.rstrip())
-                self._died(message.reason)
+                self._failed = message.reason  # what came before it is still good: it is delivered first
+        if self._failed is not None and not outputs:
+            self._died(self._failed)
         for output in outputs:
             if output.finish is not None:
                 self._active.discard(output.key)
@@ -223,6 +228,7 @@ class RemoteEngine:
 
     def _start(self) -> None:
         self._reader = FrameReader()
+        self._failed = None
         self._since = time.monotonic()
         self._worker = Worker(self._spec, isolated=self._isolated)
         self._watch(self._worker.channel.fileno())

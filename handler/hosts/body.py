@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Callable, Coroutine, Generator, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from typing import Any, cast
 
-Send = Callable[[MutableMapping[str, Any]], Coroutine[Any, Any, None]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class BodyWriter:
@@ -29,7 +29,8 @@ class BodyWriter:
             self._backlog.append(data)
             self._ended = last
             return
-        sending = self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        message = {"type": "http.response.body", "body": data, "more_body": not last}
+        sending = cast(Coroutine[Any, Any, None], self._send(message))
         try:
             waiting = sending.send(None)
         except StopIteration:
@@ -49,4 +50,4 @@ class BodyWriter:
 def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
     """Await a coroutine that was already stepped up to its first wait, `waiting`."""
     yield waiting
-    yield from coroutine  # type: ignore[misc]
+    yield from coroutine

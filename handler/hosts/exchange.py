@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from handler.core import Delta, Request
-from handler.errors import ServingError, Unavailable
+from handler.errors import InternalError, ServingError, Unavailable
 from handler.hosts.body import BodyWriter
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
@@ -76,8 +76,8 @@ class Exchange:
         except ServingError as error:
             self._refuse(error)
         except Exception as error:
-            log.exception("id=%s: bug", self._request_id)
-            self._refuse(ServingError(f"internal error: {type(error).__name__}"))
+            log.exception("id=%s: a bug", self._request_id)
+            self._refuse(InternalError(f"internal error: {type(error).__name__}"))
 
     def _submit(self, prompts: Sequence[Prompt]) -> None:
         for index, (request, prompt) in enumerate(zip(self._call.requests, prompts, strict=True)):

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import InvalidPayload, ServingError, TooLarge, UnsupportedMedia
+from handler.errors import InternalError, InvalidPayload, ServingError, TooLarge, UnsupportedMedia
 from handler.framing import dumps
 from handler.hosts.body import BodyWriter
 from handler.hosts.service import Service
@@ -74,9 +74,10 @@ class App:
                 return None
             call = await service.parse(body, plain=_content_type(scope) == "text/plain")
         except ServingError as error:
-            service.metrics.requests.labels("overloaded" if error.status == 503 else "refused").inc()
-            log.info("id=%s outcome=refused error=%r", scope["request_id"], error.message)
-            return await _send_answer(scope, send, service.schema.refused(error))
+            return await self._refuse(scope, send, error)
+        except Exception as error:
+            log.exception("id=%s: a bug", scope["request_id"])
+            return await self._refuse(scope, send, InternalError(f"internal error: {type(error).__name__}"))
         exchange = service.exchange(call, scope["request_id"])
         gone = asyncio.ensure_future(_disconnect(receive))
         service.num_exchanges += 1
@@ -96,6 +97,13 @@ class App:
             service.num_exchanges -= 1
             gone.cancel()
             exchange.cancel()
+
+    async def _refuse(self, scope: Scope, send: Send, error: ServingError) -> None:
+        """Answer a request that never reached the engine."""
+        outcome = "overloaded" if error.status == 503 else "refused"
+        self._service.metrics.requests.labels(outcome).inc()
+        log.info("id=%s outcome=%s error=%r", scope["request_id"], outcome, error.message)
+        await _send_answer(scope, send, self._service.schema.refused(error))
 
     def _knows_model(self, scope: Scope) -> bool:
         parameters = scope["path_params"]

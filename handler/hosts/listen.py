@@ -24,7 +24,7 @@ _DRAIN = 25.0  # seconds for the streams to finish after SIGTERM; SageMaker kill
 
 
 def bind(host: str, port: int, write_timeout: float) -> socket.socket:
-    """A listening socket whose connections the kernel ends when their reader takes nothing for `write_timeout` seconds."""
+    """A listening socket; the kernel ends a connection whose reader takes nothing for `write_timeout` seconds."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What /metrics shows, in Prometheus' format. Labels are few: SageMaker turns each combination into a CloudWatch metric."""
+"""What /metrics shows. Labels are few: SageMaker turns each combination into a CloudWatch metric."""
 
 from __future__ import annotations
 

@@ -69,7 +69,3 @@ class Pump:
                 self.cancel(delta.id)
         if num_tokens:
             self._on_tokens(num_tokens)
-
-    def forget(self, id: int) -> None:
-        """The request has had its last delta."""
-        self._sinks.pop(id, None)

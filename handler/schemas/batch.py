@@ -12,7 +12,7 @@ from handler.schemas.lmi import Continuation, Lmi, read_field, read_object, read
 
 
 class DynamicBatch:
-    """Every prompt of a list is a request of its own, with the same parameters; the answer comes when all have ended."""
+    """Every prompt of a list is a request of its own with the same parameters; the answer comes when all have ended."""
 
     name = "dynamic_batch"
 
@@ -25,7 +25,7 @@ class DynamicBatch:
             raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
         if len(prompts) > context.max_sequences:
             raise InvalidPayload(
-                f"'inputs' holds {len(prompts)} prompts; at most {context.max_sequences} (option.max_rolling_batch_size)"
+                f"'inputs' holds {len(prompts)} prompts, at most {context.max_sequences} go (option.max_rolling_batch_size)"
             )
         if body.get("stream") or read_field(parameters, "stream"):
             raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")

@@ -49,7 +49,7 @@ class Lmi:
         request = replace(request, stream=True)
         if request.sampling.num_sequences > 1:
             raise InvalidParameter(
-                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold several sequences"
+                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more"
             )
         return Call((request,), LmiStream(self, request, framing), ignored, streams=True)
 
@@ -63,7 +63,7 @@ class Lmi:
             prompt=prompt,
             sampling=sampling,
             truncate=flags["truncate"],
-            # Several sequences can only be shown in the details; prompt tokens likewise, so asking for them asks for those.
+            # Several sequences, and prompt tokens, are shown in the details: asking for them asks for those.
             details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs,
             full_text=bool(flags["return_full_text"]),
         )

@@ -1,8 +1,9 @@
-"""TGI_COMPAT: LMI's schema in the layout that strict TGI clients parse (design.md; contract generate_apis.md, 7 and 12)."""
+"""TGI_COMPAT: LMI's schema in the layout that strict TGI clients parse (contract generate_apis.md, 7 and 12)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from handler.core import Finish, Request, Token
@@ -20,7 +21,7 @@ class TgiCompat(Lmi):
 
     name = "tgi_compat"
     stream_framing = SSE
-    defaults = {"include_stop": True}
+    defaults: Mapping[str, Any] = MappingProxyType({"include_stop": True})
     details_default = True
 
     def token(self, token: Token) -> dict[str, Any]:
