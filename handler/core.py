@@ -81,7 +81,7 @@ class Token(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What one step brought to one sequence of one request; the finishing one carries the last token, if there is one."""
+    """What one step brought to one sequence of one request; the finishing one carries the last token, if any."""
 
     id: int
     sequence: int

@@ -35,3 +35,7 @@ def tgi_server(demo_model: Path) -> Iterator[LiveServer]:
     """The demo model in TGI_COMPAT."""
     with serve(str(demo_model), "-o", "option.tgi_compat=true") as server:
         yield server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden wire files anew")

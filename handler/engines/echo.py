@@ -100,7 +100,8 @@ class Echo:
     def _wait(self) -> None:
         """Keep the pace of a clock, not of the sleeps: what a step costs does not slow the next one down."""
         now = time.monotonic()
-        self._next = max(self._next + self._pause, now - self._pause)
+        due = self._next + self._pause
+        self._next = due if due > now - 2 * self._pause else now  # after a rest the clock starts again
         if self._next > now:
             time.sleep(self._next - now)
 

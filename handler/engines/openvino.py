@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching on a CPU; its faults are designed around here (contract engines.md, section 1)."""
+"""OpenVINO GenAI's continuous batching on a CPU; its faults are designed around (contract engines.md, section 1)."""
 
 from __future__ import annotations
 

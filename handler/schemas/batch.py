@@ -25,7 +25,7 @@ class DynamicBatch:
             raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
         if len(prompts) > context.max_sequences:
             raise InvalidPayload(
-                f"'inputs' holds {len(prompts)} prompts, at most {context.max_sequences} go (option.max_rolling_batch_size)"
+                f"'inputs' holds {len(prompts)} prompts; the most is {context.max_sequences} (max_rolling_batch_size)"
             )
         if body.get("stream") or read_field(parameters, "stream"):
             raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")

@@ -117,16 +117,17 @@ class Lmi:
         if request.sampling.prompt_logprobs:
             value["prefill"] = [self.prompt_token(token) for token in best.prefill]
         if others:
-            value["best_of_sequences"] = [
-                {
-                    "finish_reason": other.finish.value,
-                    "generated_tokens": len(other.tokens),
-                    "tokens": [self.token(token) for token in other.tokens],
-                    "generated_text": other.text,
-                }
-                for other in others
-            ]
+            value["best_of_sequences"] = [self.other(request, other) for other in others]
         return value
+
+    def other(self, request: Request, other: Continuation) -> dict[str, Any]:
+        """One of `best_of_sequences`."""
+        return {
+            "finish_reason": other.finish.value,
+            "generated_tokens": len(other.tokens),
+            "tokens": [self.token(token) for token in other.tokens],
+            "generated_text": other.text,
+        }
 
     def document(self, text: str, details: dict[str, Any] | None) -> Any:
         return {"generated_text": text} if details is None else {"generated_text": text, "details": details}
@@ -153,9 +154,10 @@ class Lmi:
 
 
 class Continuation:
-    """One sequence of a whole answer, as far as it has come."""
+    """One sequence of a whole answer, as far as it has come; `index` numbers those of one request."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
         self.tokens: list[Token] = []
         self.prefill: Sequence[Token] = ()
         self.finish = Finish.ERROR
@@ -231,7 +233,7 @@ class LmiDocument:
     def __init__(self, schema: Lmi, request: Request) -> None:
         self._schema = schema
         self._request = request
-        self._sequences = [Continuation() for _ in range(request.sampling.num_sequences)]
+        self._sequences = [Continuation(index) for index in range(request.sampling.num_sequences)]
         self._unfinished = len(self._sequences)
         self.finished = False
 

@@ -48,10 +48,10 @@ class TgiCompat(Lmi):
         return {**value, "seed": _seed(request), "input_length": num_prompt_tokens}
 
     def details(self, request: Request, best: Continuation, others: Sequence[Continuation]) -> dict[str, Any]:
-        value = {"seed": _seed(request), "prefill": [], **super().details(request, best, others)}
-        for other in value.get("best_of_sequences", ()):
-            other |= {"seed": _seed(request), "prefill": []}
-        return value
+        return {"seed": _seed(request, best.index), "prefill": [], **super().details(request, best, others)}
+
+    def other(self, request: Request, other: Continuation) -> dict[str, Any]:
+        return {"seed": _seed(request, other.index), "prefill": [], **super().other(request, other)}
 
     def document(self, text: str, details: dict[str, Any] | None) -> Any:
         return [super().document(text, details)]
@@ -63,5 +63,7 @@ class TgiCompat(Lmi):
         return {"error": error.message, "error_type": error.kind, "code": error.status}
 
 
-def _seed(request: Request) -> int | None:
-    return request.sampling.seed if request.sampling.do_sample else None
+def _seed(request: Request, index: int = 0) -> int | None:
+    """What gives sequence number `index` again by itself; null when nothing was drawn."""
+    seed = request.sampling.seed
+    return seed + index if request.sampling.do_sample and seed is not None else None

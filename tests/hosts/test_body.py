@@ -1,0 +1,68 @@
+"""The writer that steps ASGI's send by hand: order, waiting, and never two sends at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from handler.hosts.body import BodyWriter
+
+
+class Socket:
+    """A `send` that waits while it is full, as uvicorn's does."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, bool]] = []
+        self.room = asyncio.Event()
+        self.room.set()
+        self.inside = 0
+
+    async def send(self, message: Any) -> None:
+        self.inside += 1
+        assert self.inside == 1, "two sends at once"
+        await self.room.wait()
+        self.sent.append((message["body"], message["more_body"]))
+        self.inside -= 1
+
+
+def test_chunks_go_out_at_once_while_there_is_room() -> None:
+    async def story() -> None:
+        socket = Socket()
+        writer = BodyWriter(socket.send)
+        writer.write(b"a")
+        writer.write(b"b", last=True)
+        assert socket.sent == [(b"a", True), (b"b", False)]  # before the event loop ran at all
+
+    asyncio.run(story())
+
+
+def test_what_comes_while_the_socket_is_full_is_joined_and_sent_in_order() -> None:
+    async def story() -> None:
+        socket = Socket()
+        writer = BodyWriter(socket.send)
+        socket.room.clear()
+        for chunk in (b"a", b"b", b"c"):
+            writer.write(chunk)
+        await asyncio.sleep(0)
+        assert socket.sent == []
+        socket.room.set()
+        await asyncio.sleep(0.01)
+        assert socket.sent == [(b"a", True), (b"bc", True)]
+        writer.write(b"d", last=True)
+        assert socket.sent[-1] == (b"d", False)
+
+    asyncio.run(story())
+
+
+def test_the_last_chunk_ends_the_response_even_when_it_had_to_wait() -> None:
+    async def story() -> None:
+        socket = Socket()
+        writer = BodyWriter(socket.send)
+        socket.room.clear()
+        writer.write(b"a")
+        writer.write(b"b", last=True)
+        socket.room.set()
+        await asyncio.sleep(0.01)
+        assert socket.sent == [(b"a", True), (b"b", False)]
+
+    asyncio.run(story())

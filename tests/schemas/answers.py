@@ -1,0 +1,71 @@
+"""Runs a schema without an engine: a body in, scripted deltas through, wire bytes out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from handler.core import Delta, Finish, Token
+from handler.errors import GenerationFailed, ServingError
+from handler.schemas import SCHEMAS
+from handler.schemas.base import Answer, Context, decode
+
+CONTEXT = Context(engine="openvino", lacks={"typical_p": "it has no typical decoding", "bad_sequences": "no"})
+
+TOKENS = (
+    Token(304, "Deep", -0.05, False),
+    Token(11157, ' "Learning"', -1.25, False),
+    Token(278, "", -0.5, False),
+    Token(279, " 😀\n", -0.25, False),
+    Token(2, "", -0.125, True),
+)
+PREFILL = (Token(504, "What", None, False), Token(314, " is", -3.5, False))
+
+
+def deltas(sequence: int = 0, *, prefill: bool = False, shift: float = 0.0) -> list[Delta]:
+    """A whole answer, one token a step, the end token last."""
+    tokens = [token._replace(logprob=(token.logprob or 0) + shift) for token in TOKENS]
+    found = [Delta(1, sequence, (token,)) for token in tokens[:-1]]
+    found.append(Delta(1, sequence, (tokens[-1],), Finish.EOS))
+    return [found[0]._replace(prefill=PREFILL if prefill else None), *found[1:]]
+
+
+def failing(after: int) -> list[Delta]:
+    """An answer that breaks off after some tokens."""
+    error = GenerationFailed("engine failure: it was killed by signal 9")
+    return [*deltas()[:after], Delta(1, 0, (), Finish.ERROR, error)]
+
+
+def answer(schema: str, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Answer:
+    """What the client gets: the whole body, however many pieces it came in."""
+    dialect = SCHEMAS[schema]
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        call = dialect.parse(decode(raw), context)
+    except ServingError as error:
+        return dialect.refused(error)
+    sampling = call.requests[0].sampling
+    sent = b""
+    for index, request in enumerate(call.requests):
+        call.reply.start(index, request.prompt, 2)
+        if script is None:
+            lines = [
+                delta
+                for sequence in range(sampling.num_sequences)
+                for delta in deltas(
+                    sequence, prefill=sampling.prompt_logprobs and not sequence, shift=-float(sequence * 2 % 3)
+                )
+            ]
+        else:
+            lines = script
+        for delta in lines:
+            if delta.error is not None and not sent:
+                return call.reply.refused(delta.error)
+            sent += call.reply.feed(index, delta)
+    assert call.reply.finished
+    return Answer(200, call.reply.content_type, sent)
+
+
+def value(schema: str, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Any:
+    """The answer's JSON."""
+    return json.loads(answer(schema, body, script, context).body)

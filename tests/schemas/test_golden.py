@@ -1,0 +1,77 @@
+"""Wire bytes, exactly: a golden file that changes is a change of the API and wants a line in CHANGELOG.md.
+
+`pytest tests/schemas/test_golden.py --update-golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.core import Delta
+from tests.schemas.answers import CONTEXT, answer, failing
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+ASK = "What is"
+
+SAMPLED = {"do_sample": True, "seed": 42}
+
+CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
+    "lmi/plain": ("lmi", {"inputs": ASK}, None),
+    "lmi/details": ("lmi", {"inputs": ASK, "parameters": {"details": True}}, None),
+    "lmi/full_text": ("lmi", {"inputs": 'a "quoted"\nprompt', "parameters": {"return_full_text": True}}, None),
+    "lmi/prefill": ("lmi", {"inputs": ASK, "parameters": {"details": True, "decoder_input_details": True}}, None),
+    "lmi/best_of": ("lmi", {"inputs": ASK, "parameters": {"n": 2, "best_of": 3, **SAMPLED}}, None),
+    "lmi/stream": ("lmi", {"inputs": ASK, "stream": True}, None),
+    "lmi/stream_details": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"details": True}}, None),
+    "lmi/stream_sse": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"output_formatter": "sse"}}, None),
+    "lmi/stream_json": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"output_formatter": "json"}}, None),
+    "lmi/stream_prefill": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"decoder_input_details": True}}, None),
+    "lmi/stream_fails": ("lmi", {"inputs": ASK, "stream": True}, failing(2)),
+    "lmi/stream_fails_sse": ("lmi", {"inputs": ASK, "parameters": {"output_formatter": "sse"}}, failing(1)),
+    "lmi/stream_fails_at_once": ("lmi", {"inputs": ASK, "stream": True}, failing(0)),
+    "lmi/fails": ("lmi", {"inputs": ASK}, failing(2)),
+    "lmi/bad_payload": ("lmi", {"prompt": ASK}, None),
+    "lmi/bad_parameter": ("lmi", {"inputs": ASK, "parameters": {"top_p": 2}}, None),
+    "tgi_compat/plain": ("tgi_compat", {"inputs": ASK}, None),
+    "tgi_compat/no_details": ("tgi_compat", {"inputs": ASK, "parameters": {"details": False}}, None),
+    "tgi_compat/sampled": ("tgi_compat", {"inputs": ASK, "parameters": SAMPLED}, None),
+    "tgi_compat/prefill": ("tgi_compat", {"inputs": ASK, "parameters": {"decoder_input_details": True}}, None),
+    "tgi_compat/best_of": ("tgi_compat", {"inputs": ASK, "parameters": {"best_of": 2, **SAMPLED}}, None),
+    "tgi_compat/stream": ("tgi_compat", {"inputs": ASK, "stream": True}, None),
+    "tgi_compat/stream_sampled": ("tgi_compat", {"inputs": ASK, "stream": True, "parameters": SAMPLED}, None),
+    "tgi_compat/stream_fails": ("tgi_compat", {"inputs": ASK, "stream": True}, failing(2)),
+    "tgi_compat/fails": ("tgi_compat", {"inputs": ASK}, failing(2)),
+    "tgi_compat/bad_payload": ("tgi_compat", {"prompt": ASK}, None),
+    "tgi_compat/bad_parameter": ("tgi_compat", {"inputs": ASK, "parameters": {"top_p": 2}}, None),
+    "dynamic_batch/one": ("dynamic_batch", {"inputs": ASK}, None),
+    "dynamic_batch/list": ("dynamic_batch", {"inputs": [ASK, "Why"]}, None),
+    "dynamic_batch/full_text": ("dynamic_batch", {"inputs": ["é"], "parameters": {"return_full_text": True}}, None),
+    "dynamic_batch/fails": ("dynamic_batch", {"inputs": ASK}, failing(1)),
+    "dynamic_batch/bad_payload": ("dynamic_batch", {"inputs": []}, None),
+    "dynamic_batch/stream": ("dynamic_batch_streaming", {"inputs": ASK}, None),
+    "dynamic_batch/stream_fails": ("dynamic_batch_streaming", {"inputs": ASK}, failing(2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wire_bytes(name: str, request: pytest.FixtureRequest) -> None:
+    schema, body, script = CASES[name]
+    context = replace(CONTEXT, enable_streaming=schema.endswith("_streaming"))
+    found = answer(schema.removesuffix("_streaming"), body, script, context)
+    asked = json.dumps(body, ensure_ascii=False)
+    wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
+    path = GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(wire)
+    assert wire == path.read_bytes()
+
+
+def test_every_golden_file_has_its_case() -> None:
+    files = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.glob("*/*.txt")}
+    assert files == set(CASES)

@@ -1,0 +1,214 @@
+"""The rolling batcher on a scripted engine: order, room, neighbours, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from handler.batcher import Batcher
+from handler.core import Delta, Finish, Request, Sampling
+from handler.engines.base import Output
+from handler.errors import GenerationFailed, Unavailable
+from handler.text import Prompt, Vocabulary
+
+LETTERS = Vocabulary([bytes([code]) for code in range(256)])
+
+
+@dataclass
+class Scripted:
+    """Gives each request its own prompt's letters back, one a step; does what it is told to go wrong."""
+
+    ready: bool = True
+    active: dict[int, list[int]] = field(default_factory=dict)
+    seeds: list[int | None] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    left: dict[int, int] = field(default_factory=dict)
+    fail: Exception | None = None
+    refuse: str = ""
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+        if self.refuse and bytes(ids).decode() == self.refuse:
+            raise ValueError("cannot do that")
+        self.active[key] = list(ids)
+        self.left[key] = sampling.max_new_tokens
+        self.seeds.append(sampling.seed)
+
+    def cancel(self, key: int) -> None:
+        self.active.pop(key, None)
+        self.cancelled.append(key)
+
+    def step(self, timeout: float = 0.0) -> list[Output]:
+        if self.fail is not None:
+            error, self.fail = self.fail, None
+            self.active.clear()
+            raise error
+        outputs = []
+        for key, ids in list(self.active.items()):
+            self.left[key] -= 1
+            finish = Finish.LENGTH if not self.left[key] else None
+            outputs.append(Output(key, [ids[-1 - self.left[key] % len(ids)]], [-0.1], finish))
+            if finish:
+                del self.active[key]
+        return outputs
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt(text, list(text.encode()), LETTERS)
+
+
+def submit(batcher: Batcher, text: str, **sampling: object) -> int:
+    return batcher.submit(Request(text, Sampling(**sampling)), prompt(text))  # type: ignore[arg-type]
+
+
+def run(batcher: Batcher, steps: int = 50) -> dict[int, list[Delta]]:
+    found: dict[int, list[Delta]] = {}
+    for _ in range(steps):
+        for delta in batcher.step():
+            found.setdefault(delta.id, []).append(delta)
+    return found
+
+
+def text(deltas: list[Delta]) -> str:
+    return "".join(token.text for delta in deltas for token in delta.tokens)
+
+
+def test_requests_of_any_length_share_steps_and_keep_their_own_tokens() -> None:
+    batcher = Batcher(Scripted())
+    ids = {
+        submit(batcher, letter * 3, max_new_tokens=count): (letter, count)
+        for letter, count in zip("abc", (1, 5, 3), strict=True)
+    }
+    found = run(batcher)
+    assert {id: text(deltas) for id, deltas in found.items()} == {
+        id: letter * count for id, (letter, count) in ids.items()
+    }
+    assert batcher.idle
+
+
+def test_requests_wait_in_order_while_there_is_no_room() -> None:
+    engine = Scripted()
+    batcher = Batcher(engine, max_active=2)
+    for letter in "abcd":
+        submit(batcher, letter, max_new_tokens=2)
+    assert (batcher.num_active, batcher.num_queued) == (2, 2)
+    order = [delta.id for _ in range(4) for delta in batcher.step()]
+    assert order == [1, 2, 1, 2, 3, 4, 3, 4]
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    batcher = Batcher(Scripted(), max_active=1, max_queued=1)
+    submit(batcher, "a")
+    submit(batcher, "b")
+    with pytest.raises(Unavailable, match="job_queue_size"):
+        submit(batcher, "c")
+
+
+def test_cancel_reaches_the_engine_and_makes_room() -> None:
+    engine = Scripted()
+    batcher = Batcher(engine, max_active=1)
+    first, second = submit(batcher, "a"), submit(batcher, "b", max_new_tokens=1)
+    batcher.cancel(first)
+    assert engine.cancelled == [1]
+    assert list(run(batcher)) == [second]
+
+
+def test_a_waiting_request_can_be_cancelled_and_unknown_ids_are_ignored() -> None:
+    batcher = Batcher(Scripted(), max_active=1)
+    first, second = submit(batcher, "a", max_new_tokens=2), submit(batcher, "b")
+    batcher.cancel(second)
+    batcher.cancel(999)
+    assert list(run(batcher)) == [first]
+
+
+def test_what_the_engine_refuses_ends_alone() -> None:
+    batcher = Batcher(Scripted(refuse="bad"))
+    good, bad = submit(batcher, "ok", max_new_tokens=2), submit(batcher, "bad")
+    found = run(batcher)
+    assert text(found[good]) == "ok"
+    assert [delta.finish for delta in found[bad]] == [Finish.ERROR]
+    assert "cannot do that" in str(found[bad][0].error)
+
+
+def test_an_engine_failure_ends_those_inside_and_spares_those_who_wait() -> None:
+    engine = Scripted(fail=RuntimeError("boom"))
+    batcher = Batcher(engine, max_active=2)
+    inside = [submit(batcher, "a"), submit(batcher, "b")]
+    waiting = submit(batcher, "c", max_new_tokens=2)
+    engine_gone = batcher.step()
+    assert {delta.id for delta in engine_gone} == set(inside)
+    assert all(isinstance(delta.error, GenerationFailed) and "boom" in str(delta.error) for delta in engine_gone)
+    assert text(run(batcher)[waiting]) == "cc"
+
+
+def test_nothing_starts_while_the_engine_is_not_ready() -> None:
+    engine = Scripted(ready=False)
+    batcher = Batcher(engine)
+    id = submit(batcher, "a", max_new_tokens=1)
+    assert batcher.step() == []
+    engine.ready = True
+    assert list(run(batcher)) == [id]
+
+
+def test_waiting_too_long_is_an_error_that_names_the_option() -> None:
+    batcher = Batcher(Scripted(ready=False), queue_timeout=0.0)
+    id = submit(batcher, "a")
+    (delta,) = batcher.step()
+    assert delta.id == id
+    assert isinstance(delta.error, Unavailable)
+    assert "predict_timeout" in str(delta.error)
+
+
+def test_several_sequences_have_seeds_and_numbers_of_their_own() -> None:
+    engine = Scripted()
+    batcher = Batcher(engine)
+    id = submit(batcher, "ab", n=3, best_of=3, do_sample=True, seed=7, max_new_tokens=2)
+    found = run(batcher)[id]
+    assert engine.seeds == [7, 8, 9]
+    assert {delta.sequence for delta in found} == {0, 1, 2}
+    assert all(text([d for d in found if d.sequence == sequence]) == "ab" for sequence in range(3))
+    assert batcher.idle
+
+
+def test_a_request_needs_a_place_for_each_sequence_but_a_large_one_still_runs_alone() -> None:
+    batcher = Batcher(Scripted(), max_active=2)
+    submit(batcher, "a", max_new_tokens=2)
+    large = submit(batcher, "b", n=2, max_new_tokens=1)
+    assert (batcher.num_active, batcher.num_queued) == (1, 1)
+    assert large in run(batcher)
+
+
+def test_a_stop_string_is_cancelled_in_the_engine() -> None:
+    engine = Scripted()
+    batcher = Batcher(engine)
+    id = submit(batcher, "abc", stop=("c",), max_new_tokens=30)
+    deltas = run(batcher)[id]
+    assert deltas[-1].finish is Finish.STOP
+    assert text(deltas) == "ab"
+    assert engine.cancelled == [1]
+
+
+def test_an_unset_seed_is_drawn_for_each_request() -> None:
+    engine = Scripted()
+    batcher = Batcher(engine)
+    submit(batcher, "a", do_sample=True)
+    submit(batcher, "a", do_sample=True)
+    assert None not in engine.seeds
+    assert len(set(engine.seeds)) == 2
+
+
+def test_reset_forgets_everything() -> None:
+    batcher = Batcher(Scripted(), max_active=1)
+    submit(batcher, "a")
+    submit(batcher, "b")
+    batcher.reset()
+    assert batcher.idle
+    assert batcher.step() == []
+
+
+def test_ids_are_never_used_twice() -> None:
+    batcher = Batcher(Scripted())
+    ids = [submit(batcher, "a", max_new_tokens=1) for _ in range(3)]
+    batcher.reset()
+    assert len({*ids, submit(batcher, "a")}) == 4

@@ -1,0 +1,106 @@
+"""Ids to text and stop strings: the outcome never depends on how the text is cut."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handler.text import Detokenizer, StopMatcher, Vocabulary
+
+BYTES = Vocabulary([bytes([value]) for value in range(256)] + [b"<|end|>"], special=[256])
+
+
+def detokenize(data: bytes) -> list[str]:
+    detokenizer = Detokenizer(BYTES)
+    return [detokenizer.feed(value) for value in data] + [detokenizer.flush()]
+
+
+def match(pieces: list[str], stops: list[str], *, include: bool = False) -> tuple[str, bool, list[str]]:
+    """What is shown in all, whether a stop was found, and what each piece showed."""
+    matcher = StopMatcher(stops, include=include)
+    shown = []
+    for piece in pieces:
+        shown.append(matcher.feed(piece))
+        if matcher.matched:
+            break
+    if not matcher.matched:
+        shown.append(matcher.flush())
+    return "".join(shown), matcher.matched, shown
+
+
+@given(st.text())
+def test_a_byte_at_a_time_gives_the_text_back(text: str) -> None:
+    assert "".join(detokenize(text.encode())) == text
+
+
+@given(st.text())
+def test_no_piece_holds_half_a_character(text: str) -> None:
+    assert "\ufffd" not in "".join(detokenize(text.replace("\ufffd", "").encode()))
+
+
+def test_a_character_appears_with_its_last_byte() -> None:
+    assert detokenize("a😀b".encode()) == ["a", "", "", "", "😀", "b", ""]
+
+
+def test_an_unfinished_character_at_the_end_is_dropped() -> None:
+    assert detokenize("é".encode()[:1]) == ["", ""]
+
+
+def test_bytes_that_are_no_character_become_a_replacement_once() -> None:
+    assert "".join(detokenize(b"a\xffb")) == "a\ufffdb"
+
+
+def test_special_tokens_show_only_when_asked() -> None:
+    assert Detokenizer(BYTES).feed(256) == ""
+    assert Detokenizer(BYTES, skip_special=False).feed(256) == "<|end|>"
+
+
+def test_a_hidden_token_does_not_disturb_a_character_under_way() -> None:
+    first, second = "é".encode()
+    detokenizer = Detokenizer(BYTES)
+    assert [detokenizer.feed(id) for id in (first, 256, second)] == ["", "", "é"]
+
+
+def test_a_prompt_token_that_is_half_a_character_shows_as_a_replacement() -> None:
+    assert BYTES.text(0xC3) == "\ufffd"
+
+
+def test_a_stop_string_across_pieces_never_leaks() -> None:
+    assert match(["Hello", " S", "T", "OP", " more"], ["STOP"]) == ("Hello ", True, ["Hello", " ", "", ""])
+
+
+def test_a_near_miss_is_shown_when_it_turns_out_to_be_none() -> None:
+    assert match(["a ST", "X"], ["STOP"]) == ("a STX", False, ["a ", "STX", ""])
+    assert match(["a ST"], ["STOP"]) == ("a ST", False, ["a ", "ST"])
+
+
+def test_include_shows_the_stop_string_and_nothing_after_it() -> None:
+    assert match(["one tw", "o three"], ["two"], include=True)[0] == "one two"
+
+
+def test_the_first_complete_stop_wins_and_of_two_the_longer() -> None:
+    assert match(["xabcd"], ["abcd", "bc"])[0] == "xa"
+    assert match(["xabcd"], ["bcd", "abcd"])[0] == "x"
+
+
+@given(
+    text=st.text("ab\n😀", max_size=30),
+    stops=st.lists(st.text("ab\n😀", min_size=1, max_size=4), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 30)),
+    include=st.booleans(),
+)
+def test_the_cuts_do_not_matter(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[start:end] for start, end in itertools.pairwise(edges)]
+    whole = match([text], stops, include=include)
+    assert match(pieces, stops, include=include)[:2] == whole[:2]
+    assert match(list(text), stops, include=include)[:2] == whole[:2]
+
+
+@given(text=st.text("ab", max_size=30), stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_what_is_shown_holds_no_stop_string(text: str, stops: list[str]) -> None:
+    shown, matched, _ = match(list(text), stops)
+    assert not any(stop in shown for stop in stops)
+    assert matched == any(stop in text for stop in stops)
