@@ -36,7 +36,7 @@ from optimum.intel import OVConfig
 main_export(sys.argv[1], sys.argv[2], task="text-generation-with-past", library_name="transformers",
             ov_config=OVConfig(), convert_tokenizer=True)
 """
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def is_huggingface(directory: Path) -> bool:
@@ -51,7 +51,7 @@ def convert(source: Path, cache: Path) -> Path:
     if target.is_dir():
         return target
     if not (find_spec("optimum") and find_spec("optimum.intel")):  # the second alone would raise
-        raise ConfigError(f"converting {source} to OpenVINO's format needs: pip install 'lmi-handler[convert]'")
+        raise ConfigError(f"{source} has to be converted first: pip install 'lmi-handler[convert]'")
     cache.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     with open(cache / "lock", "w") as lock:
@@ -81,8 +81,7 @@ def fingerprint(source: Path) -> str:
 def run_converter(source: Path, target: Path, lock: int) -> None:
     """Convert into `target` or raise; the child shares the lock, in case it outlives its parent."""
     command = [sys.executable, "-c", CONVERTER, str(source.resolve()), str(target.resolve())]
-    env = os.environ | ENVIRONMENT
-    done = subprocess.run(command, capture_output=True, input=b"", env=env, pass_fds=(lock,))
+    done = subprocess.run(command, capture_output=True, input=b"", env=os.environ | QUIET, pass_fds=(lock,))
     # a tokenizer that cannot be converted is only a warning to optimum, but no engine loads the result
     missing = [name for name in NEEDED if not (target / name).is_file()]
     if done.returncode or missing:

@@ -25,6 +25,7 @@ CAPABILITIES = Capabilities(
     lacks={
         "num_beams": "it has no beam search",
         "bad_sequences": "it only ever echoes",
+        "prompt_logprobs": "it does not score prompts",
         "top_logprobs": "it has no alternatives to its tokens",
     },
 )

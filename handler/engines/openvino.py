@@ -24,7 +24,7 @@ CAPABILITIES = Capabilities(
     },
 )
 
-_PRECISIONS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+_PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 _DEFAULT_CONTEXT = 2048
 _MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
 
@@ -213,12 +213,16 @@ class OpenVino:
 
 
 def _properties(dtype: str) -> dict[str, str]:
-    """f32 also keeps the KV cache in f32: then greedy output equals transformers' token for token."""
+    """What the CPU plugin is told.
+
+    fp32 is f32 throughout: by its own hint alone activations would still be quantized wherever weights are compressed,
+    and the KV cache too. Only then does a request give the same tokens in any company, and those of transformers.
+    """
     if dtype == "auto":
         return {}
-    precision = _PRECISIONS[dtype]
-    cache = {"KV_CACHE_PRECISION": "f32"} if precision == "f32" else {}
-    return {"INFERENCE_PRECISION_HINT": precision, **cache}
+    if dtype == "fp32":
+        return {"EXECUTION_MODE_HINT": "ACCURACY"}
+    return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
 
 
 def context_length(model: Path) -> int | None:

@@ -1,0 +1,273 @@
+"""What every engine must do, the same tests for each: alone or in company, cancelled, stopped, seeded, limited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler import engines
+from handler.batcher import Batcher
+from handler.core import Delta, Finish, Request, Sampling
+from handler.engines.base import EngineConfig, Tokenizer
+from handler.engines.remote import RemoteEngine, State
+from handler.engines.worker import Spec
+from handler.errors import GenerationFailed
+
+PROMPTS = {
+    "openvino": ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means"),
+    "echo": ("one two three", "a", "def add", "😀 é"),
+}
+
+
+@dataclass
+class Driver:
+    """A loaded engine behind a batcher, and the few verbs that the tests speak."""
+
+    name: str
+    engine: RemoteEngine
+    tokenizer: Tokenizer
+    batcher: Batcher
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return PROMPTS[self.name]
+
+    def submit(self, text: str, **sampling: Any) -> int:
+        sampling.setdefault("max_new_tokens", 12)
+        return self.batcher.submit(Request(text, Sampling(**sampling)), self.tokenizer.encode(text))
+
+    def run(self) -> dict[int, list[Delta]]:
+        found: dict[int, list[Delta]] = {}
+        while not self.batcher.idle:
+            for delta in self.batcher.step(timeout=0.5):
+                found.setdefault(delta.id, []).append(delta)
+        return found
+
+    def one(self, text: str, **sampling: Any) -> list[Delta]:
+        id = self.submit(text, **sampling)
+        return self.run()[id]
+
+
+def start(name: str, model: Path | None, **options: Any) -> Driver:
+    # In fp32 a model's arithmetic does not depend on what else is in the batch; in bf16 near ties may fall otherwise.
+    config = EngineConfig(model=model, dtype="fp32", max_sequences=16, options={"echo_cues": 1.0}, **options)
+    engine = RemoteEngine(Spec(name, config), isolated=engines.entry(name).isolated)
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    return Driver(name, engine, engines.load_tokenizer(name, config), Batcher(engine, max_active=16))
+
+
+@pytest.fixture(scope="module", params=["echo", pytest.param("openvino", marks=pytest.mark.model)])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    model = request.getfixturevalue("demo_model") if request.param == "openvino" else None
+    found = start(request.param, model)
+    yield found
+    found.engine.close()
+
+
+def ids(deltas: list[Delta]) -> list[int]:
+    return [token.id for delta in deltas for token in delta.tokens]
+
+
+def text(deltas: list[Delta]) -> str:
+    return "".join(token.text for delta in deltas for token in delta.tokens)
+
+
+def test_an_answer_has_its_length_and_one_finish(driver: Driver) -> None:
+    deltas = driver.one(driver.prompts[0], max_new_tokens=5, ignore_eos=True)
+    assert len(ids(deltas)) == 5
+    assert [delta.finish for delta in deltas if delta.finish] == [Finish.LENGTH]
+    assert deltas[-1].tokens, "the finishing delta carries the last token"
+
+
+def test_every_token_has_a_log_probability(driver: Driver) -> None:
+    for delta in driver.one(driver.prompts[0]):
+        for token in delta.tokens:
+            assert token.logprob is not None
+            assert token.logprob <= 0
+
+
+def test_greedy_is_the_same_every_time_alone_and_in_company(driver: Driver) -> None:
+    alone = {prompt: ids(driver.one(prompt)) for prompt in driver.prompts}
+    started = {driver.submit(prompt): prompt for prompt in driver.prompts * 4}
+    together = driver.run()
+    assert {id: ids(together[id]) for id in started} == {id: alone[prompt] for id, prompt in started.items()}
+
+
+def test_streams_of_any_length_leave_and_join_a_batch(driver: Driver) -> None:
+    lengths = {driver.submit(driver.prompts[0], max_new_tokens=count, ignore_eos=True): count for count in (1, 9, 4)}
+    for _ in range(2):
+        driver.batcher.step(timeout=0.5)
+    late = driver.submit(driver.prompts[1], max_new_tokens=3, ignore_eos=True)
+    found = driver.run()
+    assert len(ids(found[late])) == 3
+    assert text(found[late]) == text(driver.one(driver.prompts[1], max_new_tokens=3, ignore_eos=True))
+    assert max(len(ids(found.get(id, []))) for id in lengths) <= 9
+
+
+def test_a_seed_gives_the_same_sample_alone_and_in_company(driver: Driver) -> None:
+    sampled = {"do_sample": True, "temperature": 1.0, "seed": 1234}
+    alone = ids(driver.one(driver.prompts[1], **sampled))
+    id = driver.submit(driver.prompts[1], **sampled)
+    for seed in range(5):
+        driver.submit(driver.prompts[1], do_sample=True, seed=seed)
+    assert ids(driver.run()[id]) == alone
+
+
+def test_unset_seeds_differ(driver: Driver) -> None:
+    if driver.name == "echo":
+        assert ids(driver.one("a b", do_sample=True)) == ids(driver.one("a b", do_sample=True))  # nothing to choose
+        return
+    drawn = {tuple(ids(driver.one(driver.prompts[1], do_sample=True))) for _ in range(4)}
+    assert len(drawn) > 1
+
+
+def test_the_largest_seed_is_taken(driver: Driver) -> None:
+    assert ids(driver.one(driver.prompts[0], do_sample=True, seed=2**64 - 1))
+
+
+def test_cancel_frees_the_place_and_spares_the_neighbours(driver: Driver) -> None:
+    gone = driver.submit(driver.prompts[0], max_new_tokens=1000, ignore_eos=True)
+    kept = driver.submit(driver.prompts[1])
+    driver.batcher.step(timeout=0.5)
+    driver.batcher.cancel(gone)
+    found = driver.run()
+    assert set(found) == {kept}
+    assert driver.batcher.num_active == 0
+    assert ids(driver.one(driver.prompts[1]))[-5:] == ids(found[kept])[-5:]
+
+
+def test_a_stop_string_across_tokens_is_cut_out(driver: Driver) -> None:
+    whole = text(driver.one(driver.prompts[0], ignore_eos=True))
+    at = len(whole) // 2
+    stop = whole[at - 1 : at + 4]
+    deltas = driver.one(driver.prompts[0], stop=(stop,), ignore_eos=True)
+    assert text(deltas) == whole[: whole.index(stop)]
+    assert deltas[-1].finish is Finish.STOP
+    included = driver.one(driver.prompts[0], stop=(stop,), include_stop=True, ignore_eos=True)
+    assert text(included) == whole[: whole.index(stop) + len(stop)]
+
+
+def test_a_stop_token_ends_a_sequence(driver: Driver) -> None:
+    found = ids(driver.one(driver.prompts[0], ignore_eos=True))
+    stop = found[2]
+    for ignore_eos in (False, True):
+        deltas = driver.one(driver.prompts[0], stop_token_ids=(stop,), ignore_eos=ignore_eos)
+        assert ids(deltas) == found[: found.index(stop) + 1]
+        assert deltas[-1].finish is Finish.STOP
+
+
+def test_several_sequences_come_numbered(driver: Driver) -> None:
+    deltas = driver.one(driver.prompts[1], n=3, best_of=3, do_sample=True, seed=5, max_new_tokens=4, ignore_eos=True)
+    by_sequence = {s: [d for d in deltas if d.sequence == s] for s in range(3)}
+    assert all(len(ids(found)) == 4 and found[-1].finish for found in by_sequence.values())
+    assert ids(by_sequence[1]) == ids(
+        driver.one(driver.prompts[1], do_sample=True, seed=6, max_new_tokens=4, ignore_eos=True)
+    )
+
+
+def test_what_a_neighbour_breaks_stays_with_the_neighbour(driver: Driver) -> None:
+    """A request that the engine itself refuses, with all checks before it passed by."""
+    alone = ids(driver.one(driver.prompts[0]))
+    bad = {"temperature": -1.0} if driver.name == "openvino" else {}
+    broken = driver.submit("x <refuse>", do_sample=True, max_new_tokens=5, **{**bad, "repetition_penalty": -1.0})
+    good = driver.submit(driver.prompts[0])
+    found = driver.run()
+    assert isinstance(found[broken][-1].error, GenerationFailed)
+    assert ids(found[good]) == alone
+
+
+def test_unicode_survives(driver: Driver) -> None:
+    deltas = driver.one(driver.prompts[3], max_new_tokens=24, ignore_eos=True)
+    assert "\ufffd" not in text(deltas)
+
+
+# -- what only a model can show ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def openvino(demo_model: Path) -> Iterator[Driver]:
+    found = start("openvino", demo_model)
+    yield found
+    found.engine.close()
+
+
+CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.model
+class TestOpenVino:
+    def test_the_end_token_ends_an_answer_and_is_not_shown(self, openvino: Driver) -> None:
+        deltas = openvino.one(CHAT, max_new_tokens=200)
+        last = deltas[-1].tokens[-1]
+        assert (deltas[-1].finish, last.text, last.special) == (Finish.EOS, "", True)
+        assert "<|im_end|>" not in text(deltas)
+
+    def test_special_tokens_show_when_asked(self, openvino: Driver) -> None:
+        assert text(openvino.one(CHAT, max_new_tokens=200, skip_special_tokens=False)).endswith("<|im_end|>")
+
+    def test_ignore_eos_goes_on(self, openvino: Driver) -> None:
+        stopped = len(ids(openvino.one(CHAT, max_new_tokens=200)))
+        assert len(ids(openvino.one(CHAT, max_new_tokens=stopped + 5, ignore_eos=True))) == stopped + 5
+
+    def test_min_new_tokens_holds_the_end_back(self, openvino: Driver) -> None:
+        stopped = len(ids(openvino.one(CHAT, max_new_tokens=200)))
+        least = stopped + 3
+        assert len(ids(openvino.one(CHAT, max_new_tokens=200, min_new_tokens=least))) >= least
+
+    def test_prompt_log_probabilities(self, openvino: Driver) -> None:
+        for _ in range(2):  # a second time: nothing is taken from a cache
+            deltas = openvino.one("The capital of France is", prompt_logprobs=True, max_new_tokens=2)
+            prefill = deltas[0].prefill
+            assert prefill is not None
+            assert [token.text for token in prefill] == ["The", " capital", " of", " France", " is"]
+            assert prefill[0].logprob is None
+            assert all(token.logprob is not None and token.logprob < 0 for token in prefill[1:])
+            assert text(deltas).startswith(" Paris")
+
+    def test_a_long_prompts_log_probabilities_are_all_there(self, openvino: Driver) -> None:
+        long = "word " * 600  # more than one step computes
+        prefill = openvino.one(long, prompt_logprobs=True, max_new_tokens=1)[0].prefill
+        assert prefill is not None
+        assert len(prefill) == len(openvino.tokenizer.encode(long).ids)
+
+    def test_beams_come_at_the_end_the_best_first(self, openvino: Driver) -> None:
+        deltas = openvino.one("The capital of France is", num_beams=3, max_new_tokens=6)
+        assert [delta.sequence for delta in deltas] == [0, 1, 2]
+        assert all(delta.finish for delta in deltas)
+        mean = [sum(t.logprob or 0 for t in delta.tokens) / len(delta.tokens) for delta in deltas]
+        assert mean == sorted(mean, reverse=True)
+
+    def test_greedy_by_temperature_or_nucleus_of_nothing(self, openvino: Driver) -> None:
+        greedy = ids(openvino.one("Once upon a time"))
+        assert ids(openvino.one("Once upon a time", do_sample=True, temperature=0.0)) == greedy
+        assert ids(openvino.one("Once upon a time", do_sample=True, top_p=0.0)) == greedy
+        assert ids(openvino.one("Once upon a time", do_sample=True, top_k=1)) == greedy
+
+    def test_sampling_parameters_have_an_effect(self, openvino: Driver) -> None:
+        sampled = {"do_sample": True, "seed": 3, "temperature": 1.5, "max_new_tokens": 20}
+        plain = ids(openvino.one("Once upon a time", **sampled))
+        changes: list[dict[str, Any]] = [
+            {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}, {"temperature": 0.3}, {"seed": 4},
+            {"repetition_penalty": 1.9}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0},
+        ]  # fmt: skip
+        for change in changes:
+            assert ids(openvino.one("Once upon a time", **{**sampled, **change})) != plain, change
+
+    def test_penalties_work_on_greedy_too(self, openvino: Driver) -> None:
+        repeating = "la la la la la la"
+        plain = ids(openvino.one(repeating, max_new_tokens=16))
+        assert ids(openvino.one(repeating, max_new_tokens=16, repetition_penalty=2.0)) != plain
+        assert ids(openvino.one(repeating, max_new_tokens=16, frequency_penalty=2.0)) != plain
+
+    def test_length_penalty_and_early_stopping_reach_the_beam_search(self, openvino: Driver) -> None:
+        outcomes = {
+            text(openvino.one(CHAT, num_beams=4, max_new_tokens=40, length_penalty=penalty, early_stopping=early)[:1])
+            for penalty in (-5.0, 1.0, 5.0)
+            for early in (False, True)
+        }
+        assert len(outcomes) > 1

@@ -1,0 +1,53 @@
+"""Frames, and what an operator sees of a worker that will not start."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handler.engines.base import EngineConfig
+from handler.engines.frames import FrameReader, encode
+from handler.engines.remote import RemoteEngine, State
+from handler.engines.worker import Spec
+from handler.errors import GenerationFailed
+
+MESSAGES = st.lists(
+    st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner))
+)
+
+
+@given(messages=MESSAGES, size=st.integers(1, 64))
+def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
+    data = b"".join(encode(message) for message in messages)
+    reader = FrameReader()
+    found = [message for start in range(0, len(data), size) for message in reader.feed(data[start : start + size])]
+    assert found == messages
+
+
+def test_a_message_that_was_cut_off_never_appears() -> None:
+    assert FrameReader().feed(encode("whole") + encode("half")[:-1]) == ["whole"]
+
+
+def test_a_first_load_that_fails_says_why_and_is_not_tried_again() -> None:
+    engine = RemoteEngine(Spec("openvino", EngineConfig(model=None)))
+    with pytest.raises(GenerationFailed, match="AssertionError"):
+        engine.step(timeout=20)
+    assert engine.state is State.CLOSED
+    assert engine.step() == []
+
+
+def test_a_load_that_takes_too_long_is_given_up() -> None:
+    engine = RemoteEngine(Spec("echo", EngineConfig()), load_timeout=0.0)
+    with pytest.raises(GenerationFailed, match="model_loading_timeout"):
+        engine.step()
+    assert engine.state is State.CLOSED
+
+
+def test_closing_ends_the_worker() -> None:
+    engine = RemoteEngine(Spec("echo", EngineConfig()))
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    engine.close()
+    assert (engine.state, engine.pid) == (State.CLOSED, None)
+    engine.close()
