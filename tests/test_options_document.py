@@ -1,0 +1,61 @@
+"""docs/options.md is made from the table of options; `python -m tests.test_options_document` writes it anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from handler.options import ENVIRONMENT, OPTIONS
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "options.md"
+
+HEAD = """# Options
+
+Keys as serving.properties and `-o` write them. `option.x_y` is also the environment variable `OPTION_X_Y`, a
+key without `option.` is `SERVING_X_Y`. Who wins: `-o`, then serving.properties, then the environment, then the
+default. A key that nobody knows, and a wrong value, stop the start with a message that names the file and line,
+or the variable, and the nearest known name.
+
+"""
+
+TAIL = """
+## The echo engine
+`lmi serve --engine echo` needs no model: it answers with the prompt's words, over and over, one word a token,
+until `max_new_tokens`. With `option.echo_tokens_per_second` it keeps a pace. With `option.echo_cues=true` these
+words of a prompt act when their turn comes to be echoed: `<raise>` (the engine raises), `<hang>` (it never
+comes back), `<die>` (its process ends); `<refuse>` makes it refuse the request. They are for tests, and off by
+default.
+
+## Precision on OpenVINO
+`option.dtype=auto` leaves it to the engine: on a CPU with bf16 that is bf16, an 8-bit KV cache, and quantized
+activations where weights are compressed; a request's tokens may then differ in near ties with what else is in
+the batch. `fp32` is f32 throughout: the same tokens in any company, at about half the speed.
+"""
+
+
+def render() -> str:
+    lines = ["| option | default | meaning | other names |", "|---|---|---|---|"]
+    by_key = {key: name for name, key in ENVIRONMENT.items()}
+    for option in OPTIONS:
+        if option.field is None:
+            continue
+        default = (
+            ""
+            if option.default is None
+            else str(option.default).lower()
+            if option.default in (True, False)
+            else option.default
+        )
+        others = [*option.aliases, *([by_key[option.key]] if option.key in by_key else [])]
+        lines.append(f"| `{option.key}` | {default} | {option.help} | {', '.join(f'`{name}`' for name in others)} |")
+    javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.field is None)
+    table = "\n".join(lines)
+    note = f"DJL Serving's own keys are accepted with a warning and have no effect in the embedded server: {javas}."
+    return f"{HEAD}{table}\n\n{note}\n{TAIL}"
+
+
+def test_the_document_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == render()
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render())

@@ -1,0 +1,68 @@
+"""Imports go one way; heavy libraries stay where they belong."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "handler"
+
+ALLOWED = {
+    "errors": set(),
+    "core": {"errors"},
+    "text": set(),
+    "framing": set(),
+    "generation": {"core", "text"},
+    "options": set(),
+    "config": {"errors", "options"},
+    "models": {"errors"},
+    "schemas": {"core", "errors", "framing", "schemas"},
+    "engines": {"core", "errors", "text", "engines"},
+    "batcher": {"core", "errors", "text", "generation", "engines.base"},
+    "launch": {"config", "engines", "errors", "models", "schemas.base"},
+    "hosts": {"batcher", "config", "core", "engines", "errors", "framing", "hosts", "launch", "schemas", "text"},
+}
+ONLY_IN = {
+    "uvicorn": "hosts",
+    "starlette": "hosts",
+    "prometheus_client": "hosts",
+    "javaproperties": "config",
+    "openvino_genai": "engines",
+    "openvino": "engines",
+    "orjson": "framing",
+}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{name.name}" for name in node.names if node.module == "handler"}
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    here = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    for module in imports(path):
+        top = module.split(".")[0]
+        if top in ONLY_IN and here != "bench":
+            assert here == ONLY_IN[top], f"{module} belongs in {ONLY_IN[top]}"
+        if top == "handler" and here in ALLOWED and module.count("."):
+            target = module.removeprefix("handler.")
+            assert any(target == allowed or target.startswith(f"{allowed}.") for allowed in ALLOWED[here]), module
+
+
+def test_no_file_is_long() -> None:
+    long = {
+        str(path.relative_to(PACKAGE)): count for path in FILES if (count := len(path.read_text().splitlines())) > 320
+    }
+    assert long == {}
