@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from handler.core import Delta, Finish, Request, Sampling, Token
-from handler.engines.base import Output
+from handler.engines.base import Output, Step
 from handler.errors import GenerationFailed, ServingError, Unavailable
 from handler.generation import Generation
 from handler.text import Prompt
@@ -20,13 +20,13 @@ log = logging.getLogger("handler.batcher")
 
 
 class SteppedEngine(Protocol):
-    """What the batcher needs of an engine; `engines.remote.RemoteEngine` is one, a bare engine nearly so."""
+    """What the batcher needs of an engine; `engines.remote.RemoteEngine` is one."""
 
     @property
     def ready(self) -> bool: ...
     def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None: ...
     def cancel(self, key: int) -> None: ...
-    def step(self, timeout: float = 0.0) -> list[Output]: ...
+    def step(self, timeout: float = 0.0) -> list[Step]: ...
 
 
 @dataclass
@@ -39,6 +39,18 @@ class _Active:
     deadline: float
     keys: list[int] = field(default_factory=list)
     unfinished: int = 0
+
+
+class _Place:
+    """One request of the engine's: a sequence of ours, or a beam search with several of them."""
+
+    __slots__ = ("active", "first", "generations", "single")
+
+    def __init__(self, active: _Active, first: int, generations: list[Generation]) -> None:
+        self.active = active
+        self.first = first  # the number of its first sequence
+        self.generations: list[Generation | None] = list(generations)  # None: that sequence has ended
+        self.single = generations[0]
 
 
 class Batcher:
@@ -65,8 +77,7 @@ class Batcher:
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
         self._queue: dict[int, _Active] = {}  # in order of arrival
-        self._places: dict[int, tuple[_Active, int]] = {}  # engine key -> request, first sequence number
-        self._generations: dict[tuple[int, int], Generation] = {}
+        self._places: dict[int, _Place] = {}  # by the engine's key
         self._running: dict[int, _Active] = {}
         self._refused: list[Delta] = []
 
@@ -120,10 +131,14 @@ class Batcher:
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """What one step brought, at most one delta a sequence; waits up to `timeout` seconds for it."""
         try:
-            outputs = self._engine.step(timeout)
+            steps = self._engine.step(timeout)
         except Exception as error:  # the engine is foreign code: tell every client once, keep serving
             return self._fail_all(error)
-        deltas = [delta for output in outputs if (delta := self._deliver(output)) is not None]
+        deltas: list[Delta] = []
+        for step in steps:
+            self._deliver_columns(step, deltas)
+            for output in step.others:
+                self._deliver(output, deltas)
         if self._refused:
             deltas += self._refused
             self._refused = []
@@ -132,28 +147,43 @@ class Batcher:
             self._admit()
         return deltas
 
-    def _deliver(self, output: Output) -> Delta | None:
+    def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:
+        """The hot path: one token more for each of many sequences."""
+        places = self._places
+        for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
+            place = places.get(key)
+            if place is None:  # cancelled while the step was under way
+                continue
+            token = place.single.push(id, logprob)
+            if place.single.stopped:
+                self._engine.cancel(key)  # a stop string, which the engine does not know
+                deltas.append(Delta(place.active.id, place.first, (token,), Finish.STOP))
+                self._end_sequence(place, key, 0)
+            else:
+                deltas.append(Delta(place.active.id, place.first, (token,)))
+
+    def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         place = self._places.get(output.key)
-        if place is None:  # cancelled while the step was under way
-            return None
-        active, first = place
-        sequence = first + output.sequence
+        if place is None:
+            return
+        id, sequence = place.active.id, place.first + output.sequence
         if output.finish is Finish.ERROR:
+            self.cancel(id)
             error = GenerationFailed(f"request failed in the engine: {output.error}")
-            self.cancel(active.id)
-            return Delta(active.id, sequence, (), Finish.ERROR, error)
-        generation = self._generations.get((active.id, sequence))
+            deltas.append(Delta(id, sequence, (), Finish.ERROR, error))
+            return
+        generation = place.generations[output.sequence]
         if generation is None:
-            return None
+            return
         tokens, finish = generation.feed(output.ids, output.logprobs, output.finish)
         prefill = None
         if output.prompt_logprobs is not None and sequence == 0:
-            prefill = _prompt_tokens(active.prompt, output.prompt_logprobs)
+            prefill = _prompt_tokens(place.active.prompt, output.prompt_logprobs)
         if finish is not None:
-            if output.finish is None:  # ended by a stop string, which the engine does not know
+            if output.finish is None:
                 self._engine.cancel(output.key)
-            self._end_sequence(active, output.key, sequence)
-        return Delta(active.id, sequence, tokens, finish, None, prefill)
+            self._end_sequence(place, output.key, output.sequence)
+        deltas.append(Delta(id, sequence, tokens, finish, None, prefill))
 
     def _admit(self) -> None:
         """Move waiting requests into the engine, in order, as long as they fit."""
@@ -171,14 +201,12 @@ class Batcher:
             sampling = replace(sampling, seed=random.getrandbits(53))
         active.unfinished = sampling.num_sequences
         self._running[active.id] = active
-        for sequence in range(active.unfinished):
-            self._generations[active.id, sequence] = Generation(active.prompt, sampling)
         # Beams are one search; several samples are that many requests, each with a seed of its own.
-        starts = [0] if sampling.num_beams > 1 else range(active.unfinished)
-        for first in starts:
+        width = active.unfinished if sampling.num_beams > 1 else 1
+        for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._places[key] = (active, first)
+            self._places[key] = _Place(active, first, [Generation(active.prompt, sampling) for _ in range(width)])
             assert sampling.seed is not None
             own = replace(sampling, seed=sampling.seed + first, prompt_logprobs=sampling.prompt_logprobs and first == 0)
             try:
@@ -188,20 +216,18 @@ class Batcher:
                 self._refused.append(Delta(active.id, 0, (), Finish.ERROR, _failure(error)))
                 return
 
-    def _end_sequence(self, active: _Active, key: int, sequence: int) -> None:
-        del self._generations[active.id, sequence]
-        active.unfinished -= 1
-        if active.request.sampling.num_beams == 1 or not active.unfinished:
+    def _end_sequence(self, place: _Place, key: int, index: int) -> None:
+        place.generations[index] = None
+        if not any(place.generations):
             del self._places[key]
-        if not active.unfinished:
-            del self._running[active.id]
+        place.active.unfinished -= 1
+        if not place.active.unfinished:
+            del self._running[place.active.id]
 
     def _forget(self, active: _Active) -> None:
         self._running.pop(active.id, None)
         for key in active.keys:
             self._places.pop(key, None)
-        for sequence in range(active.request.sampling.num_sequences):
-            self._generations.pop((active.id, sequence), None)
 
     def _fail_all(self, error: Exception) -> list[Delta]:
         if not isinstance(error, ServingError):

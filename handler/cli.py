@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from handler import __version__
+from handler.bench.cli import add_parser as add_bench
 from handler.errors import ConfigError
 
 
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
                        help="an option as serving.properties writes it; beats all other sources")  # fmt: skip
     serve.set_defaults(run=_serve)
+    add_bench(commands)
     return parser
 
 

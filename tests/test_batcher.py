@@ -9,7 +9,7 @@ import pytest
 
 from handler.batcher import Batcher
 from handler.core import Delta, Finish, Request, Sampling
-from handler.engines.base import Output
+from handler.engines.base import Output, Step, pack
 from handler.errors import GenerationFailed, Unavailable
 from handler.text import Prompt, Vocabulary
 
@@ -39,7 +39,7 @@ class Scripted:
         self.active.pop(key, None)
         self.cancelled.append(key)
 
-    def step(self, timeout: float = 0.0) -> list[Output]:
+    def step(self, timeout: float = 0.0) -> list[Step]:
         if self.fail is not None:
             error, self.fail = self.fail, None
             self.active.clear()
@@ -51,7 +51,7 @@ class Scripted:
             outputs.append(Output(key, [ids[-1 - self.left[key] % len(ids)]], [-0.1], finish))
             if finish:
                 del self.active[key]
-        return outputs
+        return [pack(outputs)]
 
 
 def prompt(text: str) -> Prompt:

@@ -20,9 +20,9 @@ from enum import Enum
 from typing import Any
 
 from handler.core import Sampling
-from handler.engines.base import EngineInfo, Output
+from handler.engines.base import EngineInfo, Step
 from handler.engines.frames import FrameReader, encode
-from handler.engines.worker import Add, Cancel, Failed, Ready, Spec, Step, run
+from handler.engines.worker import Add, Cancel, Failed, Ready, Spec, run
 from handler.errors import GenerationFailed
 
 log = logging.getLogger("handler.engine")
@@ -155,8 +155,8 @@ class RemoteEngine:
             self._active.discard(key)
             self._send(Cancel(key))
 
-    def step(self, timeout: float = 0.0) -> list[Output]:
-        """What the engine brought, waiting up to `timeout` seconds for it; also the place where time passes.
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        """What the engine's steps brought, waiting up to `timeout` seconds for it; also the place where time passes.
 
         Raises:
             GenerationFailed: the engine died, hung or raised; nothing that was in flight will come back.
@@ -168,12 +168,12 @@ class RemoteEngine:
             select.select([self._worker.channel], [], [], timeout)
         if self._failed is not None:
             self._died(self._failed)
-        outputs: list[Output] = []
+        steps: list[Step] = []
         try:
             data = self._worker.channel.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             self._check_clock()
-            return outputs
+            return steps
         except OSError:
             data = b""
         if not data:
@@ -181,19 +181,19 @@ class RemoteEngine:
         self._since = time.monotonic()
         for message in self._reader.feed(data):
             if isinstance(message, Step):
-                outputs += message.outputs
+                steps.append(message)
                 self._deaths = 0
+                for output in message.others:
+                    if output.finish is not None:
+                        self._active.discard(output.key)
             elif isinstance(message, Ready):
                 self._loaded(message.info)
             elif isinstance(message, Failed):
                 log.error("engine failed\n%s", message.trace.rstrip())
                 self._failed = message.reason  # what came before it is still good: it is delivered first
-        if self._failed is not None and not outputs:
+        if self._failed is not None and not steps:
             self._died(self._failed)
-        for output in outputs:
-            if output.finish is not None:
-                self._active.discard(output.key)
-        return outputs
+        return steps
 
     def close(self, grace: float = 2.0) -> None:
         if self._worker is not None:

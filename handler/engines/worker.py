@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from handler.core import Finish, Sampling
-from handler.engines.base import Engine, EngineConfig, EngineInfo, Output
+from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, pack
 from handler.engines.frames import FrameReader, encode
 
 
@@ -29,12 +29,6 @@ class Cancel(NamedTuple):
 
 class Ready(NamedTuple):
     info: EngineInfo
-
-
-class Step(NamedTuple):
-    """What a step brought; empty ones are sent too, they prove that the engine is alive."""
-
-    outputs: list[Output]
 
 
 class Failed(NamedTuple):
@@ -94,11 +88,11 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                     refused.append(output)
             if refused:
                 break
-        outputs = refused + (engine.step() if active else [])
-        for output in outputs:
+        step = pack(refused + (engine.step() if active else []))
+        for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
-        channel.sendall(encode(Step(outputs)))
+        channel.sendall(encode(step))
 
 
 def _add(engine: Engine, command: Add) -> Output | None:

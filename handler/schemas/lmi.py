@@ -193,6 +193,11 @@ class LmiStream:
         if delta.error is not None:
             self.finished = True
             return self._framing.encode(self._schema.stream_failure(delta.error))
+        if delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly every delta
+            token = delta.tokens[0]
+            self._num_tokens += 1
+            self._texts.append(token.text)
+            return self._framing.encode(self._schema.chunk(token, self._num_tokens))
         if delta.prefill is not None:
             self._prefill = delta.prefill
         schema, encode = self._schema, self._framing.encode
