@@ -1,4 +1,4 @@
-"""`python -m handler.engines.process FD`: the worker's loop as a process that ends with its host."""
+"""The worker's loop as a process that ends with its host; `engines/remote.py` starts it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,3 @@ def _die_with_parent() -> None:
 
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

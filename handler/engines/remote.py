@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import select
 import socket
@@ -32,6 +31,10 @@ _MAX_BACKOFF = 30.0  # seconds between attempts to start a broken engine
 _BACKOFF = 0.5
 
 
+# The worker imports from where its host does: `python -m` would put the working directory first.
+_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.process import main; main(int(sys.argv[1]))"
+
+
 class State(str, Enum):
     LOADING = "loading"  # the first start
     READY = "ready"
@@ -48,10 +51,9 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         if isolated:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "handler.engines.process", str(theirs.fileno())],
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             theirs.close()
             self._commands.put(spec)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from handler.engines import convert as module
+from handler.engines import made
 from handler.engines.convert import convert, is_huggingface
 from handler.errors import ConfigError
 
@@ -27,7 +28,7 @@ class Converter:
     """What `subprocess.run` is replaced by: writes `files` where the command line says, then ends as told."""
 
     def __init__(self) -> None:
-        self.files: tuple[str, ...] = module.NEEDED
+        self.files: tuple[str, ...] = made.NEEDED
         self.returncode = 0
         self.stderr = b""
         self.before_end: Callable[[], None] = lambda: None
@@ -46,7 +47,7 @@ class Converter:
 @pytest.fixture
 def converter(monkeypatch: pytest.MonkeyPatch) -> Converter:
     double = Converter()
-    monkeypatch.setattr(module.subprocess, "run", double)
+    monkeypatch.setattr(made.subprocess, "run", double)
     monkeypatch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     return double
 
@@ -95,7 +96,7 @@ def test_what_counts_as_a_checkpoint(tmp_path: Path, files: list[str], expected:
 def test_converts_once_and_reuses(converter: Converter, source: Path, cache: Path) -> None:
     target = convert(source, cache)
     assert target.parent == cache
-    assert {path.name for path in target.iterdir()} == set(module.NEEDED)
+    assert {path.name for path in target.iterdir()} == set(made.NEEDED)
     assert convert(source, cache) == target
     assert len(converter.runs) == 1
     assert results(cache) == [target]
@@ -118,12 +119,12 @@ def test_a_changed_file_is_converted_again(converter: Converter, source: Path, c
     assert len(converter.runs) == 2
 
 
-def test_a_changed_config_of_the_same_size_and_time_counts(source: Path) -> None:
-    before, config = module.fingerprint(source), source / "config.json"
+def test_a_changed_config_of_the_same_size_and_time_counts(converter: Converter, source: Path, cache: Path) -> None:
+    before, config = convert(source, cache), source / "config.json"
     times = config.stat()
     config.write_text(config.read_text().replace("llama", "gemma"))
     os.utime(config, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert module.fingerprint(source) != before
+    assert convert(source, cache) != before
 
 
 def test_a_moved_checkpoint_is_the_same(converter: Converter, source: Path, cache: Path) -> None:
@@ -210,9 +211,9 @@ def test_a_kill_half_way_leaves_nothing_that_counts(source: Path, cache: Path) -
     assert [path.suffix for path in results(cache)] == [".partial"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
-        patch.setattr(module.subprocess, "run", Converter())
+        patch.setattr(made.subprocess, "run", Converter())
         target = convert(source, cache)
-    assert {path.name for path in target.iterdir()} == set(module.NEEDED)
+    assert {path.name for path in target.iterdir()} == set(made.NEEDED)
     assert results(cache) == [target]
 
 
