@@ -207,8 +207,11 @@ class Batcher:
             key = next(self._keys)
             active.keys.append(key)
             self._places[key] = _Place(active, first, [Generation(active.prompt, sampling) for _ in range(width)])
-            assert sampling.seed is not None
-            own = replace(sampling, seed=sampling.seed + first, prompt_logprobs=sampling.prompt_logprobs and first == 0)
+            own = replace(
+                sampling,
+                seed=sampling.seed_of(first),
+                prompt_logprobs=sampling.prompt_logprobs and first == 0,
+            )
             try:
                 self._engine.add(key, active.prompt.ids, own)
             except Exception as error:  # foreign code: its refusal ends this request alone

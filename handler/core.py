@@ -52,6 +52,10 @@ class Sampling:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
 
+    def seed_of(self, sequence: int) -> int | None:
+        """The seed of one of several sequences: what gives it again by itself."""
+        return None if self.seed is None else (self.seed + sequence) % (1 << 64)
+
     @property
     def num_sequences(self) -> int:
         """How many sequences the client gets back."""

@@ -19,7 +19,15 @@ class Framing(NamedTuple):
     after: bytes
 
     def encode(self, value: Any) -> bytes:
-        return self.before + dumps(value) + self.after
+        data = dumps(value)
+        return self.before + (data if data.isascii() else _one_line(data)) + self.after
+
+
+def _one_line(data: bytes) -> bytes:
+    """Escape the three characters beyond ASCII at which clients split lines that use str.splitlines (httpx does)."""
+    return (
+        data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
 
 
 JSON = Framing("json", "application/json", b"", b"")

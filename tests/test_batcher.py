@@ -212,3 +212,9 @@ def test_ids_are_never_used_twice() -> None:
     ids = [submit(batcher, "a", max_new_tokens=1) for _ in range(3)]
     batcher.reset()
     assert len({*ids, submit(batcher, "a")}) == 4
+
+
+def test_seeds_of_several_sequences_wrap_at_64_bits() -> None:
+    engine = Scripted()
+    submit(Batcher(engine), "a", n=2, do_sample=True, seed=2**64 - 1)
+    assert engine.seeds == [2**64 - 1, 0]

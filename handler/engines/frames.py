@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import pickle
+import select
+import socket
 import struct
 from typing import Any
 
 _LENGTH = struct.Struct("!I")
+
+
+def wait(channel: socket.socket, *, writable: bool = False, timeout: float | None = None) -> bool:
+    """Whether `channel` can be read (or written) within `timeout` seconds; None waits for ever.
+
+    Not `select.select`: a server with a thousand clients has file descriptors that it cannot name.
+    """
+    poll = select.poll()
+    poll.register(channel, select.POLLOUT if writable else select.POLLIN)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))
+
+
+def send(channel: socket.socket, message: Any) -> None:
+    """Send a whole message, whether the socket blocks or not: an event loop that reads from it makes it not to."""
+    data = memoryview(encode(message))
+    while data:
+        wait(channel, writable=True)
+        data = data[channel.send(data) :]
 
 
 def encode(message: Any) -> bytes:

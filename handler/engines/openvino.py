@@ -12,7 +12,7 @@ from typing import Any
 from handler.core import Finish, Sampling
 from handler.engines import gguf
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output
-from handler.errors import ConfigError
+from handler.errors import ConfigError, InvalidPayload
 from handler.text import Prompt, Vocabulary
 
 CAPABILITIES = Capabilities(
@@ -26,6 +26,7 @@ CAPABILITIES = Capabilities(
 
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 _DEFAULT_CONTEXT = 2048
+_LONG = 1 << 18  # tokens, more than any context here
 _MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
 
 
@@ -37,9 +38,13 @@ class OpenVinoTokenizer:
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
         self._vocabulary = _vocabulary(self._tokenizer)
+        # A limit is built into some tokenizers, at which they cut a prompt's end off without a word.
+        self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
 
     def encode(self, text: str) -> Prompt:
         ids = self._tokenizer.encode(text).input_ids.data[0].tolist()
+        if len(ids) >= self._limit:
+            raise InvalidPayload(f"'inputs' has {self._limit} tokens or more, which is more than the tokenizer reads")
         return Prompt(text, ids, self._vocabulary)
 
 

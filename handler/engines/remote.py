@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import select
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 from handler.core import Sampling
 from handler.engines.base import EngineInfo, Step
-from handler.engines.frames import FrameReader, encode
+from handler.engines.frames import FrameReader, send, wait
 from handler.engines.worker import Add, Cancel, Failed, Ready, Spec, run
 from handler.errors import GenerationFailed
 
@@ -47,6 +46,7 @@ class Worker:
 
     def __init__(self, spec: Spec, *, isolated: bool) -> None:
         self.channel, theirs = socket.socketpair()
+        self.channel.setblocking(False)
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         if isolated:
@@ -74,7 +74,7 @@ class Worker:
     def _send_all(self) -> None:
         with contextlib.suppress(OSError):
             while (command := self._commands.get()) is not None:
-                self.channel.sendall(encode(command))
+                send(self.channel, command)
 
     def stop(self, grace: float = 0.0) -> None:
         """End it: politely for `grace` seconds, then for good. A thread that hangs is left behind, unheard."""
@@ -167,12 +167,12 @@ class RemoteEngine:
             self._wait_for_start(timeout)
             return []
         if timeout > 0:
-            select.select([self._worker.channel], [], [], timeout)
+            wait(self._worker.channel, timeout=timeout)
         if self._failed is not None:
             self._died(self._failed)
         steps: list[Step] = []
         try:
-            data = self._worker.channel.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            data = self._worker.channel.recv(_RECEIVE_BYTES)
         except BlockingIOError:
             self._check_clock()
             return steps

@@ -6,7 +6,6 @@ and must be killable, or on a thread for engines that cost nothing. The other en
 
 from __future__ import annotations
 
-import select
 import socket
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 from handler.core import Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, pack
-from handler.engines.frames import FrameReader, encode
+from handler.engines.frames import FrameReader, send, wait
 
 
 class Add(NamedTuple):
@@ -51,15 +50,15 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
         try:
             engine = load()
         except Exception as error:
-            channel.sendall(encode(Failed(_reason(error), traceback.format_exc())))
+            send(channel, Failed(_reason(error), traceback.format_exc()))
             return
-        channel.sendall(encode(Ready(engine.info)))
+        send(channel, Ready(engine.info))
         try:
             _step_forever(engine, channel)
         except OSError:
             raise
         except Exception as error:  # the engine is foreign code: say why, then make room for a new one
-            channel.sendall(encode(Failed(_reason(error), traceback.format_exc())))
+            send(channel, Failed(_reason(error), traceback.format_exc()))
         finally:
             engine.close()
     except OSError:
@@ -74,7 +73,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     while True:
         refused: list[Output] = []
         # Block for commands only when there is nothing to do; between steps take what lies there.
-        while not active or select.select([channel], [], [], 0)[0]:
+        while not active or wait(channel, timeout=0):
             data = channel.recv(1 << 18)
             if not data:
                 return
@@ -92,7 +91,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
-        channel.sendall(encode(step))
+        send(channel, step)
 
 
 def _add(engine: Engine, command: Add) -> Output | None:

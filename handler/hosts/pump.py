@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 
 from handler.batcher import Batcher
-from handler.core import Delta, Request
+from handler.core import Delta, Finish, Request
+from handler.errors import InternalError
 from handler.text import Prompt
 
 log = logging.getLogger("handler.pump")
@@ -64,8 +65,10 @@ class Pump:
                 continue
             try:
                 sink(delta)
-            except Exception:  # one client's answer must not stop the others'
-                log.exception("an answer could not be written")
+            except Exception as error:  # one client's answer must not stop the others'
+                log.exception("an answer could not be written: a bug")
                 self.cancel(delta.id)
+                failure = InternalError(f"internal error: {type(error).__name__}")
+                sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
         if num_tokens:
             self._on_tokens(num_tokens)

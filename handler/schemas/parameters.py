@@ -142,7 +142,7 @@ PARAMETERS: dict[str, Parameter] = {
     "bad_sequences": Parameter("bad_sequences", strings),
     "stop": Parameter("stop", stop),
     # TGI's, which its clients send to LMI too
-    "top_n_tokens": Parameter("top_logprobs", integer(0)),
+    "top_n_tokens": Parameter("", nothing(0, "no engine here reports alternatives to its tokens")),
     "watermark": Parameter("", nothing(False, "no engine here marks its text")),
     "grammar": Parameter("", nothing(None, "structured output is not part of this version")),
     "adapter_id": Parameter("", nothing(None, "the engine has no LoRA adapters")),

@@ -44,8 +44,13 @@ class TgiCompat(Lmi):
     def stream_details(
         self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
     ) -> dict[str, Any]:
-        value = super().stream_details(request, finish, num_tokens, num_prompt_tokens)
-        return {**value, "seed": _seed(request), "input_length": num_prompt_tokens}
+        """Without the prompt, which would make a line longer than some clients read (aiohttp: 128 KiB)."""
+        return {
+            "finish_reason": finish.value,
+            "generated_tokens": num_tokens,
+            "seed": _seed(request),
+            "input_length": num_prompt_tokens,
+        }
 
     def details(self, request: Request, best: Continuation, others: Sequence[Continuation]) -> dict[str, Any]:
         return {"seed": _seed(request, best.index), "prefill": [], **super().details(request, best, others)}
@@ -65,5 +70,4 @@ class TgiCompat(Lmi):
 
 def _seed(request: Request, index: int = 0) -> int | None:
     """What gives sequence number `index` again by itself; null when nothing was drawn."""
-    seed = request.sampling.seed
-    return seed + index if request.sampling.do_sample and seed is not None else None
+    return request.sampling.seed_of(index) if request.sampling.do_sample else None

@@ -1,0 +1,97 @@
+"""The client libraries, and the servers that they talk to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.driver import Driver
+from tests.servers import LiveServer, serve, wait_for
+
+_ECHO = ("--engine", "echo", "-o", "option.tgi_compat=true")
+
+_HUBS = {"0.36": "text-generation", "1.33": "langchain", "2.4": "huggingface-hub"}
+"""Major versions of huggingface_hub differ in their HTTP library; each comes with one of the environments."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A first run also builds the environments, from downloads."""
+    item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session", params=["sync", "async"])
+def text_generation(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with _driving("text-generation", "drive_text_generation", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session", params=[(hub, mode) for hub in _HUBS for mode in ("sync", "async")], ids="-".join)
+def huggingface_hub(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    hub, mode = request.param
+    with _driving(_HUBS[hub], "drive_huggingface_hub", mode) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session", params=["sync", "async"])
+def langchain(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with _driving("langchain", "drive_langchain", request.param) as driver:
+        yield driver
+
+
+@contextlib.contextmanager
+def _driving(environment: str, script: str, mode: str) -> Iterator[Driver]:
+    driver = Driver(environment, script, asynchronous=mode == "async")
+    try:
+        yield driver
+    finally:
+        driver.close()
+
+
+@pytest.fixture(scope="session")
+def tgi_url(tgi_server: LiveServer) -> str:
+    """The demo model."""
+    tgi_server.wait_ready()
+    return f"{tgi_server.url}/invocations"
+
+
+@pytest.fixture(scope="session")
+def echo_url() -> Iterator[str]:
+    """The echo engine, at a pace at which every token is an event of its own, and with its cues for failures."""
+    with serve(*_ECHO, "-o", "option.echo_cues=true", "-o", "option.echo_tokens_per_second=500") as server:
+        server.wait_ready()
+        yield f"{server.url}/invocations"
+
+
+@pytest.fixture
+def fresh_url() -> Iterator[str]:
+    """An echo engine for one test, which may leave it in a bad state."""
+    with serve(*_ECHO) as server:
+        server.wait_ready()
+        yield f"{server.url}/invocations"
+
+
+@pytest.fixture(scope="session")
+def busy_url() -> Iterator[str]:
+    """A server that has one request in its engine and one in its queue, and room for no more."""
+    room = ("-o", "option.max_rolling_batch_size=1", "-o", "job_queue_size=1")
+    slow = ("-o", "option.echo_tokens_per_second=5", "-o", "option.predict_timeout=3600")
+    with serve(*_ECHO, *room, *slow) as server, contextlib.ExitStack() as streams:
+        server.wait_ready()
+        streams.enter_context(_endless_stream(server))
+        wait_for(lambda: server.metric("lmi_active_sequences") == 1, 10, "nothing in the engine")
+        streams.enter_context(_endless_stream(server))
+        wait_for(lambda: server.metric("lmi_queued_requests") == 1, 10, "nothing in the queue")
+        yield f"{server.url}/invocations"
+
+
+def _endless_stream(server: LiveServer) -> socket.socket:
+    """A stream that nobody reads: an HTTP client would wait for the queued one's first byte."""
+    body = json.dumps({"inputs": "a b", "stream": True, "parameters": {"max_new_tokens": 100_000}}).encode()
+    head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(head.encode() + b"\r\n\r\n" + body)
+    return connection

@@ -1,0 +1,80 @@
+"""Drives a client library in its own interpreter: one script stays up, and makes a call for each line it is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.clients import venvs
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+
+
+class Outcome(NamedTuple):
+    """What one call brought. `error` is the exception's class, with its module, or None; `events` are a stream's."""
+
+    answer: Any
+    events: list[Any]
+    error: str | None
+    message: str
+
+
+class Driver:
+    """One client library. `asynchronous` chooses between its two clients."""
+
+    def __init__(self, environment: str, script: str, *, asynchronous: bool = False) -> None:
+        python = venvs.python(environment)
+        self._command = [str(python), str(_SCRIPTS / f"{script}.py")]
+        # Nothing of ours or of the user's: no proxy on the way to loopback, no token, no tracing.
+        self._environment = {"PATH": os.environ["PATH"], "PYTHONUTF8": "1", "HF_HOME": str(python.parents[1] / "hub")}
+        self.asynchronous = asynchronous
+        self._process: subprocess.Popen[str] | None = None
+
+    def generate(self, url: str, prompt: str, **options: Any) -> Any:
+        """A whole answer as the client parsed it, turned into plain values."""
+        outcome = self.call("generate", url, prompt, **options)
+        assert outcome.error is None, f"{outcome.error}: {outcome.message}"
+        return outcome.answer
+
+    def stream(self, url: str, prompt: str, **options: Any) -> list[Any]:
+        """A stream's events, likewise."""
+        outcome = self.call("stream", url, prompt, **options)
+        assert outcome.error is None, f"{outcome.error}: {outcome.message}, after {outcome.events}"
+        return outcome.events
+
+    def call(self, how: str, url: str, prompt: str, **options: Any) -> Outcome:
+        """`generate` or `stream`, whether it succeeds or fails."""
+        job = {"how": how, "asynchronous": self.asynchronous, "url": url, "prompt": prompt, "options": options}
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BaseException:  # also pytest's timeout: the next call must not get this one's answer
+            self.close()
+            raise
+        assert line, f"the client script ended with status {process.wait()}"
+        return Outcome(**json.loads(line))
+
+    def close(self) -> None:
+        """End the script, which a call that hangs keeps from ending on its own."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                encoding="utf-8",
+                env=self._environment,
+            )
+        return self._process

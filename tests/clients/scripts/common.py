@@ -1,0 +1,60 @@
+"""What every client script does: read a call a line, make it, write a line of JSON with what came of it.
+
+Runs in the client's environment, so it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from typing import Any, Protocol
+
+
+class Library(Protocol):
+    """A client library's four ways to ask; their values must be ready for JSON."""
+
+    def generate(self, url: str, prompt: str, options: dict[str, Any]) -> Any: ...
+
+    def stream(self, url: str, prompt: str, options: dict[str, Any]) -> Iterator[Any]: ...
+
+    def generate_async(self, url: str, prompt: str, options: dict[str, Any]) -> Awaitable[Any]: ...
+
+    def stream_async(self, url: str, prompt: str, options: dict[str, Any]) -> AsyncIterator[Any]: ...
+
+
+def main(library: Library) -> None:
+    for line in sys.stdin:
+        print(json.dumps(_outcome(library, json.loads(line))), flush=True)
+
+
+def _outcome(library: Library, job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"answer": None, "events": [], "error": None, "message": ""}
+    try:
+        if job["asynchronous"]:
+            asyncio.run(_call_async(library, job, found))
+        else:
+            _call(library, job, found)
+    except Exception as error:  # which one it is, is what the test wants to know
+        kind = type(error)
+        found |= {"error": f"{kind.__module__}.{kind.__name__}", "message": str(error)}
+    return found
+
+
+def _call(library: Library, job: dict[str, Any], found: dict[str, Any]) -> None:
+    arguments = job["url"], job["prompt"], job["options"]
+    if job["how"] == "generate":
+        found["answer"] = library.generate(*arguments)
+    else:
+        for event in library.stream(*arguments):
+            found["events"].append(event)  # one by one: those before an error count
+
+
+async def _call_async(library: Library, job: dict[str, Any], found: dict[str, Any]) -> None:
+    arguments = job["url"], job["prompt"], job["options"]
+    if job["how"] == "generate":
+        found["answer"] = await library.generate_async(*arguments)
+    else:
+        async for event in library.stream_async(*arguments):
+            found["events"].append(event)

@@ -1,0 +1,27 @@
+"""Values to bytes: valid JSON always, one line always."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handler.framing import FRAMINGS, JSONLINES, SSE
+
+
+@given(st.text())
+def test_what_is_framed_is_one_line_however_lines_are_split(text: str) -> None:
+    for framing in (JSONLINES, SSE):
+        lines = framing.encode({"text": text}).decode().splitlines()
+        found = [line.removeprefix("data: ") for line in lines if line]
+        assert [json.loads(line) for line in found] == [{"text": text}]
+
+
+def test_ordinary_text_is_raw() -> None:
+    assert JSONLINES.encode({"text": "é😀"}) == '{"text":"é😀"}\n'.encode()
+
+
+def test_what_json_cannot_say_is_null() -> None:
+    for framing in FRAMINGS.values():
+        assert b'{"logprob":null}' in framing.encode({"logprob": float("-inf")})
