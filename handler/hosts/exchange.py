@@ -82,7 +82,7 @@ class Exchange:
     def _submit(self, prompts: Sequence[Prompt]) -> None:
         for index, (request, prompt) in enumerate(zip(self._call.requests, prompts, strict=True)):
             self._num_prompt_tokens += len(prompt.ids)
-            self._reply.start(index, prompt.text, len(prompt.ids))
+            self._reply.start(index, len(prompt.ids))
             self._ids.add(self._pump.submit(request, prompt, functools.partial(self._feed, index)))
         self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
 

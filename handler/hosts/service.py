@@ -18,7 +18,8 @@ from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
-from handler.schemas.base import Call, Context, Schema, decode
+from handler.schemas.base import Call, Context, Schema
+from handler.schemas.reading import decode
 from handler.text import Prompt
 
 _LARGE = 1 << 16  # bytes of a body that is better parsed off the event loop

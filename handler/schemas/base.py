@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from handler.core import Delta, Request
-from handler.errors import InvalidPayload, ServingError
+from handler.errors import ServingError
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,14 @@ class Reply(Protocol):
     """One client's answer being written.
 
     `feed` takes the client's deltas in order and returns the bytes to send now, possibly none; after the last one
-    `finished` is true. Before anything was sent, `failed` renders the failure as a whole answer with its status.
+    `finished` is true. Before anything was sent, `refused` renders a failure as a whole answer with its status.
     """
 
     content_type: str
     finished: bool
 
-    def start(self, index: int, prompt: str, prompt_tokens: int) -> None:
-        """Request number `index` of the call was accepted; `prompt` is what the engine continues."""
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        """Request number `index` of the call was accepted."""
 
     def feed(self, index: int, delta: Delta) -> bytes:
         """Bytes for one more delta of request number `index`."""
@@ -83,42 +82,3 @@ class Schema(Protocol):
 
     def refused(self, error: ServingError) -> Answer:
         """The answer to a request that was never parsed."""
-
-
-def decode(body: bytes) -> Any:
-    """JSON, strictly: no duplicate keys, NaN, lone surrogates, or anything after the document.
-
-    Raises:
-        InvalidPayload: saying what is wrong, and where.
-    """
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidPayload(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
-    try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-        if "\\u" in text:  # only an escape can bring half a surrogate pair in
-            json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise InvalidPayload(f"the body is not valid JSON: {error.msg} at {where}") from None
-    except UnicodeEncodeError:
-        raise InvalidPayload("the body is not valid JSON: a lone surrogate in a string") from None
-    except RecursionError:
-        raise InvalidPayload("the body is not valid JSON: nested too deeply") from None
-    except ValueError as error:
-        raise InvalidPayload(f"the body is not valid JSON: {error}") from None
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice")
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")

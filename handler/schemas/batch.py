@@ -8,7 +8,9 @@ from handler.core import Delta, Request
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import JSON, JSONLINES
 from handler.schemas.base import Answer, Call, Context
-from handler.schemas.lmi import Continuation, Lmi, read_field, read_object, read_parameters_field, unknown_names
+from handler.schemas.lmi import Lmi
+from handler.schemas.reading import read_field, read_object, read_parameters_field, unknown_names
+from handler.schemas.replies import Continuation
 
 
 class DynamicBatch:
@@ -60,7 +62,7 @@ class BatchDocument:
         self._unfinished = len(requests)
         self.finished = False
 
-    def start(self, index: int, prompt: str, prompt_tokens: int) -> None:
+    def start(self, index: int, num_prompt_tokens: int) -> None:
         pass
 
     def feed(self, index: int, delta: Delta) -> bytes:
@@ -89,7 +91,7 @@ class BatchStream:
         self._prompt = request.prompt if request.full_text else ""
         self.finished = False
 
-    def start(self, index: int, prompt: str, prompt_tokens: int) -> None:
+    def start(self, index: int, num_prompt_tokens: int) -> None:
         pass
 
     def feed(self, index: int, delta: Delta) -> bytes:

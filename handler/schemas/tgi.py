@@ -10,7 +10,8 @@ from handler.core import Finish, Request, Token
 from handler.errors import ServingError
 from handler.framing import JSON, SSE
 from handler.schemas.base import Answer
-from handler.schemas.lmi import Continuation, Lmi
+from handler.schemas.lmi import Lmi
+from handler.schemas.replies import Continuation
 
 
 class TgiCompat(Lmi):

@@ -8,7 +8,8 @@ from typing import Any
 from handler.core import Delta, Finish, Token
 from handler.errors import GenerationFailed, ServingError
 from handler.schemas import SCHEMAS
-from handler.schemas.base import Answer, Context, decode
+from handler.schemas.base import Answer, Context
+from handler.schemas.reading import decode
 
 CONTEXT = Context(engine="openvino", lacks={"typical_p": "it has no typical decoding", "bad_sequences": "no"})
 
@@ -46,8 +47,8 @@ def answer(schema: str, body: Any, script: list[Delta] | None = None, context: C
         return dialect.refused(error)
     sampling = call.requests[0].sampling
     sent = b""
-    for index, request in enumerate(call.requests):
-        call.reply.start(index, request.prompt, 2)
+    for index in range(len(call.requests)):
+        call.reply.start(index, 2)
         if script is None:
             lines = [
                 delta

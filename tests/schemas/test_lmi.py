@@ -11,8 +11,9 @@ import pytest
 from handler.core import Request, Sampling
 from handler.errors import InvalidParameter, InvalidPayload
 from handler.schemas import SCHEMAS
-from handler.schemas.base import Call, decode
+from handler.schemas.base import Call
 from handler.schemas.parameters import PARAMETERS
+from handler.schemas.reading import decode
 from tests.schemas.answers import CONTEXT, answer, value
 
 

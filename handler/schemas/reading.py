@@ -1,0 +1,91 @@
+"""From bytes to the parts of a body that LMI's dialects share: strict JSON, `inputs`, `parameters`, unknown names."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from handler.errors import InvalidParameter, InvalidPayload
+from handler.schemas.base import Context
+from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS, show
+
+_TOP_LEVEL = {"inputs", "parameters", "stream"}
+
+
+def decode(body: bytes) -> Any:
+    """JSON, strictly: no duplicate keys, NaN, lone surrogates, or anything after the document.
+
+    Raises:
+        InvalidPayload: saying what is wrong, and where.
+    """
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidPayload(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        if "\\u" in text:  # only an escape can bring half a surrogate pair in
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise InvalidPayload(f"the body is not valid JSON: {error.msg} at {where}") from None
+    except UnicodeEncodeError:
+        raise InvalidPayload("the body is not valid JSON: a lone surrogate in a string") from None
+    except RecursionError:
+        raise InvalidPayload("the body is not valid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise InvalidPayload(f"the body is not valid JSON: {error}") from None
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"the key {counts.most_common(1)[0][0]!r} stands twice")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def read_object(body: Any) -> Mapping[str, Any]:
+    if not isinstance(body, dict):
+        raise InvalidPayload("the body must be a JSON object with 'inputs'")
+    if "inputs" not in body:
+        raise InvalidPayload("the body has no 'inputs'")
+    return body
+
+
+def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = body.get("parameters")
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise InvalidPayload(f"'parameters' must be an object, not {show(found)}")
+    return found
+
+
+def read_field(parameters: Mapping[str, Any], name: str) -> Any:
+    """One of the names under `parameters` that are not sampling; None when absent."""
+    value = parameters.get(name)
+    if value is None:
+        return None
+    try:
+        return REQUEST_FIELDS[name](value)
+    except ValueError as error:
+        raise InvalidParameter(f"parameters.{name}={show(value)}: {error}") from None
+
+
+def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: Context) -> list[str]:
+    """Names that mean nothing here: never silently dropped."""
+    found = [name for name in body if name not in _TOP_LEVEL]
+    found += [f"parameters.{name}" for name in parameters if name not in PARAMETERS and name not in REQUEST_FIELDS]
+    if "adapters" in found and body["adapters"] not in (None, [], ""):
+        raise InvalidPayload("'adapters': the engine has no LoRA adapters")
+    if found and context.refuse_unknown:
+        raise InvalidPayload(f"unknown names: {', '.join(found)} (option.unknown_parameters=refuse)")
+    return found
