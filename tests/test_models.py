@@ -44,7 +44,7 @@ def test_a_hub_name_is_not_fetched() -> None:
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a .gguf file"):
+    with pytest.raises(ConfigError, match=r"is not a .gguf file"):
         locate(str(make(tmp_path, "model.bin") / "model.bin"))
 
 
