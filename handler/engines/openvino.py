@@ -226,7 +226,11 @@ def _properties(dtype: str) -> dict[str, str]:
     if dtype == "auto":
         return {}
     if dtype == "fp32":
-        return {"EXECUTION_MODE_HINT": "ACCURACY"}
+        return {
+            "EXECUTION_MODE_HINT": "ACCURACY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+        }
     return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
 
 

@@ -42,7 +42,7 @@ def serve(config: Config, host: str, port: int) -> int:
 
 async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
     began = time.perf_counter()
-    what = spec.config.model.name if spec.config.model else "no model"
+    what = "no model" if spec.config.model is None else config.model_id or "the demo model"
     progress = asyncio.ensure_future(_show_progress(f"loading {what} with {spec.engine}"))
     engine = start_engine(config, spec)  # loads in its own process, the tokenizer meanwhile in this one
     try:

@@ -24,7 +24,7 @@ _DRAIN = 25.0  # seconds for the streams to finish after SIGTERM; SageMaker kill
 
 
 def bind(host: str, port: int, write_timeout: float) -> socket.socket:
-    """A listening socket; the kernel ends a connection whose reader takes nothing for `write_timeout` seconds."""
+    """A socket to listen on; the kernel ends a connection whose reader takes nothing for `write_timeout` seconds."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,7 +35,6 @@ def bind(host: str, port: int, write_timeout: float) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    listener.listen(_BACKLOG)
     return listener
 
 

@@ -63,7 +63,7 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
 
 @pytest.fixture(scope="module", params=["echo", pytest.param("openvino", marks=pytest.mark.model)])
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    model = request.getfixturevalue("demo_model") if request.param == "openvino" else None
+    model = request.getfixturevalue("exact_demo") if request.param == "openvino" else None
     found = start(request.param, model)
     yield found
     found.engine.close()
@@ -193,8 +193,8 @@ def test_unicode_survives(driver: Driver) -> None:
 
 
 @pytest.fixture(scope="module")
-def openvino(demo_model: Path) -> Iterator[Driver]:
-    found = start("openvino", demo_model)
+def openvino(exact_demo: Path) -> Iterator[Driver]:
+    found = start("openvino", exact_demo)
     yield found
     found.engine.close()
 

@@ -1,0 +1,232 @@
+"""GGUF files made into OpenVINO directories that hold the file's own weights.
+
+SmolLM2's answers are compared with transformers' (`exact` in the golden file). A model of two small layers with
+random weights stands for the other kinds of quantization: its bytes are made here, no real file of each is at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from handler.engines import made
+from handler.engines.gguf_weights import exact_model
+from handler.errors import ConfigError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "engines" / "smollm2_f32_greedy.json"
+CASES = json.loads(GOLDEN.read_text())["cases"]
+F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def f32_model(demo_model: Path, cache: Path) -> Path:
+    return exact_model(demo_model, cache, "f32")
+
+
+def greedy(model: Path) -> Iterator[tuple[list[int], list[float]]]:
+    """The ids and log-probs of the answers to the golden file's prompts."""
+    import openvino
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs = len(CASES)
+    pipeline = openvino_genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", F32)
+    handles = []
+    for key, case in enumerate(CASES):
+        config = openvino_genai.GenerationConfig(max_new_tokens=32, logprobs=1, eos_token_id=2, stop_token_ids={2})
+        prompt = openvino.Tensor(np.array([case["prompt_ids"]], dtype=np.int64))
+        handles.append(pipeline.add_request(key, prompt, config))
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    for handle in handles:
+        [output] = handle.read_all()
+        yield output.generated_ids, output.generated_log_probs
+
+
+@pytest.mark.model
+def test_answers_as_transformers_does_with_the_same_file(f32_model: Path) -> None:
+    for (ids, logprobs), case in zip(greedy(f32_model), CASES, strict=True):
+        assert list(ids) == case["exact"]["ids"], case["prompt"]
+        assert logprobs == pytest.approx(case["exact"]["logprobs"], abs=1e-3)
+
+
+@pytest.mark.model
+def test_the_tokenizer_is_the_files(f32_model: Path, demo_model: Path) -> None:
+    from openvino_genai import Tokenizer
+
+    made, own = Tokenizer(str(f32_model)), Tokenizer(str(demo_model))
+    assert made.chat_template == own.chat_template != ""
+    assert made.get_vocab() == own.get_vocab()
+    for name in ("get_bos_token_id", "get_eos_token_id", "get_pad_token_id"):
+        assert getattr(made, name)() == getattr(own, name)()
+    for case in CASES:
+        assert made.encode(case["prompt"]).input_ids.data[0].tolist() == case["prompt_ids"]
+        assert made.decode(case["prompt_ids"]) == own.decode(case["prompt_ids"])
+
+
+@pytest.mark.model
+def test_says_what_an_engine_asks_of_a_directory(f32_model: Path) -> None:
+    config = json.loads((f32_model / "config.json").read_text())
+    assert config["max_position_embeddings"] == 8192
+    assert json.loads((f32_model / "generation_config.json").read_text())["eos_token_id"] == 2
+
+
+@pytest.mark.model
+def test_is_made_once(f32_model: Path, demo_model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)
+    assert exact_model(demo_model, cache, "f32") == f32_model
+    assert {path.name for path in cache.iterdir()} == {f32_model.name, "lock"}
+    assert "scratch" not in {path.name for path in f32_model.iterdir()}
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\0\0\0", b"PK\x03\x04" * 99])
+def test_what_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.gguf"):
+        exact_model(path, tmp_path / "cache", "f32")
+    with pytest.raises(ConfigError, match=r"absent\.gguf"):
+        exact_model(tmp_path / "absent.gguf", tmp_path / "cache", "f32")
+    assert not (tmp_path / "cache").exists()
+
+
+# -- a small model with random weights -------------------------------------------------------------------------------
+
+HIDDEN, HEADS, SHARED, FEED, LAYERS = 256, 4, 2, 512, 2
+
+
+def quantized(kind: Kind, shape: tuple[int, int], random: np.random.Generator) -> Any:
+    """Random weights of about 0.02 in the bytes of `kind`."""
+    if kind in (Kind.Q4_K, Kind.Q6_K):  # no quantizer in the package: whole numbers at random, sane scales
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        data = random.integers(0, 256, (shape[0], shape[1] // block, size), np.uint8)
+        scales = slice(0, 4) if kind is Kind.Q4_K else slice(-2, None)
+        data[..., scales] = np.frombuffer(np.full(2, 1e-4, np.float16).tobytes(), np.uint8)[
+            : data[..., scales].shape[-1]
+        ]
+        return data.reshape(shape[0], -1)
+    values = random.normal(0.003, 0.02, shape).astype(np.float32)
+    return values.astype(np.float16) if kind is Kind.F16 else gguf.quants.quantize(values, kind)
+
+
+def write_small(path: Path, kind: Kind, architecture: str = "llama", more: dict[str, Any] | None = None) -> None:
+    """A GGUF file that OpenVINO GenAI reads, its matrices quantized as `kind`."""
+    random, writer = np.random.default_rng(7), gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FEED)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(SHARED)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_file_type({Kind.F16: 1, Kind.Q4_0: 2, Kind.Q4_1: 3, Kind.Q8_0: 7}.get(kind, 15))
+    letters = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 512)]][:256]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([*letters, "<eos>", "ab"])
+    writer.add_token_types([1] * 256 + [3, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(256)
+    shapes = {"token_embd": (258, HIDDEN), "output": (258, HIDDEN)}
+    for layer in range(LAYERS):
+        both = {"attn_q": HIDDEN, "attn_k": HIDDEN // 2, "attn_v": HIDDEN // 2, "attn_output": HIDDEN}
+        shapes |= {f"blk.{layer}.{name}": (rows, HIDDEN) for name, rows in both.items()}
+        shapes |= {f"blk.{layer}.ffn_gate": (FEED, HIDDEN), f"blk.{layer}.ffn_up": (FEED, HIDDEN)}
+        shapes[f"blk.{layer}.ffn_down"] = (HIDDEN, FEED)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", quantized(kind, shape, random), raw_dtype=kind)
+    vectors = [f"blk.{layer}.{name}" for layer in range(LAYERS) for name in ("attn_norm", "ffn_norm")]
+    for name in [*vectors, "output_norm"]:
+        writer.add_tensor(f"{name}.weight", random.normal(1, 0.1, HIDDEN).astype(np.float32))
+    for name, value in (more or {}).items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def weights_of(model: Path) -> list[Any]:
+    import openvino
+
+    constants = [node for node in openvino.Core().read_model(model).get_ops() if node.get_type_name() == "Constant"]
+    return [node.data for node in constants if node.data.size > 1 and node.data.dtype == np.float32]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K, Kind.F16])
+def test_every_kind_that_the_reader_knows_is_exact(tmp_path: Path, kind: Kind) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, kind)
+    held = weights_of(exact_model(source, tmp_path / "cache", "f32") / "openvino_model.xml")
+    rows = {row.tobytes() for weight in held for row in weight.reshape(-1, weight.shape[-1])}
+    tensors = gguf.GGUFReader(source).tensors
+    assert len(held) == len(tensors) + 1  # the rotary frequencies
+    for tensor in tensors:  # in which order a matrix has its rows is tested by what SmolLM2 answers
+        exact = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert all(row.tobytes() in rows for row in exact.reshape(-1, exact.shape[-1]))
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Kind.Q4_1, 2 + 7 * LAYERS), (Kind.Q8_0, 0), (Kind.Q6_K, 0)])
+def test_i8_takes_the_place_of_rounded_zero_points_only(tmp_path: Path, kind: Kind, expected: int) -> None:
+    import openvino
+
+    source = tmp_path / "small.gguf"
+    write_small(source, kind)
+    model = openvino.Core().read_model(exact_model(source, tmp_path / "cache", "i8") / "openvino_model.xml")
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    assert sum(node.data.dtype == np.int8 for node in constants) == expected
+
+
+def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q4_1)
+    with ThreadPoolExecutor(3) as pool:
+        models = list(pool.map(lambda _: exact_model(source, tmp_path / "cache", "i8"), range(3)))
+    assert models == [models[0]] * 3
+
+
+@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.0.ffn_extra.weight"])
+def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "small.gguf"
+    extra = np.full((32, 64) if "ffn" in name else HIDDEN, 0.5, np.float32)
+    write_small(source, Kind.Q8_0, more={name: extra})
+    with pytest.raises(ConfigError, match=name):
+        exact_model(source, tmp_path / "cache", "f32")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    source, cache = tmp_path / "small.gguf", tmp_path / "cache"
+    write_small(source, Kind.Q4_1)
+    code = "import sys; from pathlib import Path; from handler.engines.gguf_weights import exact_model\n"
+    code += "exact_model(Path(sys.argv[1]), Path(sys.argv[2]), 'f32')"
+    maker = subprocess.Popen([sys.executable, "-c", code, str(source), str(cache)], start_new_session=True)
+    while not list(cache.glob("*.partial/openvino_tokenizer.xml")):
+        assert maker.poll() is None
+        time.sleep(0.005)
+    os.killpg(maker.pid, signal.SIGKILL)
+    maker.wait()
+    assert [path.suffix for path in cache.iterdir() if path.name != "lock"] == [".partial"]
+    model = exact_model(source, cache, "f32")
+    assert {path.name for path in cache.iterdir()} == {model.name, "lock"}
+    assert {path.name for path in model.iterdir()} >= set(made.NEEDED)
