@@ -1,0 +1,39 @@
+"""CPU time of a process and all that it started, from Linux's /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of `pid` and its descendants that live now.
+
+    The scheduler's own nanoseconds (`schedstat`) where the kernel shows them: the 10 ms ticks of `stat` are coarse for
+    a server that needs 1 % of a core.
+    """
+    return sum(_process_seconds(process) for process in (pid, *_descendants(pid)))
+
+
+def _process_seconds(pid: int) -> float:
+    threads = list((_PROC / str(pid) / "task").iterdir())
+    try:
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    except FileNotFoundError:  # a kernel without CONFIG_SCHED_INFO
+        return ticks_seconds(pid)
+
+
+def ticks_seconds(pid: int) -> float:
+    """utime + stime of one process as `stat` has them, ended threads included."""
+    fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for thread in (_PROC / str(pid) / "task").iterdir():
+        for child in map(int, (thread / "children").read_text().split()):
+            yield child
+            yield from _descendants(child)

@@ -1,0 +1,57 @@
+"""What `make bench` runs: the demo model served and bare, then the host's CPU a token; tables, a plot, a JSON line.
+
+MODEL names another model. Arguments are few on purpose: `lmi bench` and `bench/host_cpu.py` have them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import host_cpu
+
+from handler.bench import compare, machine, plot
+from handler.bench.load import Closed
+
+TARGET = 0.95
+OUT = Path(__file__).parent / "out"
+
+
+def served_over_engine(model: str, repeat: int) -> dict[str, object]:
+    """The issue's first figure; prints its table, returns its part of the JSON line."""
+    plan = compare.Plan(
+        [Closed(clients, requests=4) for clients in (1, 8, 32)], tokens=128, engine="auto", model=model, repeat=repeat
+    )
+    points = compare.measure_all(plan)
+    found = compare.document(plan, points)
+    compare.show(plan, points, found)
+    picture = OUT / "served.png"
+    plot.save(picture, machine.summary(found), points, found["results"])
+    print(f"plot: {picture}")
+    met = all(value["served_over_engine"] >= TARGET and not value["errors"] for value in found["results"])
+    print(f"{'met' if met else 'NOT MET'}: served / engine >= {TARGET}\n")
+    return {"plan": found["plan"], "results": found["results"], "target": TARGET, "met": met}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=os.environ.get("MODEL", "demo"), help="(default: $MODEL, else demo)")
+    parser.add_argument("--repeat", type=int, default=3, help="medians are of so many (default %(default)s)")
+    parser.add_argument("--only", choices=("served", "host"), help="one of the two parts")
+    arguments = parser.parse_args()
+    plot.check_installed()
+    found = machine.describe()
+    print(machine.summary(found))
+    parts = {}
+    if arguments.only != "host":
+        parts["served_over_engine"] = served_over_engine(arguments.model, arguments.repeat)
+    if arguments.only != "served":
+        parts["host_cpu"] = host_cpu.run((32, 256, 1024), seconds=8.0, repeat=arguments.repeat, processes=2)
+    print(json.dumps({**parts, **found}))
+    return 0 if all(part["met"] for part in parts.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""Reads one streamed HTTP answer as it arrives, and judges it. httptools does HTTP, so that a token costs little."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import NamedTuple
+
+import httptools
+
+
+class Result(NamedTuple):
+    """What became of one request. Times are of the machine's monotonic clock, which its processes share.
+
+    Attributes:
+        start: when it was sent; in an open loop when it was due, so that a late generator hides nothing.
+        arrivals: one time a token, in order; tokens that came in one read have the same.
+        end: the answer's last byte, or its failure.
+        error: what kind of failure, empty without one.
+    """
+
+    start: float
+    arrivals: array[float]
+    end: float
+    error: str
+
+
+class AnswerReader:
+    """Bytes in any pieces in; `complete` at the end of the answer.
+
+    A token is a line of a jsonlines answer, or a `data:` line of an event stream other than `[DONE]`. Only the last
+    one is parsed.
+    """
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._rest = b""  # a line's beginning
+        self._last = b""
+        self._events = False
+        self._now = 0.0
+        self.arrivals = array("d")
+        self.complete = False
+        self.keep_alive = True
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Raises `httptools.HttpParserError` when this is no HTTP."""
+        self._now = now
+        self._parser.feed_data(data)
+
+    def verdict(self, expected_tokens: int) -> str:
+        """The kind of error, empty if the answer is what was asked for."""
+        status = self._parser.get_status_code()
+        if status != 200:
+            return f"status {status}"
+        try:
+            last = json.loads(self._last or self._rest)
+        except ValueError:
+            return "not JSON"
+        if not isinstance(last, dict) or "error" in last:
+            return "failed in the stream"
+        if len(self.arrivals) != expected_tokens:
+            return "wrong number of tokens"
+        return ""
+
+    # -- what httptools calls ------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._events = value.startswith(b"text/event-stream")
+
+    def on_body(self, body: bytes) -> None:
+        *lines, self._rest = (self._rest + body).split(b"\n")
+        for line in lines:
+            if self._events:
+                if not line.startswith(b"data:"):
+                    continue
+                line = line[5:].strip()
+            if line and line != b"[DONE]":
+                self._last = line
+                self.arrivals.append(self._now)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+        self.keep_alive = self._parser.should_keep_alive()

@@ -1,0 +1,143 @@
+"""`lmi bench`: the command line. What it measures is imported when it runs, so that `lmi serve` stays light."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from handler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from handler.bench.load import Load
+
+_DESCRIPTION = """Measure a server that streams LMI's schema: tokens/s, times to the first token (TTFT) and between
+tokens (ITL), errors. With --engine also the engine alone on the same work, in turns with the server. A table comes
+first, one line of JSON last. Ends with status 1 when a request failed."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `bench` to `lmi`'s subcommands."""
+    parser = commands.add_parser(
+        "bench", help="measure a server, or compare it with its engine", description=_DESCRIPTION
+    )
+    parser.add_argument(
+        "url", nargs="?", help="a running server, as http://host:port (default: one that --engine starts)"
+    )
+    parser.add_argument(
+        "--engine",
+        nargs="?",
+        const="auto",
+        metavar="NAME",
+        help="compare with this engine alone, and serve it if no URL is given",
+    )
+    parser.add_argument("--model", help="what --engine loads: a .gguf file, a model directory, or demo (default)")
+    parser.add_argument(
+        "-o",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option for --engine and its server, as `lmi serve` takes it",
+    )
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--clients",
+        type=_counts,
+        default=[1, 8, 32],
+        metavar="N,N,...",
+        help="closed loop: clients at once (default 1,8,32)",
+    )
+    load.add_argument(
+        "--requests", type=_count, default=4, metavar="N", help="closed loop: of each client (default %(default)s)"
+    )
+    load.add_argument(
+        "--seconds", type=_positive, metavar="S", help="go on for S seconds instead (open loop: default 10)"
+    )
+    load.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests a second")
+    load.add_argument("--constant", action="store_true", help="open loop: evenly spaced, not at random times")
+    load.add_argument("--tokens", type=_count, default=128, metavar="N", help="of every answer (default %(default)s)")
+    load.add_argument("--prompt-words", type=_count, default=48, metavar="N", help="(default %(default)s)")
+    load.add_argument(
+        "--timeout",
+        type=_positive,
+        default=120.0,
+        metavar="S",
+        help="until a request counts as failed (default %(default)s)",
+    )
+    load.add_argument(
+        "--processes", type=_count, default=2, metavar="N", help="of the load generator (default %(default)s)"
+    )
+    load.add_argument(
+        "--repeat", type=_count, default=3, metavar="N", help="medians are of so many (default %(default)s)"
+    )
+    load.add_argument(
+        "--quiet",
+        type=float,
+        default=0.2,
+        metavar="CORES",
+        help="a repetition during which other processes took more is made again (default %(default)s)",
+    )
+    parser.add_argument(
+        "--plot", type=Path, default=Path("lmi-bench.png"), metavar="FILE", help="(default %(default)s)"
+    )
+    parser.add_argument("--no-plot", dest="plot", action="store_const", const=None)
+    parser.set_defaults(run=_bench)  # fmt: skip
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from handler.bench import plot
+    from handler.bench.compare import Plan, run
+    from handler.engines import entry
+
+    if not arguments.url and not arguments.engine:
+        raise ConfigError("lmi bench: give the URL of a running server, or --engine to start one")
+    if arguments.engine and arguments.rate:
+        raise ConfigError("lmi bench: the engine alone has no arrivals; leave out --engine or --rate")
+    if arguments.engine not in (None, "auto"):
+        entry(arguments.engine)
+    if arguments.plot:
+        plot.check_installed()
+    plan = Plan(
+        url=arguments.url,
+        engine=arguments.engine,
+        model=arguments.model,
+        options=arguments.options,
+        loads=_loads(arguments),
+        tokens=arguments.tokens,
+        prompt_words=arguments.prompt_words,
+        timeout=arguments.timeout,
+        processes=arguments.processes,
+        repeat=arguments.repeat,
+        quiet=arguments.quiet,
+    )
+    return run(plan, arguments.plot)
+
+
+def _loads(arguments: argparse.Namespace) -> list[Load]:
+    from handler.bench.load import Closed, Open
+
+    if arguments.rate:
+        seconds = arguments.seconds or 10.0
+        return [Open(rate, seconds, poisson=not arguments.constant) for rate in arguments.rate]
+    return [Closed(clients, arguments.requests, arguments.seconds) for clients in arguments.clients]
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
+
+
+def _positive(text: str) -> float:
+    if not (value := float(text)) > 0:
+        raise ValueError
+    return value
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _rates(text: str) -> list[float]:
+    return [_positive(part) for part in text.split(",")]

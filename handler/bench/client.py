@@ -1,0 +1,132 @@
+"""One HTTP client on one kept connection: sends a request, waits for the whole stream, says how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+import urllib.parse
+from array import array
+from dataclasses import dataclass
+from typing import cast
+
+import httptools
+
+from handler.bench.answer import AnswerReader, Result
+from handler.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked of whom.
+
+    Attributes:
+        url: scheme, host and port, with a path if it is not /invocations.
+        tokens: length of every answer.
+        prompt_words: length of every prompt.
+        timeout: seconds until a request counts as failed.
+        first: number of the first prompt; see `prompt`.
+    """
+
+    url: str
+    tokens: int
+    prompt_words: int = 48
+    timeout: float = 120.0
+    first: int = 0
+
+    @property
+    def address(self) -> tuple[str, int, ssl.SSLContext | None]:
+        where = urllib.parse.urlsplit(self.url)
+        if where.scheme not in ("http", "https") or not where.hostname:
+            raise ConfigError(f"{self.url!r} is not the URL of a server; write it as http://host:port")
+        secure = where.scheme == "https"
+        port = where.port or (443 if secure else 80)
+        return where.hostname, port, ssl.create_default_context() if secure else None
+
+    def request(self, number: int, tokens: int | None = None) -> bytes:
+        """The bytes of request number `number`; an answer of fixed length, whatever the model wants to say."""
+        parameters = {"max_new_tokens": tokens or self.tokens, "ignore_eos_token": True, "details": True}
+        body = {"inputs": prompt(self.first + number, self.prompt_words), "stream": True, "parameters": parameters}
+        data = json.dumps(body).encode()
+        where = urllib.parse.urlsplit(self.url)
+        path = where.path if where.path not in ("", "/") else "/invocations"
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(data)}\r\n\r\n"
+        )
+        return head.encode() + data
+
+
+_STORY = """the river runs past an old mill where a miller once told travellers how long the winter had been and why
+bread costs more in spring than after harvest while his daughter counted sacks of flour by candle light and wrote the
+numbers into a book"""
+_WORDS = _STORY.split()
+
+
+def prompt(number: int, words: int) -> str:
+    """Number `number`: differs from all others from its first word on, so that no prefix cache helps."""
+    return " ".join([str(number + 1), *(_WORDS[(number + index) % len(_WORDS)] for index in range(words - 1))])
+
+
+class Client(asyncio.Protocol):
+    """Made by `connect`; `ask` one thing at a time. After an error it is closed, and another has to be made."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reader = AnswerReader()
+        self._done: asyncio.Future[str] | None = None
+        self.closed = False
+
+    async def ask(self, request: bytes, tokens: int, timeout: float, start: float | None = None) -> Result:
+        """Send `request`, which asks for `tokens` tokens; `start` is when it was due, now if None."""
+        self._reader = AnswerReader()
+        self._done = self._loop.create_future()
+        start = time.monotonic() if start is None else start
+        self._transport.write(request)
+        # A timer costs less than wait_for's task, and works the same.
+        timer = self._loop.call_later(timeout, self._fail, "timeout")
+        error = await self._done
+        timer.cancel()
+        error = error or self._reader.verdict(tokens)
+        if error and not self._reader.complete:
+            self.close()
+        return Result(start, self._reader.arrivals, time.monotonic(), error)
+
+    def close(self) -> None:
+        self.closed = True
+        self._transport.abort()
+
+    def _fail(self, error: str) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(error)
+
+    # -- what the event loop calls -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data, time.monotonic())
+        except httptools.HttpParserError:
+            self._fail("not HTTP")
+            return
+        if self._reader.complete:
+            if not self._reader.keep_alive:
+                self.close()
+            self._fail("")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        self._fail("connection cut")
+
+
+async def connect(target: Target) -> Client:
+    host, port, secure = target.address
+    return (await asyncio.get_running_loop().create_connection(Client, host, port, ssl=secure))[1]
+
+
+def failed(start: float, error: str) -> Result:
+    """A request that never got as far as a connection."""
+    return Result(start, array("d"), time.monotonic(), error)

@@ -1,0 +1,128 @@
+"""One run of `lmi bench`: every load some times over, in turns with the engine alone where that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from handler.bench import figures, machine, plot
+from handler.bench.client import Target
+from handler.bench.figures import Point, Repetition
+from handler.bench.load import Closed, Load, measure
+from handler.bench.offline import Offline, Work
+from handler.bench.quiet import OthersMeter
+from handler.bench.server import lmi_serve
+from handler.config import load_config
+from handler.launch import engine_spec
+
+_PROMPTS_EACH = 1 << 14  # numbers set aside for the prompts of one measurement
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured; the fields are `lmi bench`'s arguments."""
+
+    loads: Sequence[Load]
+    tokens: int
+    url: str | None = None
+    engine: str | None = None
+    model: str | None = None
+    options: Sequence[str] = ()
+    prompt_words: int = 48
+    timeout: float = 120.0
+    processes: int = 2
+    repeat: int = 3
+    quiet: float = 0.2
+
+
+def run(plan: Plan, picture: Path | None) -> int:
+    """Measure, print, plot; the exit status is 1 when a request failed."""
+    points = measure_all(plan)
+    found = document(plan, points)
+    print(machine.summary(found))
+    show(plan, points, found)
+    if picture is not None:
+        plot.save(picture, machine.summary(found), points, found["results"])
+        print(f"plot: {picture}")
+    print(json.dumps(found))
+    return 1 if any(value["errors"] for value in found["results"]) else 0
+
+
+def show(plan: Plan, points: Sequence[Point], found: dict[str, Any]) -> None:
+    """The table for people."""
+    print(f"answers of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.repeat} times")
+    print(figures.show(points, found["results"]))
+    if any((value["others_cores"] or 0.0) > plan.quiet for value in found["results"]):
+        print(f"DISTURBED: other processes took more than {plan.quiet:g} of a core: see others_cores in the JSON line")
+
+
+def document(plan: Plan, points: Sequence[Point]) -> dict[str, Any]:
+    """The JSON line."""
+    return {"plan": asdict(plan), "results": [figures.summarize(point) for point in points], **machine.describe()}
+
+
+def measure_all(plan: Plan) -> list[Point]:
+    with contextlib.ExitStack() as stack:
+        offline = stack.enter_context(_engine(plan)) if plan.engine else None
+        url = plan.url or stack.enter_context(lmi_serve(_serve_arguments(plan))).url
+        target = Target(url, plan.tokens, plan.prompt_words, plan.timeout)
+        points = []
+        for load in plan.loads:
+            point = _measure(plan, target, load, offline)
+            values = figures.summarize(point)
+            ratio = f", served / engine {values['served_over_engine']:.3f}" if offline else ""
+            print(f"{point.name}: {values['tokens_per_second']:.1f} tokens/s{ratio}", file=sys.stderr, flush=True)
+            points.append(point)
+    return points
+
+
+def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None) -> Point:
+    """`plan.repeat` repetitions; one that other processes disturbed is made again, at most so many times more."""
+    kept: list[Repetition] = []
+    disturbed: list[Repetition] = []
+    for turn in range(2 * plan.repeat):
+        repetition = _repeat(plan, replace(target, first=turn * _PROMPTS_EACH), load, offline, turn)
+        (disturbed if (repetition.others or 0.0) > plan.quiet else kept).append(repetition)
+        if len(kept) == plan.repeat:
+            break
+    disturbed.sort(key=lambda repetition: repetition.others or 0.0)
+    return Point(load, kept + disturbed[: plan.repeat - len(kept)], len(disturbed))
+
+
+def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
+    """The machine's speed drifts: the engine goes first in every other turn, so that neither gains by its place."""
+    meter = OthersMeter()
+    if offline is None:
+        return Repetition(measure(target, load, plan.processes), others=meter.cores())
+    assert isinstance(load, Closed)
+    work = Work(load.clients, load.requests, target.tokens, target.prompt_words, target.first, load.seconds)
+    before = offline.measure(work) if turn % 2 == 0 else None
+    results = measure(target, load, plan.processes)
+    return Repetition(results, before or offline.measure(work), meter.cores())
+
+
+@contextlib.contextmanager
+def _engine(plan: Plan) -> Iterator[Offline]:
+    """The engine as the server would load it from the same options."""
+    spec = engine_spec(load_config(overrides=_overrides(plan)))
+    with contextlib.closing(Offline(spec)) as offline:
+        offline.wait_ready()
+        yield offline
+
+
+def _overrides(plan: Plan) -> list[str]:
+    overrides = list(plan.options)
+    if plan.engine not in (None, "auto"):
+        overrides.append(f"option.llm_engine={plan.engine}")
+    if plan.model:
+        overrides.append(f"option.model_id={plan.model}")
+    return overrides
+
+
+def _serve_arguments(plan: Plan) -> list[str]:
+    return [part for override in _overrides(plan) for part in ("-o", override)]

@@ -1,0 +1,72 @@
+"""What a figure was measured on: without that it means nothing next year."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("lmi-handler", "openvino-genai", "tensorrt-llm", "vllm", "uvicorn", "uvloop", "httptools", "orjson")
+
+
+def describe() -> dict[str, Any]:
+    """For the JSON line: when, where, with what."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": _cpu_name(),
+            "cores": os.cpu_count(),
+            "memory_gb": _memory_gb(),
+            "system": platform.platform(),
+        },
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "commit": _commit(),
+    }
+
+
+def summary(found: dict[str, Any]) -> str:
+    """The same in one line for people."""
+    machine = found["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    commit = f", commit {found['commit']}" if found["commit"] else ""
+    where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
+    return f"{found['date']}{commit}; {where}; Python {found['python']}, {versions}"
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory_gb() -> int | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
+    except (ValueError, OSError):
+        return None
+
+
+def _commit() -> str | None:
+    """Of this checkout, with `+` when it holds changes; None when installed from elsewhere."""
+    try:
+        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,135 @@
+"""The engine alone, without HTTP, text or clients: what a server's figures are compared with."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from handler.bench.client import prompt
+from handler.bench.load import WARM_UP_PROMPT, WARM_UP_TOKENS
+from handler.core import Finish, Sampling
+from handler.engines import load, load_tokenizer
+from handler.engines.base import Engine, Tokenizer
+from handler.engines.worker import Spec
+from handler.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Work:
+    """The same as a closed loop of `clients`: as many sequences in flight, the same prompts, the same lengths.
+
+    Where it goes on for `seconds`, the prompts of `requests` come again and again.
+    """
+
+    clients: int
+    requests: int
+    tokens: int
+    prompt_words: int
+    first: int = 0
+    seconds: float | None = None
+
+
+class Run(NamedTuple):
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+class Offline:
+    """An engine loaded in a process of its own, as the server's is; measured on demand, idle in between."""
+
+    def __init__(self, spec: Spec) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_process, args=(theirs, spec), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def wait_ready(self) -> None:
+        self._hear()
+
+    def measure(self, work: Work) -> Run:
+        self._pipe.send(work)
+        run = self._hear()
+        assert isinstance(run, Run)
+        return run
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+    def _hear(self) -> Any:
+        try:
+            message = self._pipe.recv()
+        except EOFError:
+            raise ConfigError("the engine without a server ended early; its trace is above") from None
+        return message
+
+
+def _process(pipe: Connection, spec: Spec) -> None:
+    """Load, say so, then measure what is asked for until the other end closes."""
+    engine, tokenizer = load(*spec), load_tokenizer(*spec)
+    pipe.send("ready")
+    keys = itertools.count(1)
+    while True:
+        try:
+            work = pipe.recv()
+        except EOFError:
+            engine.close()
+            return
+        warm_up = replace(work, tokens=WARM_UP_TOKENS, requests=1, seconds=None, first=WARM_UP_PROMPT)
+        run(engine, warm_up, _encode(tokenizer, warm_up), keys)
+        pipe.send(run(engine, work, _encode(tokenizer, work), keys))
+
+
+def _encode(tokenizer: Tokenizer, work: Work) -> list[list[int]]:
+    """All prompts, beforehand: the engine's own speed is what is measured."""
+    numbers = range(work.first, work.first + work.clients * work.requests)
+    return [tokenizer.encode(prompt(number, work.prompt_words)).ids for number in numbers]
+
+
+def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int]) -> Run:
+    """Keep `work.clients` sequences in flight until all is done; every one must have its whole length."""
+    sampling = Sampling(max_new_tokens=work.tokens, ignore_eos=True)
+    lengths: dict[int, int] = {}
+    num_tokens = 0
+    began = time.monotonic()
+    waiting = _prompts(work, prompts, began)
+    for ids in itertools.islice(waiting, work.clients):
+        engine.add(key := next(keys), ids, sampling)
+        lengths[key] = 0
+    while lengths:
+        for output in engine.step():
+            num_tokens += len(output.ids)
+            lengths[output.key] += len(output.ids)
+            if output.finish is None:
+                continue
+            if output.finish is not Finish.LENGTH or lengths.pop(output.key) != work.tokens:
+                raise RuntimeError(f"the engine ended a sequence early: {output}")
+            if (ids_next := next(waiting, None)) is not None:
+                engine.add(key := next(keys), ids_next, sampling)
+                lengths[key] = 0
+    return Run(num_tokens, time.monotonic() - began)
+
+
+def _prompts(work: Work, prompts: list[list[int]], began: float) -> Iterator[list[int]]:
+    if work.seconds is None:
+        yield from prompts
+        return
+    for ids in itertools.cycle(prompts):
+        if time.monotonic() >= began + work.seconds:
+            return
+        yield ids

@@ -1,0 +1,86 @@
+"""Starts servers to be measured, each a process of its own on a free loopback port, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from handler.errors import ConfigError
+
+_LISTENING = re.compile(r"listening on (http://[^\s;]+)")
+_GRACE = 35.0  # seconds: a server that drains may take 25
+
+
+class Server(NamedTuple):
+    url: str
+    pid: int
+
+
+@contextlib.contextmanager
+def lmi_serve(arguments: Sequence[str], *, timeout: float = 300.0) -> Iterator[Server]:
+    """A ready `lmi serve` on a free port.
+
+    Args:
+        arguments: those of `lmi serve`, without the port.
+        timeout: seconds for the engine to load.
+
+    Raises:
+        ConfigError: it does not come up; says what it wrote last.
+    """
+    with process([sys.executable, "-m", "handler", "serve", *arguments, "--port", "0"], timeout=timeout) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def process(command: Sequence[str], *, timeout: float = 30.0) -> Iterator[Server]:
+    """A server process that writes `listening on URL` to stderr once it is ready."""
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    output = _Output(running)
+    try:
+        yield Server(output.url(timeout), running.pid)
+    finally:
+        running.terminate()
+        try:
+            running.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+        output.close()
+
+
+class _Output:
+    """Reads what the process writes, always: a full pipe would stop it."""
+
+    def __init__(self, running: subprocess.Popen[str]) -> None:
+        self._running = running
+        self._last: deque[str] = deque(maxlen=20)
+        self._url = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def url(self, timeout: float) -> str:
+        deadline = time.monotonic() + timeout
+        while not self._url:
+            if self._running.poll() is not None or time.monotonic() > deadline:
+                raise ConfigError(f"the server to be measured did not come up:\n{''.join(self._last).rstrip()}")
+            time.sleep(0.02)
+        return self._url
+
+    def close(self) -> None:
+        self._thread.join()
+        assert self._running.stderr is not None
+        self._running.stderr.close()
+
+    def _read(self) -> None:
+        assert self._running.stderr is not None
+        for line in self._running.stderr:
+            self._last.append(line)
+            if found := _LISTENING.search(line):
+                self._url = found[1]

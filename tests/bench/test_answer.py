@@ -1,0 +1,57 @@
+"""Counting tokens: the same however the bytes are cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from handler.bench.answer import AnswerReader
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+
+
+JSONLINES = HEAD % b"application/jsonlines" + chunked(
+    b'{"token":{"text":"a"}}\n',
+    b'{"token":{"text":"b"}}\n{"token":{"te',  # a chunk need not end where a line does
+    b'xt":"}\\n"}}\n{"token":{"text":"d"},"generated_text":"abcd"}\n',
+)
+EVENTS = HEAD % b"text/event-stream" + chunked(
+    b": hello\n\n",
+    b'data: {"token":{"text":"a"}}\n\nda',
+    b'ta: {"token":{"text":"b"},"generated_text":"ab"}\n\n',
+    b"data: [DONE]\n\n",
+)
+
+
+def read(answer: bytes, size: int) -> AnswerReader:
+    reader = AnswerReader()
+    for at in range(0, len(answer), size):
+        assert not reader.complete
+        reader.feed(answer[at : at + size], float(at))
+    return reader
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
+@pytest.mark.parametrize(("answer", "tokens"), [(JSONLINES, 4), (EVENTS, 2)])
+def test_tokens_are_counted_in_any_pieces(answer: bytes, tokens: int, size: int) -> None:
+    reader = read(answer, size)
+    assert reader.complete
+    assert len(reader.arrivals) == tokens
+    assert list(reader.arrivals) == sorted(reader.arrivals)
+    assert reader.verdict(tokens) == ""
+    assert reader.verdict(tokens + 1) == "wrong number of tokens"
+
+
+def test_an_error_line_and_a_status_are_errors() -> None:
+    failing = HEAD % b"application/jsonlines" + chunked(b'{"token":{"text":"a"}}\n', b'{"error":"no","code":424}\n')
+    assert read(failing, 5).verdict(2) == "failed in the stream"
+    refusing = b'HTTP/1.1 503 Service Unavailable\r\ncontent-length: 14\r\n\r\n{"error":"no"}'
+    assert read(refusing, 5).verdict(2) == "status 503"
+    assert read(HEAD % b"application/jsonlines" + chunked(b"<html>\n"), 5).verdict(1) == "not JSON"
+
+
+def test_an_answer_that_ends_early_is_not_complete() -> None:
+    assert not read(JSONLINES[:-3], 10).complete

@@ -1,0 +1,95 @@
+"""`lmi bench` and `bench/host_cpu.py` end to end, on the echo engine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from handler.bench import plot
+from handler.cli import main
+from handler.errors import ConfigError
+from tests.servers import LiveServer
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["--seconds", "1", "--repeat", "1", "--quiet", "99", "--tokens", "16", "--prompt-words", "8", "--no-plot"]
+
+
+def test_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", echo_server.url, "--clients", "2", *SHORT]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    (value,) = json.loads(shown[-1])["results"]
+    assert value["errors"] == {}
+    assert value["num_requests"] > 2
+    assert value["tokens_per_second"] == pytest.approx(16 * value["num_requests"], rel=0.5)
+    assert value["ttft_ms"]["p50"] <= value["ttft_ms"]["p99"]
+    assert any("2 clients" in line for line in shown)
+
+
+def test_open_loop_on_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", echo_server.url, "--rate", "20", "--constant", *SHORT]) == 0
+    (value,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert value["num_requests"] == 20
+    assert value["errors"] == {}
+
+
+def test_served_over_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    pace = ["-o", "option.echo_tokens_per_second=200"]
+    assert main(["bench", "--engine", "echo", *pace, "--clients", "4", *SHORT]) == 0
+    (value,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert value["engine_tokens_per_second"] == pytest.approx(800, rel=0.2)
+    assert 0.3 < value["served_over_engine"] < 1.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "URL"),
+        (["--engine", "echo", "--rate", "2"], "no arrivals"),
+        (["--engine", "nonesuch"], "known are"),
+        (["localhost:8080"], "http://host:port"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--no-plot", *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'lmi-handler\[bench\]'"):
+        plot.check_installed()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_host_cpu_counts_the_same_bytes_for_both_servers() -> None:
+    arguments = ["--clients", "4", "--seconds", "1", "--repeat", "1"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "host_cpu.py"), *arguments], capture_output=True, text=True, timeout=100
+    )
+    (row,) = json.loads(done.stdout.splitlines()[-1])["host_cpu"]["rows"]
+    sizes = row["bytes_per_token"]
+    assert sizes["served"] == pytest.approx(sizes["floor"], rel=0.02)
+    assert row["cpu_us_per_token"]["served"] > row["cpu_us_per_token"]["floor"] > 0
+    assert row["pace_kept"]["floor"] == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_cpu_time_covers_threads_and_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    cpu = importlib.import_module("cpu")
+    busy = "import threading,time;e=time.process_time;exec('while e()<.3: pass');print(flush=True);time.sleep(60)"
+    code = f"import subprocess,sys;subprocess.run([sys.executable,'-c',{busy!r}])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        spent, itself = cpu.cpu_seconds(parent.pid), cpu.ticks_seconds(parent.pid)
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        for child in children:
+            os.kill(int(child), 9)
+    assert 0.25 < spent - itself < 2
