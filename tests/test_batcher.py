@@ -9,7 +9,7 @@ import pytest
 
 from handler.batcher import Batcher
 from handler.core import Delta, Finish, Request, Sampling
-from handler.engines.base import Output, Step, pack
+from handler.engines.base import Output, Step
 from handler.errors import GenerationFailed, Unavailable
 from handler.text import Prompt, Vocabulary
 
@@ -51,7 +51,7 @@ class Scripted:
             outputs.append(Output(key, [ids[-1 - self.left[key] % len(ids)]], [-0.1], finish))
             if finish:
                 del self.active[key]
-        return [pack(outputs)]
+        return [Step([], [], [], outputs)]
 
 
 def prompt(text: str) -> Prompt:

@@ -14,7 +14,7 @@ from handler.bench.client import prompt
 from handler.bench.load import WARM_UP_PROMPT, WARM_UP_TOKENS
 from handler.core import Finish, Sampling
 from handler.engines import load, load_tokenizer
-from handler.engines.base import Engine, Tokenizer
+from handler.engines.base import Engine, Output, Step, Tokenizer
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
 
@@ -112,7 +112,7 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
         engine.add(key := next(keys), ids, sampling)
         lengths[key] = 0
     while lengths:
-        for output in engine.step():
+        for output in _outputs(engine.step()):
             num_tokens += len(output.ids)
             lengths[output.key] += len(output.ids)
             if output.finish is None:
@@ -123,6 +123,13 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
                 engine.add(key := next(keys), ids_next, sampling)
                 lengths[key] = 0
     return Run(num_tokens, time.monotonic() - began)
+
+
+def _outputs(step: Step) -> Iterator[Output]:
+    """A step's columns and others alike."""
+    for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
+        yield Output(key, (id,), (logprob,))
+    yield from step.others
 
 
 def _prompts(work: Work, prompts: list[list[int]], began: float) -> Iterator[list[int]]:

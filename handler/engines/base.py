@@ -30,31 +30,16 @@ class Output(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step brought; empty ones are sent too, they prove that the engine is alive.
+    """What a step brought.
 
     Nearly always that is one token for each of many requests: those come as three columns, `keys`, `ids` and
-    `logprobs`, which cost a tenth of as many objects to send and read. All else is in `others`.
+    `logprobs`, which cost a tenth of as many objects to make, send and read. All else is in `others`.
     """
 
     keys: list[int]
     ids: list[int]
     logprobs: list[float | None]
     others: list[Output]
-
-
-def pack(outputs: list[Output]) -> Step:
-    """Sort a step's outputs into columns and others."""
-    step = Step([], [], [], [])
-    keys, ids, logprobs, others = step
-    for output in outputs:
-        key, its_ids, its_logprobs, finish, sequence, prompt_logprobs, _ = output
-        if len(its_ids) == 1 and finish is None and not sequence and prompt_logprobs is None:
-            keys.append(key)
-            ids.append(its_ids[0])
-            logprobs.append(its_logprobs[0])
-        else:
-            others.append(output)
-    return step
 
 
 @dataclass(frozen=True)
@@ -98,7 +83,7 @@ class Engine(Protocol):
     def cancel(self, key: int) -> None:
         """Forget a request; unknown keys are ignored."""
 
-    def step(self) -> list[Output]:
+    def step(self) -> Step:
         """Make progress on some requests, blocking as long as that takes; may bring nothing (a part of a prefill)."""
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 from handler.core import Finish, Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.text import Prompt, Vocabulary
 
 CAPABILITIES = Capabilities(
@@ -72,28 +72,27 @@ class Echo:
     def cancel(self, key: int) -> None:
         self._active.pop(key, None)
 
-    def step(self) -> list[Output]:
+    def step(self) -> Step:
         if self._pause:
             self._wait()
-        outputs = []
-        ended = []
-        logprobs = (0.0,)
+        keys, ids, others = [], [], []
+        cues = self._cues
         for key, sequence in self._active.items():
-            id = sequence.ids[sequence.position % sequence.size]
-            if id < len(_CUES) and self._cues:
+            position = sequence.position
+            id = sequence.ids[position % sequence.size]
+            if cues and id < len(_CUES):
                 _act(_CUES[id])
-            sequence.position += 1
-            finish = None
-            if sequence.position >= sequence.last:
-                finish = Finish.LENGTH
-            if sequence.stops and id in sequence.stops and sequence.position > sequence.least:
-                finish = Finish.STOP
-            outputs.append(Output(key, (id,), logprobs, finish))
-            if finish is not None:
-                ended.append(key)
-        for key in ended:
-            del self._active[key]
-        return outputs
+            sequence.position = position = position + 1
+            if sequence.stops and id in sequence.stops and position > sequence.least:
+                others.append(Output(key, (id,), (0.0,), Finish.STOP))
+            elif position >= sequence.last:
+                others.append(Output(key, (id,), (0.0,), Finish.LENGTH))
+            else:
+                keys.append(key)
+                ids.append(id)
+        for output in others:
+            del self._active[output.key]
+        return Step(keys, ids, [0.0] * len(ids), others)
 
     def close(self) -> None:
         self._active.clear()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from handler.core import Finish, Sampling
 from handler.engines import gguf
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.errors import ConfigError, InvalidPayload
 from handler.text import Prompt, Vocabulary
 
@@ -82,6 +82,7 @@ class OpenVino:
 
         assert config.model is not None
         self._genai = openvino_genai
+        self._ignored = openvino_genai.GenerationStatus.IGNORED
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = config.max_sequences
         # All prompts that arrive together prefill in one step: a bound on it keeps the neighbours' tokens coming.
@@ -123,35 +124,45 @@ class OpenVino:
         if running is not None:
             running.handle.cancel()
 
-    def step(self) -> list[Output]:
+    def step(self) -> Step:
         self._pipeline.step()
-        outputs: list[Output] = []
+        step = Step([], [], [], [])
         ended: list[int] = []
         for key, running in self._running.items():
             handle = running.handle
             if handle.can_read():
-                outputs += self._read(key, running)
-            elif handle.get_status() == self._genai.GenerationStatus.IGNORED:
-                outputs.append(Output(key, (), (), Finish.ERROR, error="the KV cache cannot hold this request"))
-            if outputs and outputs[-1].key == key and outputs[-1].finish is not None:
+                if self._read(key, running, step):
+                    ended.append(key)
+            elif handle.get_status() == self._ignored:
+                error = "the KV cache cannot hold this request"
+                step.others.append(Output(key, (), (), Finish.ERROR, error=error))
                 ended.append(key)
         for key in ended:
             del self._running[key]
-        return outputs
+        return step
 
     def close(self) -> None:
         self._running.clear()
 
     # -- one request ---------------------------------------------------------------------------------------------
 
-    def _read(self, key: int, running: _Running) -> Iterator[Output]:
-        """All that lies ready for one request. Beams arrive together, at the end, best first."""
+    def _read(self, key: int, running: _Running, step: Step) -> bool:
+        """Take all that lies ready for one request; true when it has ended. Beams arrive together, at the end."""
         sequences: dict[int, int] = {}
+        ended = False
         while running.handle.can_read():
             found = running.handle.read()
-            ranked = sorted(found.items(), key=lambda item: -item[1].score) if len(found) > 1 else found.items()
-            for sequence, output in ranked:
-                yield self._output(key, sequences.setdefault(sequence, len(sequences)), running, output)
+            best_first = sorted(found.items(), key=lambda item: -item[1].score) if len(found) > 1 else found.items()
+            for sequence, output in best_first:
+                one = self._output(key, sequences.setdefault(sequence, len(sequences)), running, output)
+                ended = ended or one.finish is not None
+                if one.finish is None and len(one.ids) == 1 and one.prompt_logprobs is None:
+                    step.keys.append(key)
+                    step.ids.append(one.ids[0])
+                    step.logprobs.append(one.logprobs[0])
+                else:
+                    step.others.append(one)
+        return ended
 
     def _output(self, key: int, sequence: int, running: _Running, output: Any) -> Output:
         ids, logprobs = output.generated_ids, output.generated_log_probs

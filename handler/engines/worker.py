@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from handler.core import Finish, Sampling
-from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, pack
+from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, Step
 from handler.engines.frames import FrameReader, send, wait
 
 
@@ -87,7 +87,8 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                     refused.append(output)
             if refused:
                 break
-        step = pack(refused + (engine.step() if active else []))
+        step = engine.step() if active else Step([], [], [], [])
+        step.others.extend(refused)
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)

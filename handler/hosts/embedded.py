@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import sys
@@ -61,6 +62,7 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
                 f"\rready after {time.perf_counter() - began:.1f} s\n{_greeting(listener)}", file=sys.stderr, flush=True
             )
 
+    _calm_garbage_collector()
     schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
     context = schema_context(config, spec.engine)
     service = Service(config, engine, tokenizer, schema, context)
@@ -97,6 +99,13 @@ async def _show_progress(what: str) -> None:
                 flush=True,
             )
         await asyncio.sleep(1)
+
+
+def _calm_garbage_collector() -> None:
+    """Tokens come and go by the thousand and leave no cycles: look for those rarely, and not among what stays."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def _greeting(listener: socket.socket) -> str:
