@@ -99,7 +99,7 @@ class Exchange:
         data = self._reply.feed(index, delta)
         if data:
             if self._writer is not None:
-                self._writer.write(data, last=self._reply.finished)
+                self._pump.write(self._writer, data, last=self._reply.finished)
             elif self._call.streams:
                 self._pending.append(data)
                 if not self.begun.done():

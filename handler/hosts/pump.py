@@ -9,6 +9,7 @@ from collections.abc import Callable
 from handler.batcher import Batcher
 from handler.core import Delta, Finish, Request
 from handler.errors import InternalError
+from handler.hosts.body import BodyWriter
 from handler.text import Prompt
 
 log = logging.getLogger("handler.pump")
@@ -25,6 +26,7 @@ class Pump:
         self._batcher = batcher
         self._on_tokens = on_tokens
         self._sinks: dict[int, Sink] = {}
+        self._chunks: list[tuple[BodyWriter, bytes, bool]] = []
         self._loop = asyncio.get_running_loop()
         self._fd: int | None = None
         self._timer = self._loop.call_later(_TICK, self._tick)
@@ -46,6 +48,14 @@ class Pump:
     def cancel(self, id: int) -> None:
         if self._sinks.pop(id, None) is not None:
             self._batcher.cancel(id)
+
+    def write(self, writer: BodyWriter, data: bytes, *, last: bool) -> None:
+        """Send `data` at the end of this step.
+
+        All of a step's chunks are written in a row: a write between two computations finds its reader asleep again,
+        and waking it costs more than all that we compute for a token.
+        """
+        self._chunks.append((writer, data, last))
 
     def close(self) -> None:
         self._timer.cancel()
@@ -70,5 +80,11 @@ class Pump:
                 self.cancel(delta.id)
                 failure = InternalError(f"internal error: {type(error).__name__}")
                 sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
+        chunks, self._chunks = self._chunks, []
+        for writer, data, last in chunks:
+            try:
+                writer.write(data, last=last)
+            except Exception:
+                log.exception("a chunk could not be sent: a bug")
         if num_tokens:
             self._on_tokens(num_tokens)
