@@ -79,7 +79,6 @@ class Batcher:
         self._queue: dict[int, _Active] = {}  # in order of arrival
         self._places: dict[int, _Place] = {}  # by the engine's key
         self._running: dict[int, _Active] = {}
-        self._refused: list[Delta] = []
 
     @property
     def num_queued(self) -> int:
@@ -129,7 +128,7 @@ class Batcher:
             self.cancel(active.id)
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
-        """What one step brought, at most one delta a sequence; waits up to `timeout` seconds for it."""
+        """What the engine's steps have brought, waiting up to `timeout` seconds for it."""
         try:
             steps = self._engine.step(timeout)
         except Exception as error:  # the engine is foreign code: tell every client once, keep serving
@@ -139,9 +138,6 @@ class Batcher:
             self._deliver_columns(step, deltas)
             for output in step.others:
                 self._deliver(output, deltas)
-        if self._refused:
-            deltas += self._refused
-            self._refused = []
         if self._queue:
             deltas += self._expire()
             self._admit()
@@ -212,12 +208,7 @@ class Batcher:
                 seed=sampling.seed_of(first),
                 prompt_logprobs=sampling.prompt_logprobs and first == 0,
             )
-            try:
-                self._engine.add(key, active.prompt.ids, own)
-            except Exception as error:  # foreign code: its refusal ends this request alone
-                self.cancel(active.id)
-                self._refused.append(Delta(active.id, 0, (), Finish.ERROR, _failure(error)))
-                return
+            self._engine.add(key, active.prompt.ids, own)
 
     def _end_sequence(self, place: _Place, key: int, index: int) -> None:
         place.generations[index] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class Config:
     echo_tokens_per_second: float
     echo_cues: bool
     log_prompts: bool
-    write_timeout: float
+    client_timeout: float
     batch_size: int
     max_batch_delay: int
     job_queue_size: int
@@ -66,7 +66,6 @@ def load_config(
     properties: Path | None = None,
     overrides: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
-    defaults: Mapping[str, str] | None = None,
 ) -> Config:
     """Read every source, check every value.
 
@@ -74,7 +73,6 @@ def load_config(
         properties: a serving.properties file.
         overrides: `key=value` as `-o` takes them, keys as serving.properties writes them.
         environ: the environment, `os.environ` by default.
-        defaults: the host's own, below all sources.
 
     Raises:
         ConfigError: an unknown or misspelt key, or a wrong value; names it and where it stands.
@@ -82,7 +80,6 @@ def load_config(
     settings: dict[str, Setting] = {}
     # Weakest first; later ones win.
     for source in (
-        (Setting(key, value, "default") for key, value in (defaults or {}).items()),
         _from_environment(os.environ if environ is None else environ),
         _from_file(properties) if properties else (),
         _from_overrides(overrides),
@@ -94,7 +91,7 @@ def load_config(
     for option in OPTIONS:
         found = settings.get(option.key)
         if option.field is None:
-            if found is not None and found.origin != "default":
+            if found is not None:
                 warnings.append(f"{found.key} ({found.origin}) has no effect here: {option.help}")
             continue
         values[option.field] = _parse(option, found) if found else option.default
@@ -194,6 +191,3 @@ def _checked(config: Config, settings: Mapping[str, Setting]) -> Config:
                     f"but option.rolling_batch={config.rolling_batch} ({where('option.rolling_batch')})"
                 )
     return config
-
-
-assert {option.field for option in OPTIONS if option.field} == {f.name for f in fields(Config)} - {"warnings"}

@@ -69,10 +69,8 @@ class Request:
     prompt: str
     sampling: Sampling = field(default_factory=Sampling)
     truncate: int | None = None  # keep only the last n prompt tokens
-    stream: bool = False
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
-    client_id: str = ""  # x-request-id, for the log
 
 
 class Token(NamedTuple):

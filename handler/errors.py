@@ -6,6 +6,7 @@
         ├── InvalidPayload   424    the body is not what the schema asks for (seed 004, Error Responses)
         ├── InvalidParameter 424    a generation parameter has a wrong type, range or is not supported by the engine
         ├── UnsupportedMedia 415    a content type that no schema reads
+        ├── TooSlow          408    the body did not arrive in time
         ├── TooLarge         413    the body exceeds max_request_size
         ├── GenerationFailed 424    the engine raised, hung or died while it worked on the request
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
@@ -32,6 +33,11 @@ class ServingError(Exception):
     def message(self) -> str:
         return str(self.args[0]) if self.args else self.type
 
+    @property
+    def public(self) -> str:
+        """What of the message may stand in a log, which must not hold the client's own text."""
+        return self.message
+
 
 class InvalidPayload(ServingError):
     kind = "validation"
@@ -39,14 +45,26 @@ class InvalidPayload(ServingError):
 
 
 class InvalidParameter(ServingError):
+    """The message begins with `parameters.NAME=VALUE`."""
+
     kind = "validation"
     type = "BadRequestException"
+
+    @property
+    def public(self) -> str:
+        return f"{self.message.partition('=')[0]} was refused"
 
 
 class UnsupportedMedia(ServingError):
     status = 415
     kind = "validation"
     type = "UnsupportedMediaTypeException"
+
+
+class TooSlow(ServingError):
+    status = 408
+    kind = "validation"
+    type = "RequestTimeoutException"
 
 
 class TooLarge(ServingError):

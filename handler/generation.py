@@ -16,7 +16,7 @@ class Generation:
     the answer's.
     """
 
-    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "push")
+    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "push", "stopped")
 
     def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
         self._detokenizer = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens)
@@ -25,11 +25,8 @@ class Generation:
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
         self.push = self._push_plain if self._stops is None and not self._ending else self._push_watched
         """(id, logprob) -> Token: one token more, not the last one as far as the engine knows; see `stopped`."""
-
-    @property
-    def stopped(self) -> bool:
+        self.stopped = False
         """A stop string has been found in what was pushed: the sequence has ended."""
-        return self._stops is not None and self._stops.matched
 
     def _push_plain(self, id: int, logprob: float | None) -> Token:
         return Token(id, self._detokenizer.feed(id), logprob, id in self._special)
@@ -38,6 +35,7 @@ class Generation:
         text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
             text = self._stops.feed(text)
+            self.stopped = self._stops.matched
         return Token(id, text, logprob, id in self._special)
 
     def feed(
@@ -61,7 +59,7 @@ class Generation:
 
     def _flush(self, tokens: list[Token]) -> None:
         """Held-back text goes out with the last token."""
-        text = self._detokenizer.flush() + (self._stops.flush() if self._stops is not None else "")
+        text = self._stops.flush() if self._stops is not None else ""
         if not text:
             return
         if tokens:

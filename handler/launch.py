@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
-from handler import engines, models
+from handler import engines
 from handler.config import Config
 from handler.engines.base import EngineConfig
-from handler.engines.convert import convert
-from handler.engines.gguf_weights import exact_model
 from handler.engines.remote import RemoteEngine
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
 from handler.schemas.base import Context
-
-log = logging.getLogger("handler.launch")
-
-# Bytes of a GGUF file up to which its weights are kept in 8 bits by default: OpenVINO's rounding of 4-bit weights
-# raises a small model's perplexity by a quarter, and in 8 bits it is as fast. A large model would lose speed.
-_SMALL_GGUF = 256 << 20
 
 _BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 """Values of option.rolling_batch that name an engine; LMI itself made lmi-dist mean vLLM."""
@@ -50,11 +39,10 @@ def choose_engine(config: Config) -> str:
 def engine_spec(config: Config) -> Spec:
     """What a worker is to load; fetches or converts the model's files where that is needed."""
     name = choose_engine(config)
-    path = None if name == "echo" else _model_path(config.model_id or models.DEMO, config.dtype)
     return Spec(
         name,
         EngineConfig(
-            model=path,
+            model=engines.prepare(name, config.model_id, config.dtype),
             dtype=config.dtype,
             max_sequences=config.max_rolling_batch_size,
             max_tokens_per_step=config.max_num_batched_tokens,
@@ -63,26 +51,10 @@ def engine_spec(config: Config) -> Spec:
             prefix_cache=config.enable_prefix_caching,
             options={
                 "echo_tokens_per_second": config.echo_tokens_per_second,
-                "echo_cues": float(config.echo_cues),
+                "echo_cues": config.echo_cues,
             },
         ),
     )
-
-
-def _model_path(model_id: str, dtype: str) -> Path:
-    """What the engine loads: the files themselves, or what was made of them once and kept."""
-    model = models.locate(model_id)
-    made = models.cache_directory() / "converted"
-    if model.kind == "huggingface":
-        return convert(model.path, made)
-    if model.kind == "gguf" and dtype == "fp32":
-        return exact_model(model.path, made, "f32")
-    if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
-        try:
-            return exact_model(model.path, made, "i8")
-        except ConfigError as error:  # it can still be served as OpenVINO reads it
-            log.warning("its weights will be rounded: %s", error)
-    return model.path
 
 
 def start_engine(config: Config, spec: Spec) -> RemoteEngine:
@@ -94,13 +66,10 @@ def start_engine(config: Config, spec: Spec) -> RemoteEngine:
     )
 
 
-def schema_context(config: Config, engine: str) -> Context:
-    lacks = dict(engines.capabilities(engine).lacks)
-    if engine == "openvino" and config.enable_prefix_caching:
-        lacks["prompt_logprobs"] = "it gives none for cached prompt tokens (option.enable_prefix_caching=true)"
+def schema_context(config: Config, spec: Spec) -> Context:
     return Context(
-        engine=engine,
-        lacks=lacks,
+        engine=spec.engine,
+        lacks=engines.capabilities(*spec).lacks,
         output_formatter=config.output_formatter,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,

@@ -89,8 +89,8 @@ OPTIONS = (
     # what is served
     Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`"),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
-    Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto takes it from the model"),
-    Option("option.rolling_batch", "rolling_batch", one_of(*ROLLING_BATCHES), "auto", "LMI's switch: disable is dynamic batching, an engine's name chooses it"),
+    Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, else openvino"),
+    Option("option.rolling_batch", "rolling_batch", one_of(*ROLLING_BATCHES), "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler is auto"),
     Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 where it has it)"),
     Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "devices a model is spread over; CPU engines have one"),
     # how answers look
@@ -112,12 +112,12 @@ OPTIONS = (
     Option("option.predict_timeout", "predict_timeout", number(0.1), 120.0, "seconds that a request may wait for its turn", ("option.predictTimeout",)),
     Option("option.model_loading_timeout", "model_loading_timeout", number(1), 240.0, "seconds that the engine may take to load"),
     Option("option.engine_timeout", "engine_timeout", number(0.1), 60.0, "seconds without a step after which the engine counts as hung"),
-    Option("option.write_timeout", "write_timeout", number(0.1), 120.0, "seconds that a client may read nothing of its stream before it is dropped"),
+    Option("option.client_timeout", "client_timeout", number(0.1), 120.0, "seconds that a client may take for its body, or read nothing of its stream, before it is dropped"),
     # the rest
     Option("option.engine_isolation", "engine_isolation", one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: a process, but a thread for echo"),
     Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "echo: tokens a second for each request; 0: as fast as it goes"),
     Option("option.echo_cues", "echo_cues", boolean, False, "echo: the words <raise> <hang> <die> <refuse> do so (for tests)"),
-    Option("option.log_prompts", "log_prompts", boolean, False, "write prompts and answers to the log"),
+    Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),
     # DJL Serving's own: its Java side reads them, the embedded server has no use for them
     *(
         Option(key, None, str, None, "it belongs to DJL Serving's Java side")

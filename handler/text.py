@@ -1,7 +1,7 @@
 """Token ids to text, piece by piece: characters are never split or doubled, stop strings never leak.
 
-Detokenizer and StopMatcher are fed what arrives and say what is now safe to show (`feed`), and at the end what was
-held back (`flush`).
+Detokenizer and StopMatcher are fed what arrives and say what is now safe to show (`feed`), the matcher at the end
+also what it held back (`flush`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class Prompt(NamedTuple):
 
 
 class Detokenizer:
-    """Ids of one sequence to text. A character whose bytes come with several tokens appears with the last of them."""
+    """Ids of one sequence to text.
+
+    A character whose bytes come with several tokens appears with the last of them; one that never becomes whole does
+    not appear at all: half a character is not text.
+    """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = True) -> None:
         self._pieces = vocabulary.pieces
@@ -66,12 +70,6 @@ class Detokenizer:
         text = self._decoder.decode(self._pieces[id])
         self._pending = bool(self._decoder.getstate()[0])
         return text
-
-    def flush(self) -> str:
-        """Bytes of a character that never became whole are dropped: half a character is not text."""
-        self._decoder.reset()
-        self._pending = False
-        return ""
 
 
 class StopMatcher:

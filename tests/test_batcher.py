@@ -29,8 +29,6 @@ class Scripted:
     refuse: str = ""
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
-        if self.refuse and bytes(ids).decode() == self.refuse:
-            raise ValueError("cannot do that")
         self.active[key] = list(ids)
         self.left[key] = sampling.max_new_tokens
         self.seeds.append(sampling.seed)
@@ -44,14 +42,22 @@ class Scripted:
             error, self.fail = self.fail, None
             self.active.clear()
             raise error
-        outputs = []
+        step = Step([], [], [], [])
         for key, ids in list(self.active.items()):
-            self.left[key] -= 1
-            finish = Finish.LENGTH if not self.left[key] else None
-            outputs.append(Output(key, [ids[-1 - self.left[key] % len(ids)]], [-0.1], finish))
-            if finish:
+            if self.refuse and bytes(ids).decode() == self.refuse:
+                step.others.append(Output(key, (), (), Finish.ERROR, error="cannot do that"))
                 del self.active[key]
-        return [Step([], [], [], outputs)]
+                continue
+            self.left[key] -= 1
+            id = ids[-1 - self.left[key] % len(ids)]
+            if self.left[key]:
+                step.keys.append(key)
+                step.ids.append(id)
+                step.logprobs.append(-0.1)
+            else:
+                step.others.append(Output(key, [id], [-0.1], Finish.LENGTH))
+                del self.active[key]
+        return [step]
 
 
 def prompt(text: str) -> Prompt:

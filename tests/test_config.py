@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from handler.config import Config, load_config
 from handler.errors import ConfigError
 from handler.launch import choose_engine
+from handler.options import OPTIONS
 
 
 def config(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> Config:
@@ -157,3 +159,9 @@ def test_more_devices_than_the_engine_uses_are_refused() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_degree=4"):
         choose_engine(config("option.tensor_parallel_degree=4"))
     assert choose_engine(config("option.tensor_parallel_degree=max")) == "openvino"
+
+
+def test_every_option_has_its_field() -> None:
+    assert {option.field for option in OPTIONS if option.field} == {field.name for field in fields(Config)} - {
+        "warnings"
+    }

@@ -19,7 +19,7 @@ ALLOWED = {
     "config": {"errors", "options"},
     "models": {"errors"},
     "schemas": {"core", "errors", "framing", "schemas"},
-    "engines": {"core", "errors", "text", "engines"},
+    "engines": {"core", "errors", "text", "models", "engines"},
     "batcher": {"core", "errors", "text", "generation", "engines.base"},
     "launch": {"config", "engines", "errors", "models", "schemas.base"},
     "hosts": {"batcher", "config", "core", "engines", "errors", "framing", "hosts", "launch", "schemas", "text"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from handler.engines.base import Capabilities, Engine, EngineConfig, Tokenizer
@@ -16,7 +17,8 @@ class EngineEntry:
     """One line of the registry.
 
     Attributes:
-        module: has `CAPABILITIES`, `load(config) -> Engine` and `load_tokenizer(config) -> Tokenizer`.
+        module: has `prepare(model, dtype) -> Path | None`, `capabilities(config) -> Capabilities`,
+            `load(config) -> Engine` and `load_tokenizer(config) -> Tokenizer`.
         needs: the import that shows whether it is installed.
         install: what to run when it is not.
         isolated: runs in a process of its own; a thread will do where stepping costs nothing.
@@ -29,7 +31,7 @@ class EngineEntry:
 
 
 ENGINES = {
-    "openvino": EngineEntry("handler.engines.openvino", "openvino_genai", "pip install openvino-genai"),
+    "openvino": EngineEntry("handler.engines.openvino", "openvino_genai", "pip install 'lmi-handler[cpu]'"),
     "echo": EngineEntry("handler.engines.echo", None, "", isolated=False),
     "trtllm": EngineEntry(None, "tensorrt_llm", "pip install tensorrt-llm"),
     "vllm": EngineEntry(None, "vllm", "pip install vllm"),
@@ -60,8 +62,13 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
     return cast(Tokenizer, _module(name).load_tokenizer(config))
 
 
-def capabilities(name: str) -> Capabilities:
-    return cast(Capabilities, _module(name).CAPABILITIES)
+def prepare(name: str, model_id: str | None, dtype: str) -> Path | None:
+    """The files that the engine loads for `option.model_id`: fetched or converted where that is needed."""
+    return cast(Path | None, _module(name).prepare(model_id, dtype))
+
+
+def capabilities(name: str, config: EngineConfig) -> Capabilities:
+    return cast(Capabilities, _module(name).capabilities(config))
 
 
 def _module(name: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from handler.core import Finish, Sampling
 from handler.text import Prompt
@@ -52,8 +52,8 @@ class EngineConfig:
     max_tokens_per_step: int = 256
     max_total_tokens: int | None = None
     cache_gib: int = 0
-    prefix_cache: bool = True
-    options: Mapping[str, float] = field(default_factory=dict)
+    prefix_cache: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class EngineInfo:
     device: str
     dtype: str
     max_total_tokens: int
-    vocabulary_size: int | None = None
 
 
 class Engine(Protocol):
     """An engine steps many sequences at once. It is used by one thread only and may block it, holding the GIL.
 
-    It may raise from `add` to refuse one request; an exception from `step` means that the engine is broken and
-    will be built anew. It never returns anything for a key after its last sequence finished or it was cancelled.
+    It may raise from `add` to refuse one request. An exception from `step` means that the engine is broken: it will be
+    built anew, unless it never loaded. It never returns anything for a key after it was cancelled, or after the step
+    in which its sequences, all of them at once, finished.
     """
 
     info: EngineInfo
@@ -102,10 +102,7 @@ class Capabilities:
     """Which generation parameters an engine lacks.
 
     Attributes:
-        engine: its name, for messages.
         lacks: Sampling field -> why; a value that would have an effect is refused.
-        max_beams: widest beam search, 1 where there is none.
     """
 
-    engine: str
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

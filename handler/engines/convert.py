@@ -11,7 +11,7 @@ import logging
 from importlib.util import find_spec
 from pathlib import Path
 
-from handler.engines.made import NEEDED, fingerprint, make_once, run_apart
+from handler.engines.made import fingerprint, make_once, run_apart
 from handler.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -30,12 +30,6 @@ from optimum.intel import OVConfig
 main_export(sys.argv[1], sys.argv[2], task="text-generation-with-past", library_name="transformers",
             ov_config=OVConfig(), convert_tokenizer=True)
 """
-
-
-def is_huggingface(directory: Path) -> bool:
-    """Whether `directory` holds a checkpoint that must be converted before OpenVINO can load it."""
-    weights = [*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]
-    return bool(weights) and (directory / "config.json").is_file() and not (directory / NEEDED[0]).is_file()
 
 
 def convert(source: Path, cache: Path) -> Path:

@@ -20,8 +20,7 @@ from handler.core import Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.text import Prompt, Vocabulary
 
-CAPABILITIES = Capabilities(
-    "echo",
+_CAPABILITIES = Capabilities(
     lacks={
         "num_beams": "it has no beam search",
         "bad_sequences": "it only ever echoes",
@@ -112,6 +111,14 @@ def _act(cue: str) -> None:
     if cue == "<die>":
         raise SystemExit(3)  # ends the process, or the thread, without a word
     raise RuntimeError(f"raised on cue {cue}")
+
+
+def prepare(model_id: str | None, dtype: str) -> None:
+    """It needs no files."""
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    return _CAPABILITIES
 
 
 def load(config: EngineConfig) -> Echo:

@@ -11,6 +11,10 @@ from typing import Any
 _LENGTH = struct.Struct("!I")
 
 
+class HostGone(Exception):
+    """The other end of the channel is closed."""
+
+
 def wait(channel: socket.socket, *, writable: bool = False, timeout: float | None = None) -> bool:
     """Whether `channel` can be read (or written) within `timeout` seconds; None waits for ever.
 
@@ -24,9 +28,23 @@ def wait(channel: socket.socket, *, writable: bool = False, timeout: float | Non
 def send(channel: socket.socket, message: Any) -> None:
     """Send a whole message, whether the socket blocks or not: an event loop that reads from it makes it not to."""
     data = memoryview(encode(message))
-    while data:
-        wait(channel, writable=True)
-        data = data[channel.send(data) :]
+    try:
+        while data:
+            wait(channel, writable=True)
+            data = data[channel.send(data) :]
+    except OSError as error:
+        raise HostGone from error
+
+
+def receive(channel: socket.socket) -> bytes:
+    """What lies there, waiting for something; raises HostGone when the other end is closed."""
+    try:
+        data = channel.recv(1 << 18)
+    except OSError as error:
+        raise HostGone from error
+    if not data:
+        raise HostGone
+    return data
 
 
 def encode(message: Any) -> bytes:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from handler import models
 from handler.core import Finish, Sampling
 from handler.engines import gguf
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.convert import convert
+from handler.engines.gguf_weights import exact_model
 from handler.errors import ConfigError, InvalidPayload
 from handler.text import Prompt, Vocabulary
 
-CAPABILITIES = Capabilities(
-    "openvino",
-    lacks={
-        "typical_p": "it has no typical decoding",
-        "bad_sequences": "it cannot forbid token sequences",
-        "top_logprobs": "it reports the chosen token's log-probability only",
-    },
-)
+_LACKS = {
+    "typical_p": "it has no typical decoding",
+    "bad_sequences": "it cannot forbid token sequences",
+    "top_logprobs": "it reports the chosen token's log-probability only",
+}
+
+# Bytes of a GGUF file up to which its weights are kept in 8 bits by default: OpenVINO's rounding of 4-bit weights
+# raises a small model's perplexity by a quarter, and in 8 bits it is as fast. A large model would lose speed.
+_SMALL_GGUF = 256 << 20
+
+log = logging.getLogger("handler.engine")
 
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 _DEFAULT_CONTEXT = 2048
@@ -82,6 +89,7 @@ class OpenVino:
 
         assert config.model is not None
         self._genai = openvino_genai
+        self._in_progress = openvino_genai.GenerationStatus.RUNNING
         self._ignored = openvino_genai.GenerationStatus.IGNORED
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = config.max_sequences
@@ -133,8 +141,8 @@ class OpenVino:
             if handle.can_read():
                 if self._read(key, running, step):
                     ended.append(key)
-            elif handle.get_status() == self._ignored:
-                error = "the KV cache cannot hold this request"
+            elif (status := handle.get_status()) != self._in_progress:  # it will never bring anything again
+                error = "the KV cache cannot hold this request" if status == self._ignored else f"ended as {status}"
                 step.others.append(Output(key, (), (), Finish.ERROR, error=error))
                 ended.append(key)
         for key in ended:
@@ -156,7 +164,7 @@ class OpenVino:
             for sequence, output in best_first:
                 one = self._output(key, sequences.setdefault(sequence, len(sequences)), running, output)
                 ended = ended or one.finish is not None
-                if one.finish is None and len(one.ids) == 1 and one.prompt_logprobs is None:
+                if one.finish is None and len(one.ids) == 1 and one.prompt_logprobs is None and not one.sequence:
                     step.keys.append(key)
                     step.ids.append(one.ids[0])
                     step.logprobs.append(one.logprobs[0])
@@ -172,22 +180,27 @@ class OpenVino:
             ids, logprobs = ids[running.num_prompt :], logprobs[running.num_prompt :]
             running.num_prompt = 0
         finish = self._finish(running, ids, output.finish_reason)
-        if finish is Finish.STOP and running.own_stops:
-            at = next(index for index, id in enumerate(ids) if id in running.stops)
-            ids, logprobs = ids[: at + 1], logprobs[: at + 1]
+        if (at := self._own_stop(running, ids)) is not None:
+            ids, logprobs, finish = ids[: at + 1], logprobs[: at + 1], Finish.STOP
             running.handle.cancel()
         running.num_tokens += len(ids)
         return Output(key, ids, logprobs, finish, sequence, prompt_logprobs)
 
     def _finish(self, running: _Running, ids: Sequence[int], reason: Any) -> Finish | None:
         reasons = self._genai.GenerationFinishReason
-        if running.own_stops and any(id in running.stops for id in ids):
-            return Finish.STOP
         if reason == reasons.NONE:
             return None
         if reason == reasons.LENGTH:
             return Finish.LENGTH
         return Finish.EOS if ids and ids[-1] in running.eos and ids[-1] not in running.stops else Finish.STOP
+
+    def _own_stop(self, running: _Running, ids: Sequence[int]) -> int | None:
+        """Where among `ids` a stop id stands that the engine does not look for, not before `least` tokens."""
+        if running.own_stops:
+            for index, id in enumerate(ids):
+                if id in running.stops and running.num_tokens + index >= running.least:
+                    return index
+        return None
 
     def _generation_config(self, sampling: Sampling) -> Any:
         config = self._genai.GenerationConfig(max_new_tokens=sampling.max_new_tokens, logprobs=1)
@@ -263,6 +276,29 @@ def _eos_ids(model: Path, tokenizer: Any) -> frozenset[int]:
 
 def _json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def prepare(model_id: str | None, dtype: str) -> Path:
+    """The model's own files, or what was made of them once and kept."""
+    model = models.locate(model_id or models.DEMO)
+    made = models.cache_directory() / "converted"
+    if model.kind == "huggingface":
+        return convert(model.path, made)
+    if model.kind == "gguf" and dtype == "fp32":
+        return exact_model(model.path, made, "f32")
+    if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
+        try:
+            return exact_model(model.path, made, "i8")
+        except ConfigError as error:  # it can still be served as OpenVINO reads it
+            log.warning("its weights will be rounded: %s", error)
+    return model.path
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    if config.prefix_cache:
+        why = "it gives none for cached prompt tokens (option.enable_prefix_caching=true)"
+        return Capabilities({**_LACKS, "prompt_logprobs": why})
+    return Capabilities(_LACKS)
 
 
 def load(config: EngineConfig) -> OpenVino:

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from handler.engines import load
-from handler.engines.frames import FrameReader
+from handler.engines.frames import FrameReader, receive
 from handler.engines.worker import Spec, run
 
 
@@ -21,10 +21,7 @@ def main(fd: int) -> None:
     reader = FrameReader()
     messages: list[Spec] = []
     while not messages:
-        data = channel.recv(1 << 16)
-        if not data:
-            return
-        messages = reader.feed(data)
+        messages = reader.feed(receive(channel))
     spec = messages[0]
     run(lambda: load(spec.engine, spec.config), channel)
     # Native threads of an engine may outlive its close(); nothing is left to save.

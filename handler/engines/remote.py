@@ -1,6 +1,6 @@
 """The host's end of an engine that runs elsewhere: starts it, talks to it, notices its death or hang, starts it again.
 
-Nothing here blocks unless asked to: the host may be an event loop.
+Nothing here waits for the engine unless asked to: the host may be an event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from handler.core import Sampling
 from handler.engines.base import EngineInfo, Step
-from handler.engines.frames import FrameReader, send, wait
+from handler.engines.frames import FrameReader, HostGone, send, wait
 from handler.engines.worker import Add, Cancel, Failed, Ready, Spec, run
 from handler.errors import GenerationFailed
 
@@ -50,12 +50,14 @@ class Worker:
         self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         if isolated:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-            )
-            theirs.close()
+            with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
+                on_failure.callback(self.channel.close)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                )
+                on_failure.pop_all()
             self._commands.put(spec)
         else:
             from handler.engines import load
@@ -72,7 +74,7 @@ class Worker:
         self._commands.put(command)
 
     def _send_all(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(HostGone, OSError, ValueError):  # closed, by its end or by ours
             while (command := self._commands.get()) is not None:
                 send(self.channel, command)
 
@@ -83,18 +85,19 @@ class Worker:
             self.channel.shutdown(socket.SHUT_RDWR)
         self.channel.close()
         if self._process is not None:
-            try:
-                self._process.wait(grace or 0.001)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if grace:
+                    self._process.wait(grace)
+            self._process.kill()
+            # A large process takes its time to go, and whoever calls this has none.
+            threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()
 
-    def epitaph(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, for the log and the clients."""
         if self._process is None:
             return "its thread ended"
         try:
-            code = self._process.wait(1.0)
+            code = self._process.wait(0.1)
         except subprocess.TimeoutExpired:
             return "it closed its channel"
         return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
@@ -179,7 +182,7 @@ class RemoteEngine:
         except OSError:
             data = b""
         if not data:
-            self._died(self._worker.epitaph())
+            self._died(self._worker.exit_reason())
         self._since = time.monotonic()
         for message in self._reader.feed(data):
             if isinstance(message, Step):
@@ -202,7 +205,8 @@ class RemoteEngine:
             self._watch(None)
             self._worker.stop(grace)
             self._worker = None
-        self._change(State.CLOSED)
+        if self.state is not State.CLOSED:
+            self._change(State.CLOSED)
 
     def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
         """Tell an event loop what to wait for.
@@ -210,7 +214,7 @@ class RemoteEngine:
         Args:
             watch: called with the file descriptor that is readable when `step` has something to do, now and at every
                 start, and with None before it is closed.
-            on_change: called with the state, now and after every change.
+            on_change: called with the state: now, after every change, and for every engine that is lost.
         """
         self._watch, self._on_change = watch, on_change
         if self._worker is not None:
@@ -232,8 +236,12 @@ class RemoteEngine:
         self._reader = FrameReader()
         self._failed = None
         self._since = time.monotonic()
-        self._worker = Worker(self._spec, isolated=self._isolated)
-        self._watch(self._worker.channel.fileno())
+        try:
+            self._worker = Worker(self._spec, isolated=self._isolated)
+        except OSError as error:  # no memory, no file descriptors: perhaps later
+            self._lost(f"it could not be started: {error}")
+        else:
+            self._watch(self._worker.channel.fileno())
 
     def _wait_for_start(self, timeout: float) -> None:
         pause = self._start_at - time.monotonic()
@@ -261,18 +269,20 @@ class RemoteEngine:
         self._worker.stop()
         self._worker = None
         self._active.clear()
+        self._lost(reason)
+        raise GenerationFailed(f"engine failure: {reason}")
+
+    def _lost(self, reason: str) -> None:
         self.reason = reason
-        if self.state is State.READY:
-            self.restarts += 1
         pause = min(_BACKOFF * 2**self._deaths, _MAX_BACKOFF)
         self._deaths += 1
         self._start_at = time.monotonic() + pause
         # A first load that fails is for the host to judge; what has been ready once is worth another attempt.
-        self._change(State.CLOSED if self.info is None else State.RESTARTING)
-        log.error("engine lost: %s%s", reason, "" if self.info is None else f"; starting it again in {pause:g} s")
-        raise GenerationFailed(f"engine failure: {reason}")
+        again = self.info is not None
+        self.restarts += again
+        log.error("engine lost: %s%s", reason, f"; starting it again in {pause:g} s" if again else "")
+        self._change(State.RESTARTING if again else State.CLOSED)
 
     def _change(self, state: State) -> None:
-        if state is not self.state:
-            self.state = state
-            self._on_change(state)
+        self.state = state
+        self._on_change(state)

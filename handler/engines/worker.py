@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from handler.core import Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, Step
-from handler.engines.frames import FrameReader, send, wait
+from handler.engines.frames import FrameReader, HostGone, receive, send, wait
 
 
 class Add(NamedTuple):
@@ -47,24 +47,26 @@ class Spec(NamedTuple):
 def run(load: Callable[[], Engine], channel: socket.socket) -> None:
     """Load the engine, then step it until the other end of `channel` closes."""
     try:
-        try:
-            engine = load()
-        except Exception as error:
-            send(channel, Failed(_reason(error), traceback.format_exc()))
-            return
-        send(channel, Ready(engine.info))
-        try:
-            _step_forever(engine, channel)
-        except OSError:
-            raise
-        except Exception as error:  # the engine is foreign code: say why, then make room for a new one
-            send(channel, Failed(_reason(error), traceback.format_exc()))
-        finally:
-            engine.close()
-    except OSError:
-        pass  # the host is gone, or has given this worker up
+        _load_and_step(load, channel)
+    except HostGone:
+        pass  # or it has given this worker up
     finally:
         channel.close()
+
+
+def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
+    engine = None
+    try:
+        engine = load()
+        send(channel, Ready(engine.info))
+        _step_forever(engine, channel)
+    except HostGone:
+        raise
+    except Exception as error:  # the engine is foreign code: say why, then make room for a new one
+        send(channel, Failed(_reason(error), traceback.format_exc()))
+    finally:
+        if engine is not None:
+            engine.close()
 
 
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
@@ -74,10 +76,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         refused: list[Output] = []
         # Block for commands only when there is nothing to do; between steps take what lies there.
         while not active or wait(channel, timeout=0):
-            data = channel.recv(1 << 18)
-            if not data:
-                return
-            for command in reader.feed(data):
+            for command in reader.feed(receive(channel)):
                 if isinstance(command, Cancel):
                     engine.cancel(command.key)
                     active.discard(command.key)

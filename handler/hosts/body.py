@@ -38,12 +38,14 @@ class BodyWriter:
         self._task = asyncio.ensure_future(self._catch_up(sending, waiting))
 
     async def _catch_up(self, sending: Coroutine[Any, Any, None], waiting: Any) -> None:
-        await _go_on(sending, waiting)
-        while self._backlog:
-            data = b"".join(self._backlog)
-            self._backlog.clear()
-            await self._send({"type": "http.response.body", "body": data, "more_body": not self._ended})
-        self._task = None
+        try:
+            await _go_on(sending, waiting)
+            while self._backlog:
+                data = b"".join(self._backlog)
+                self._backlog.clear()
+                await self._send({"type": "http.response.body", "body": data, "more_body": not self._ended})
+        finally:
+            self._task = None
 
 
 @types.coroutine

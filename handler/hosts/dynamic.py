@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 from handler.errors import Unavailable
 
@@ -15,34 +14,55 @@ class BatchGate:
         size: requests in a batch (`batch_size`).
         delay: seconds that the first of a batch waits for the others (`max_batch_delay`).
         max_queued: requests that may wait (`job_queue_size`).
+        timeout: seconds that a request may wait (`option.predict_timeout`).
     """
 
-    def __init__(self, size: int, delay: float, max_queued: int) -> None:
+    def __init__(self, size: int, delay: float, max_queued: int, timeout: float = 120.0) -> None:
         self._size = size
         self._delay = delay
         self._max_queued = max_queued
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timeout = timeout
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
         self._running = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def __aenter__(self) -> None:
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def check_room(self) -> None:
+        """Raises `Unavailable` when one more request could not even wait."""
         if len(self._waiting) >= self._max_queued:
             raise Unavailable(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
+
+    async def __aenter__(self) -> None:
+        self.check_room()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting[turn] = None
         self._consider()
         try:
-            await turn
+            done, _ = await asyncio.wait({turn}, timeout=self._timeout)
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its batch had begun
-                await self.__aexit__()
-            else:
-                self._waiting.remove(turn)
+            if turn not in self._waiting:  # its batch had begun
+                self._leave()
+            self._forget(turn)
             raise
+        if not done:
+            self._forget(turn)
+            raise Unavailable(f"waited {self._timeout:g} s for a batch (option.predict_timeout)")
 
     async def __aexit__(self, *error: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
         self._running -= 1
         self._consider()
+
+    def _forget(self, turn: asyncio.Future[None]) -> None:
+        self._waiting.pop(turn, None)
+        if not self._waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _consider(self) -> None:
         """Start a batch if the last one has ended and this one is full; else give it `delay` to fill."""
@@ -57,8 +77,7 @@ class BatchGate:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._waiting and self._running < self._size:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                self._running += 1
+        for turn in list(self._waiting)[: self._size]:
+            del self._waiting[turn]
+            turn.set_result(None)
+            self._running += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import socket
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 from handler import engines
 from handler.config import Config
-from handler.engines.base import Tokenizer
+from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.remote import State
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
@@ -35,7 +36,7 @@ def serve(config: Config, host: str, port: int) -> int:
     """
     for warning in config.warnings:
         log.warning("%s", warning)
-    listener = bind(host, port, config.write_timeout)  # first: a taken port is known before a model is loaded
+    listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
     with contextlib.closing(listener):
         spec = engine_spec(config)
         return _event_loop()(_serve(config, spec, listener))
@@ -54,19 +55,20 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
         raise
 
     def changed(state: State) -> None:
-        progress.cancel()
+        if state is not State.LOADING:
+            progress.cancel()
         if state is State.CLOSED:
             server.should_exit = True
         elif state is State.READY and not engine.restarts:
-            print(
-                f"\rready after {time.perf_counter() - began:.1f} s\n{_greeting(listener)}", file=sys.stderr, flush=True
-            )
+            seconds = time.perf_counter() - began
+            print(f"\rready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
+            print(_greeting(listener), file=sys.stderr, flush=True)
 
     _calm_garbage_collector()
     schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-    context = schema_context(config, spec.engine)
+    context = schema_context(config, spec)
     service = Service(config, engine, tokenizer, schema, context)
-    server = Server(App(service), drain=service.drain, busy=lambda: service.num_exchanges)
+    server = Server(App(service), drain=service.drain, busy=lambda: service.num_requests, give_up=service.give_up)
     service.start(changed)
     try:
         await server.serve(sockets=[listener])
@@ -90,7 +92,7 @@ async def _load_tokenizer(spec: Spec) -> Tokenizer:
 async def _show_progress(what: str) -> None:
     """Seconds count up on a terminal; a log gets a line now and then."""
     live = sys.stderr.isatty()
-    for second in range(1_000_000):
+    for second in itertools.count():
         if live or second % 10 == 0:
             print(
                 f"\r{what} ... {second} s" if live else f"{what} ...",
@@ -106,6 +108,11 @@ def _calm_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def _describe(info: EngineInfo | None) -> str:
+    assert info is not None, "a ready engine has said what it is"
+    return f"{info.name} {info.version} on {info.device}, dtype {info.dtype}, {info.max_total_tokens} tokens"
 
 
 def _greeting(listener: socket.socket) -> str:

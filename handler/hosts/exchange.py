@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from handler.core import Delta, Request
+from handler.core import Delta, Finish, Request
 from handler.errors import InternalError, ServingError, Unavailable
 from handler.hosts.body import BodyWriter
 from handler.hosts.metrics import Metrics
@@ -92,12 +92,12 @@ class Exchange:
             self._first_at = time.perf_counter()
         self._num_tokens += len(delta.tokens)
         if delta.error is not None:
-            self._error = delta.error.message
+            self._error = delta.error.public
             if not (self._writer or self._pending):
                 self._refuse(delta.error)
                 return
         data = self._reply.feed(index, delta)
-        if data:
+        if data or self._reply.finished:
             if self._writer is not None:
                 self._pump.write(self._writer, data, last=self._reply.finished)
             elif self._call.streams:
@@ -119,12 +119,17 @@ class Exchange:
     def cancel(self) -> None:
         """The client is gone: nothing more is computed for it."""
         if not self._outcome:
-            self._metrics.cancelled.inc()
             self._end("cancelled")
             self._task.cancel()
 
+    def fail(self, error: ServingError) -> None:
+        """End every request of this exchange with `error`, in the way that what was sent so far allows."""
+        for index in range(len(self._call.requests)):
+            if not self._outcome:
+                self._feed(index, Delta(0, 0, (), Finish.ERROR, error))
+
     def _refuse(self, error: ServingError) -> None:
-        self._error = error.message
+        self._error = error.public
         self.answer = self._reply.refused(error)
         outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if self._first_at else "refused"
         self._end(outcome)

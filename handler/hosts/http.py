@@ -18,7 +18,7 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import InternalError, InvalidPayload, ServingError, TooLarge, UnsupportedMedia
+from handler.errors import InternalError, InvalidPayload, ServingError, TooLarge, TooSlow, UnsupportedMedia
 from handler.framing import dumps
 from handler.hosts.body import BodyWriter
 from handler.hosts.service import Service
@@ -63,16 +63,28 @@ class App:
     # -- inference -----------------------------------------------------------------------------------------------
 
     async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
         if not self._knows_model(scope):
             return await _model_not_found(scope, send)
+        self._service.num_requests += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._service.num_requests -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, config = self._service, self._service.config
         try:
             self._check_headers(scope)
             service.check_room()
-            body = await _read(scope, receive, service.config.max_request_size)
+            reading = _read(scope, receive, config.max_request_size)
+            body = await asyncio.wait_for(reading, config.client_timeout)
             if body is None:
                 return None
+            service.check_room()  # the body may have taken its time
             call = await service.parse(body, plain=_content_type(scope) == "text/plain")
+        except asyncio.TimeoutError:
+            error = TooSlow(f"the body did not arrive within {config.client_timeout:g} s (option.client_timeout)")
+            return await self._refuse(scope, send, error)
         except ServingError as error:
             return await self._refuse(scope, send, error)
         except Exception as error:
@@ -80,7 +92,6 @@ class App:
             return await self._refuse(scope, send, InternalError(f"internal error: {type(error).__name__}"))
         exchange = service.exchange(call, scope["request_id"])
         gone = asyncio.ensure_future(_disconnect(receive))
-        service.num_exchanges += 1
         try:
             await asyncio.wait((exchange.begun, gone), return_when=asyncio.FIRST_COMPLETED)
             if not exchange.begun.done():
@@ -94,7 +105,6 @@ class App:
                 exchange.stream_to(BodyWriter(send))
                 await gone  # also comes when the response is complete
         finally:
-            service.num_exchanges -= 1
             gone.cancel()
             exchange.cancel()
 
@@ -102,7 +112,7 @@ class App:
         """Answer a request that never reached the engine."""
         outcome = "overloaded" if error.status == 503 else "refused"
         self._service.metrics.requests.labels(outcome).inc()
-        log.info("id=%s outcome=%s error=%r", scope["request_id"], outcome, error.message)
+        log.info("id=%s outcome=%s error=%r", scope["request_id"], outcome, error.public)
         await _send_answer(scope, send, self._service.schema.refused(error))
 
     def _knows_model(self, scope: Scope) -> bool:

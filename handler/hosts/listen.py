@@ -20,16 +20,18 @@ log = logging.getLogger("handler.server")
 _BACKLOG = (
     4096  # connections that may arrive at once; a short queue costs each of them a second (engines.md, section 4)
 )
-_DRAIN = 25.0  # seconds for the streams to finish after SIGTERM; SageMaker kills after 30 (sagemaker.md, section 1)
+# Seconds for answers to finish after SIGTERM: SageMaker kills after 30 (sagemaker.md, section 1), and the way out takes
+# some of those.
+_DRAIN = 20.0
 
 
-def bind(host: str, port: int, write_timeout: float) -> socket.socket:
-    """A socket to listen on; the kernel ends a connection whose reader takes nothing for `write_timeout` seconds."""
+def bind(host: str, port: int, client_timeout: float) -> socket.socket:
+    """A socket to listen on; the kernel ends a connection whose reader takes nothing for `client_timeout` seconds."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if sys.platform == "linux":
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(write_timeout * 1000))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(client_timeout * 1000))
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -43,10 +45,13 @@ class Server(uvicorn.Server):
 
     Args:
         drain: called once, when the server is asked to stop; new work is refused from then on.
-        busy: how many answers are under way.
+        busy: how many requests are being answered.
+        give_up: called when they take too long: what is still under way is told so.
     """
 
-    def __init__(self, app: ASGIApp, drain: Callable[[], None], busy: Callable[[], int]) -> None:
+    def __init__(
+        self, app: ASGIApp, drain: Callable[[], None], busy: Callable[[], int], give_up: Callable[[], None]
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -62,6 +67,7 @@ class Server(uvicorn.Server):
         )
         self._drain = drain
         self._busy = busy
+        self._give_up = give_up
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -74,6 +80,9 @@ class Server(uvicorn.Server):
         self._drain()
 
     async def on_tick(self, counter: int) -> bool:
-        if self._deadline is not None and (not self._busy() or time.monotonic() > self._deadline):
-            self.should_exit = True
+        if self._deadline is not None:
+            if time.monotonic() > self._deadline and self._busy():
+                self._give_up()
+                self.should_exit = True
+            self.should_exit = self.should_exit or not self._busy()
         return await super().on_tick(counter)

@@ -24,15 +24,12 @@ class Metrics:
             self.requests.labels(outcome)
         self.prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=self.registry)
         self.tokens = Counter("lmi_generated_tokens", "Tokens generated", registry=self.registry)
-        self.cancelled = Counter(
-            "lmi_cancelled", "Requests cancelled because the client was gone", registry=self.registry
-        )
         self.restarts = Counter("lmi_engine_restarts", "Engines lost and started again", registry=self.registry)
         self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=self.registry)
         Gauge("lmi_queued_requests", "Requests waiting for the engine", registry=self.registry).set_function(queued)
         Gauge("lmi_active_sequences", "Sequences in the engine", registry=self.registry).set_function(active)
         self.first_token = Histogram(
-            "lmi_time_to_first_token_seconds", "From the request's last byte to its first token",
+            "lmi_time_to_first_token_seconds", "From a request's acceptance to its first token",
             buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
         self.per_token = Histogram(
@@ -40,7 +37,7 @@ class Metrics:
             buckets=_TOKEN_SECONDS, registry=self.registry,
         )  # fmt: skip
         self.duration = Histogram(
-            "lmi_request_duration_seconds", "From the request's last byte to its answer's",
+            "lmi_request_duration_seconds", "From a request's acceptance to its last token",
             buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
 

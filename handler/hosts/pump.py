@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -79,7 +80,8 @@ class Pump:
                 log.exception("an answer could not be written: a bug")
                 self.cancel(delta.id)
                 failure = InternalError(f"internal error: {type(error).__name__}")
-                sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
+                with contextlib.suppress(Exception):
+                    sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
         chunks, self._chunks = self._chunks, []
         for writer, data, last in chunks:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,7 +48,8 @@ class Service:
         self.config = config
         self.schema = schema
         self.draining = False
-        self.num_exchanges = 0  # answers under way, the last byte's delivery included
+        self.num_requests = 0  # being read or answered, the last byte's delivery included
+        self._exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
         self.started_at = time.time()
         self._context = context
         self._engine = engine
@@ -55,14 +57,16 @@ class Service:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self._gate: BatchGate | None = None
         if config.rolling_batch == "disable":
-            self._gate = BatchGate(config.batch_size, config.max_batch_delay / 1000, config.job_queue_size)
+            self._gate = BatchGate(
+                config.batch_size, config.max_batch_delay / 1000, config.job_queue_size, config.predict_timeout
+            )
         self._batcher = Batcher(
             engine,
             max_active=config.max_rolling_batch_size,
             max_queued=config.job_queue_size,
             queue_timeout=config.predict_timeout,
         )
-        self.metrics = Metrics(queued=lambda: self._batcher.num_queued, active=lambda: self._batcher.num_active)
+        self.metrics = Metrics(queued=lambda: self.num_queued, active=lambda: self._batcher.num_active)
         self._pump = Pump(self._batcher, on_tokens=self.metrics.tokens.inc)
 
     def start(self, on_state: Callable[[State], None] = lambda state: None) -> None:
@@ -85,6 +89,11 @@ class Service:
         self._engine.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def give_up(self) -> None:
+        """End what is under way with an error that the clients can read."""
+        for exchange in list(self._exchanges):
+            exchange.fail(Unavailable("the server stopped before the answer was complete"))
+
     # -- state ---------------------------------------------------------------------------------------------------
 
     @property
@@ -106,7 +115,7 @@ class Service:
 
     @property
     def num_queued(self) -> int:
-        return self._batcher.num_queued
+        return self._batcher.num_queued + (self._gate.num_waiting if self._gate else 0)
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -118,7 +127,7 @@ class Service:
             raise Unavailable(f"Model is not ready: {self.config.model_name}")
         if self._engine.state is State.CLOSED:
             raise Unavailable(f"the engine is down: {self.reason}")
-        self._batcher.check_room()
+        (self._gate or self._batcher).check_room()
 
     async def parse(self, body: bytes, *, plain: bool) -> Call:
         """The body as the schema reads it, `plain` text being a prompt; a large one is read off the event loop."""
@@ -133,7 +142,7 @@ class Service:
 
     def exchange(self, call: Call, request_id: str) -> Exchange:
         """Put a call's requests to the engine."""
-        return Exchange(
+        exchange = Exchange(
             call,
             encode=self._encode,
             gate=self._gate if self._gate is not None else contextlib.nullcontext(),
@@ -142,6 +151,8 @@ class Service:
             request_id=request_id,
             log_text=self.config.log_prompts,
         )
+        self._exchanges.add(exchange)
+        return exchange
 
     async def _encode(self, request: Request) -> Prompt:
         loop = asyncio.get_running_loop()

@@ -12,6 +12,8 @@ from handler.schemas.lmi import Lmi
 from handler.schemas.reading import read_field, read_object, read_parameters_field, unknown_names
 from handler.schemas.replies import Continuation
 
+_LMI = Lmi()  # one request of a batch is LMI's
+
 
 class DynamicBatch:
     """Every prompt of a list is a request of its own with the same parameters; the answer comes when all have ended."""
@@ -35,8 +37,7 @@ class DynamicBatch:
             if parameters.get(name):
                 raise InvalidParameter(f"parameters.{name}: is only available with rolling batch (seed 004)")
         ignored = unknown_names(body, parameters, context)
-        read = Lmi()
-        requests = [read.request(prompt, parameters, context) for prompt in prompts]
+        requests = [_LMI.request(prompt, parameters, context) for prompt in prompts]
         if requests[0].sampling.num_sequences > 1:
             raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
         if context.enable_streaming:

@@ -47,7 +47,6 @@ class Lmi:
         request = self.request(prompt, parameters, context)
         if framing is JSON:
             return Call((request,), DocumentReply(self, request), ignored)
-        request = replace(request, stream=True)
         if request.sampling.num_sequences > 1:
             raise InvalidParameter(
                 "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more"
@@ -72,7 +71,7 @@ class Lmi:
     def _framing(self, body: Mapping[str, Any], parameters: Mapping[str, Any], context: Context) -> Framing:
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):
-            raise InvalidPayload(f"'stream' must be true or false, not {show(stream)}")
+            raise InvalidPayload("'stream' must be true or false")
         if stream is None:
             stream = read_field(parameters, "stream")
         name = read_field(parameters, "output_formatter")
@@ -97,7 +96,9 @@ class Lmi:
 
     def chunk(self, token: Token, index: int) -> dict[str, Any]:
         """A line of a stream that is not the last."""
-        return {"token": self.token(token)}
+        if token.special:
+            return {"token": self.token(token)}
+        return {"token": {"id": token.id, "text": token.text, "log_prob": token.logprob}}  # the hot path, spelt out
 
     def last_chunk(self, token: Token, index: int, text: str, details: dict[str, Any] | None) -> dict[str, Any]:
         value = {**self.chunk(token, index), "generated_text": text}

@@ -18,6 +18,8 @@ from handler.schemas.base import Context
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2048
 
+_LEAST_NORMAL, _MOST = 1.1754943508222875e-38, 3.4028234663852886e38  # of 32-bit floats
+
 SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
 """Sampling fields that have no effect on a greedy choice."""
 
@@ -46,10 +48,14 @@ def integer(least: int, most: int = (1 << 31) - 1) -> Callable[[Any], int]:
     return read
 
 
-def number(least: float, most: float = math.inf, *, open: bool = False) -> Callable[[Any], float]:
-    """A finite number in [least, most], or in (least, most] when `open`."""
-    wanted = f"must be a number {'above' if open else 'of at least'} {least:g}"
-    wanted += f" and at most {most:g}" if most < math.inf else ""
+def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Callable[[Any], float]:
+    """A finite number in [least, most], without `least` itself when `above`, without `most` itself when `below`.
+
+    Engines compute in 32 bits: what is nothing there, 1e-50 say, is 0 here too.
+    """
+    wanted = f"must be a number {'above' if above else 'of at least'} {least:g}"
+    if most < math.inf:
+        wanted += f" and {'below' if below else 'at most'} {most:g}"
 
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -58,7 +64,10 @@ def number(least: float, most: float = math.inf, *, open: bool = False) -> Calla
             found = float(value)
         except OverflowError:
             found = math.inf
-        if not math.isfinite(found) or not (least < found if open else least <= found) or found > most:
+        found = 0.0 if abs(found) < _LEAST_NORMAL else found
+        if not math.isfinite(found) or abs(found) > _MOST or found < least or found > most:
+            raise ValueError(wanted)
+        if (above and found == least) or (below and found == most):
             raise ValueError(wanted)
         return found
 
@@ -114,14 +123,14 @@ PARAMETERS: dict[str, Parameter] = {
     "do_sample": Parameter("do_sample", boolean),
     "seed": Parameter("seed", integer(0, (1 << 64) - 1)),
     "temperature": Parameter("temperature", number(0)),
-    "repetition_penalty": Parameter("repetition_penalty", number(0, open=True)),
+    "repetition_penalty": Parameter("repetition_penalty", number(0, above=True)),
     "top_k": Parameter("top_k", top_k),
     "top_p": Parameter("top_p", number(0, 1)),
     "max_new_tokens": Parameter("max_new_tokens", integer(1)),
     "stop_sequences": Parameter("stop", strings),
     # LmiDist and vLLM
-    "typical_p": Parameter("typical_p", number(0, 1, open=True)),
-    "min_p": Parameter("min_p", number(0, 1)),
+    "typical_p": Parameter("typical_p", number(0, 1, above=True)),
+    "min_p": Parameter("min_p", number(0, 1, below=True)),
     "presence_penalty": Parameter("presence_penalty", number(-2, 2)),
     "frequency_penalty": Parameter("frequency_penalty", number(-2, 2)),
     "n": Parameter("n", integer(1)),

@@ -65,7 +65,7 @@ def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise InvalidPayload(f"'parameters' must be an object, not {show(found)}")
+        raise InvalidPayload("'parameters' must be an object")
     return found
 
 

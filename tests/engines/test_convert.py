@@ -20,7 +20,7 @@ import pytest
 
 from handler.engines import convert as module
 from handler.engines import made
-from handler.engines.convert import convert, is_huggingface
+from handler.engines.convert import convert
 from handler.errors import ConfigError
 
 
@@ -70,27 +70,6 @@ def cache(tmp_path: Path) -> Path:
 def results(cache: Path) -> list[Path]:
     """All that conversions left behind, finished or not."""
     return [path for path in cache.iterdir() if path.name != "lock"]
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        (["config.json", "model.safetensors"], True),
-        (["config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], True),
-        (["config.json", "pytorch_model.bin"], True),
-        (["config.json", "pytorch_model-00001-of-00002.bin"], True),
-        (["config.json"], False),
-        (["model.safetensors"], False),
-        (["config.json", "training_args.bin"], False),
-        (["config.json", "openvino_model.xml", "openvino_model.bin"], False),
-        (["config.json", "model.safetensors", "openvino_model.xml"], False),
-        (["model.gguf"], False),
-    ],
-)
-def test_what_counts_as_a_checkpoint(tmp_path: Path, files: list[str], expected: bool) -> None:
-    for name in files:
-        (tmp_path / name).touch()
-    assert is_huggingface(tmp_path) is expected
 
 
 def test_converts_once_and_reuses(converter: Converter, source: Path, cache: Path) -> None:

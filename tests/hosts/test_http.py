@@ -14,6 +14,7 @@ import pytest
 
 from tests.servers import LiveServer, serve, wait_for
 
+CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 
 
@@ -266,13 +267,13 @@ def test_a_client_that_reads_late_gets_every_token(echo_server: LiveServer) -> N
 
 def test_a_client_that_stops_reading_is_dropped_after_a_while() -> None:
     """Its stream would otherwise be kept in memory, and the engine busy with it, for as long as it likes."""
-    with serve("--engine", "echo", "-o", "option.write_timeout=1") as server:
+    with serve("--engine", "echo", "-o", "option.client_timeout=1") as server:
         body = {"inputs": "a b c", "stream": True, "parameters": {"max_new_tokens": 900_000}}
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
             connection.sendall(post_bytes(body))
             wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
-            wait_for(lambda: server.metric("lmi_cancelled_total") == 1, 20, "it was not dropped")
+            wait_for(lambda: server.metric(CANCELLED) == 1, 20, "it was not dropped")
         assert server.post(ASK).status_code == 200
 
 
@@ -316,15 +317,15 @@ def test_a_thousand_clients_at_once(echo_server: LiveServer) -> None:
 
 
 def test_a_client_that_goes_away_frees_its_place(slow_server: LiveServer) -> None:
-    before = slow_server.metric("lmi_cancelled_total")
+    before = slow_server.metric(CANCELLED)
     body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 100_000}}
     with httpx.stream("POST", slow_server.url + "/invocations", json=body) as found:
         next(found.iter_lines())
-    wait_for(lambda: slow_server.metric("lmi_cancelled_total") == before + 1, 5, "the stream was not cancelled")
+    wait_for(lambda: slow_server.metric(CANCELLED) == before + 1, 5, "the stream was not cancelled")
     wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
     with pytest.raises(httpx.ReadTimeout):  # not streaming: noticed as well
         httpx.post(slow_server.url + "/invocations", json={**body, "stream": False}, timeout=0.3)
-    wait_for(lambda: slow_server.metric("lmi_cancelled_total") == before + 2, 5, "the request was not cancelled")
+    wait_for(lambda: slow_server.metric(CANCELLED) == before + 2, 5, "the request was not cancelled")
     wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
 
 
