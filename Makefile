@@ -5,31 +5,40 @@ PORT   ?= 8080
 MODEL  ?= demo
 BIN     = $(VENV)/bin
 
-.PHONY: install serve test lint format bench clean
+.PHONY: install dev serve test lint format bench clean
 
 install: $(VENV)/.installed
+dev: $(VENV)/.dev
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[dev]'
-	touch $@
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV) ..."
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "installing what tests and linters need ..."
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,dev]'
+	@touch $@
 
 serve: install
-	exec $(BIN)/lmi serve $(MODEL) --port $(PORT)
+	exec $(BIN)/lmi serve "$(MODEL)" --port $(PORT)
 
-test: install
+test: dev
 	$(BIN)/pytest
 
-lint: install
+lint: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: install
+format: dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install
+bench: dev
 	$(BIN)/python bench/run.py
 
 clean:

@@ -16,27 +16,28 @@ class Generation:
     the answer's.
     """
 
-    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "push", "stopped")
+    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "_watched", "stopped")
 
     def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
         self._detokenizer = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens)
         self._special = prompt.vocabulary.special
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
-        self.push = self._push_plain if self._stops is None and not self._ending else self._push_watched
-        """(id, logprob) -> Token: one token more, not the last one as far as the engine knows; see `stopped`."""
+        self._watched = self._stops is not None or bool(self._ending)
         self.stopped = False
         """A stop string has been found in what was pushed: the sequence has ended."""
 
-    def _push_plain(self, id: int, logprob: float | None) -> Token:
-        return Token(id, self._detokenizer.feed(id), logprob, id in self._special)
+    def push(self, id: int, logprob: float | None) -> Token:
+        """One token more, not the last one as far as the engine knows; but see `stopped`."""
+        text = self._watch(id) if self._watched else self._detokenizer.feed(id)
+        return Token(id, text, logprob, id in self._special)
 
-    def _push_watched(self, id: int, logprob: float | None) -> Token:
+    def _watch(self, id: int) -> str:
         text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
             text = self._stops.feed(text)
             self.stopped = self._stops.matched
-        return Token(id, text, logprob, id in self._special)
+        return text
 
     def feed(
         self, ids: Sequence[int], logprobs: Sequence[float | None], finish: Finish | None

@@ -11,7 +11,7 @@ import pytest
 
 from handler.errors import Unavailable
 from handler.hosts.dynamic import BatchGate
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer, serve, wait_for
 
 DYNAMIC = ("--engine", "echo", "-o", "option.rolling_batch=disable")
 
@@ -111,3 +111,43 @@ def test_the_queue_is_bounded() -> None:
         await asyncio.gather(*tasks)
 
     asyncio.run(story())
+
+
+def test_waiting_too_long_for_a_batch_is_an_error() -> None:
+    async def story() -> None:
+        found = BatchGate(1, 0.0, 10, timeout=0.05)
+        log: list[str] = []
+        running = asyncio.ensure_future(enter(found, log, "a", 60))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable, match="predict_timeout"):
+            await enter(found, log, "b", 0)
+        assert found.num_waiting == 0
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.wait_for(enter(found, log, "c", 0), 5)
+
+    asyncio.run(story())
+
+
+def test_a_client_that_goes_away_as_its_batch_starts_leaves_no_trace() -> None:
+    """Cancelled between being let in and noticing it."""
+
+    async def story() -> None:
+        found, log = gate(size=1, delay=60), []
+        going = asyncio.ensure_future(enter(found, log, "a", 0))
+        await asyncio.sleep(0)
+        going.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await going
+        await asyncio.wait_for(enter(found, log, "b", 0), 5)
+
+    asyncio.run(story())
+
+
+def test_the_queue_is_seen_from_outside() -> None:
+    slow = ("-o", "option.echo_tokens_per_second=20", "-o", "job_queue_size=1", "-o", "max_batch_delay=0")
+    with serve(*DYNAMIC, *slow) as server, ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(server.post, {"inputs": "a", "parameters": {"max_new_tokens": 30}}) for _ in range(2)]
+        wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "nobody waits")
+        assert server.post({"inputs": "a"}).status_code == 503
+        assert [future.result().status_code for future in running] == [200, 200]

@@ -147,6 +147,30 @@ def test_sigterm_lets_streams_finish_refuses_new_work_and_exits_0() -> None:
         assert server.stop() == 0
 
 
+def test_a_request_whose_body_is_under_way_at_sigterm_is_told() -> None:
+    data = json.dumps(ASK).encode()
+    with serve(*ECHO) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(
+            b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data[:5]
+        )
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.ping() == 503, 5, "the ping still says 200")
+        connection.sendall(data[5:])
+        assert b"503" in connection.recv(4096).split(b"\r\n")[0]
+        assert server.stop() == 0
+
+
+def test_a_stream_that_outlives_the_drain_ends_with_an_error_line() -> None:
+    with serve(*ECHO) as server, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(stream, server, {"inputs": "a b", "parameters": {"max_new_tokens": 100_000}})
+        wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 28
+        assert "the server stopped" in running.result()[-1]["error"]
+
+
 def test_sigterm_when_idle_exits_0_at_once() -> None:
     with serve(*ECHO) as server:
         began = time.monotonic()

@@ -162,6 +162,13 @@ def test_stop_token_ids_outside_the_vocabulary_are_refused(echo_server: LiveServ
     assert (found.status_code, "stop_token_ids: 999" in found.json()["error"]) == (424, True)
 
 
+def test_a_body_that_does_not_arrive_is_given_up() -> None:
+    with serve("--engine", "echo", "-o", "option.client_timeout=0.5") as server:
+        found = raw(server, b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{", until=b"}")
+        assert b"408 Request Timeout" in found
+        assert b"client_timeout" in found
+
+
 # -- headers -----------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +354,10 @@ def test_metrics_count(echo_server: LiveServer) -> None:
 def test_the_log_has_the_request_id_and_no_prompt(echo_server: LiveServer) -> None:
     echo_server.post({"inputs": "secret words", "parameters": {"max_new_tokens": 2}}, headers={"x-request-id": "log-1"})
     wait_for(lambda: "id=log-1 outcome=ok prompt_tokens=2 tokens=2" in echo_server.log, 5, "no log line")
+    echo_server.post({"inputs": "a", "parameters": {"top_p": "secret"}}, headers={"x-request-id": "log-2"})
+    wait_for(
+        lambda: "id=log-2 outcome=refused error='parameters.top_p was refused'" in echo_server.log, 5, "no log line"
+    )
     assert "secret" not in echo_server.log
 
 

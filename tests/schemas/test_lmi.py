@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from handler.core import Request, Sampling
+from handler.core import Delta, Finish, Request, Sampling
 from handler.errors import InvalidParameter, InvalidPayload
 from handler.schemas import SCHEMAS
 from handler.schemas.base import Call
 from handler.schemas.parameters import PARAMETERS
 from handler.schemas.reading import decode
-from tests.schemas.answers import CONTEXT, answer, value
+from tests.schemas.answers import CONTEXT, answer, deltas, value
 
 
 def parse(parameters: dict[str, Any] | None = None, *, schema: str = "lmi", **body: Any) -> Call:
@@ -246,9 +246,6 @@ def test_best_of_alone_returns_all_of_them() -> None:
 
 
 def test_a_stream_that_ends_without_a_token_still_closes_properly() -> None:
-    from handler.core import Finish
-    from tests.schemas.answers import deltas
-
     script = [*deltas()[:2], deltas()[0]._replace(tokens=(), finish=Finish.LENGTH)]
     lines = answer("lmi", {"inputs": "a", "stream": True, "parameters": {"details": True}}, script).body.splitlines()
     last = json.loads(lines[-1])
@@ -287,3 +284,9 @@ def test_dynamic_batching_refuses_with_the_seeds_document(body: Any, wanted: str
     error = json.loads(found.body)
     assert (found.status, error["code"], error["message"]) == (424, 424, "invoke handler failure")
     assert wanted in error["error"]
+
+
+def test_a_dynamic_stream_may_end_without_a_token() -> None:
+    script = [*deltas()[:1], Delta(1, 0, (), Finish.LENGTH)]
+    found = answer("dynamic_batch", {"inputs": "a"}, script, replace(CONTEXT, enable_streaming=True))
+    assert found.body == b'{"outputs":["Deep"]}\n'
