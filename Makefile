@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 PORT   ?= 8080
 MODEL  ?= demo
+OPTIONS ?=
 BIN     = $(VENV)/bin
 
 .PHONY: install dev serve test lint format bench clean
@@ -11,10 +12,11 @@ install: $(VENV)/.installed
 dev: $(VENV)/.dev
 
 $(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and "lmi-handler needs Python 3.10 to 3.13, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	@echo "installing into $(VENV) ..."
+	@echo "installing into $(VENV) (0.5 GB, about half a minute) ..."
 	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu]'
 	@touch $@
 
@@ -24,7 +26,7 @@ $(VENV)/.dev: $(VENV)/.installed
 	@touch $@
 
 serve: install
-	exec $(BIN)/lmi serve "$(MODEL)" --port $(PORT)
+	exec $(BIN)/lmi serve "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
 	$(BIN)/pytest

@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over HTTP")
     serve.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    serve.add_argument("--port", type=int, default=8080, help="0 takes a free one (default %(default)s)")
+    serve.add_argument("--port", type=_port, default=8080, help="0 takes a free one (default %(default)s)")
     serve.add_argument("--engine", help="option.llm_engine: auto, openvino, trtllm, vllm, echo")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
@@ -43,6 +43,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
+    return int(text)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from handler.config import load_config
     from handler.hosts.embedded import serve
@@ -50,18 +56,16 @@ def _serve(arguments: argparse.Namespace) -> int:
     overrides = list(arguments.options)
     if arguments.engine:
         overrides.append(f"option.llm_engine={arguments.engine}")
-    properties = arguments.properties
     if arguments.model:
         overrides.append(f"option.model_id={arguments.model}")
-        own = Path(arguments.model) / "serving.properties"
-        if properties is None and own.is_file():
-            properties = own
-    config = load_config(properties=properties, overrides=overrides)
-    logging.basicConfig(
-        level=os.environ.get("LMI_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    config = load_config(properties=arguments.properties, overrides=overrides)
+    own = Path(config.model_id or "") / "serving.properties"
+    if arguments.properties is None and config.model_id and own.is_file():
+        config = load_config(properties=own, overrides=overrides)  # the model directory's own, as in DJL
+    level = os.environ.get("LMI_LOG_LEVEL", "INFO").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     return serve(config, arguments.host, arguments.port)
 

@@ -102,8 +102,9 @@ def _known(setting: Setting) -> str:
     """The option's key; aliases are resolved, anything unknown is refused with the nearest known name."""
     option = KNOWN.get(setting.key)
     if option is None:
-        near = difflib.get_close_matches(setting.key, KNOWN, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        bare = {name.removeprefix("option."): name for name in KNOWN}
+        near = difflib.get_close_matches(setting.key.removeprefix("option."), bare, n=1, cutoff=0.75)
+        hint = f"; did you mean {bare[near[0]]!r}?" if near else "; docs/options.md lists those there are"
         raise ConfigError(f"{setting.origin}: unknown option {setting.key!r}{hint}")
     return option.key
 
@@ -112,7 +113,10 @@ def _parse(option: Option, setting: Setting) -> Any:
     try:
         return option.parse(setting.value.strip())
     except ValueError as error:
-        raise ConfigError(f"{setting.origin}: {setting.key}={setting.value}: {error}") from None
+        what = (
+            setting.origin if setting.origin.startswith("-o ") else f"{setting.origin}: {setting.key}={setting.value}"
+        )
+        raise ConfigError(f"{what}: {error}") from None
 
 
 def _from_file(path: Path) -> Iterable[Setting]:

@@ -47,10 +47,12 @@ def entry(name: str) -> EngineEntry:
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}; known are {', '.join(sorted(ENGINES))}")
     found = ENGINES[name]
-    if found.needs is not None and importlib.util.find_spec(found.needs) is None:
-        raise ConfigError(f"the engine {name!r} is not installed; to install it: {found.install}")
+    missing = found.needs is not None and importlib.util.find_spec(found.needs) is None
+    how = f" is not installed; to install it: {found.install}" if missing else ""
     if found.module is None:
-        raise ConfigError(f"the engine {name!r} is not part of this version of lmi-handler yet")
+        raise ConfigError(f"the engine {name!r}{how or ' is installed'}; but this version cannot drive it yet")
+    if missing:
+        raise ConfigError(f"the engine {name!r}{how}")
     return found
 
 

@@ -38,7 +38,10 @@ def convert(source: Path, cache: Path) -> Path:
     target = cache / fingerprint(RECIPE, files, read=["config.json"])
     found = find_spec("optimum") and find_spec("optimum.intel")  # the second alone would raise
     if not found and not target.is_dir():
-        raise ConfigError(f"{source} has to be converted first: pip install 'lmi-handler[convert]'")
+        raise ConfigError(
+            f"{source} has to be converted first, which needs: pip install 'lmi-handler[convert]' "
+            "(in a checkout: pip install '.[convert]'); then start again"
+        )
 
     def make(directory: Path, lock: int) -> None:
         log.info("converting %s to OpenVINO's format, once; this takes minutes", source)

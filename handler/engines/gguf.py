@@ -1,4 +1,4 @@
-"""Reads one number out of a GGUF file's header.
+"""Reads a GGUF file's header, as far as it is needed.
 
 The `gguf` package parses all of it, 50,000 tokens and their merges included, which takes 1.8 s of a 3 s start.
 Format: github.com/ggml-org/ggml, docs/gguf.md, version 2 and 3, little-endian.
@@ -21,18 +21,44 @@ def context_length(path: Path) -> int | None:
         ValueError: not a GGUF file of a known version.
     """
     with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ValueError(f"{path} is not a GGUF file")
-        version = _read(file, "I")
-        if version not in (2, 3):
-            raise ValueError(f"{path} is GGUF version {version}; known are 2 and 3")
-        _read(file, "Q")  # tensors
-        for _ in range(_read(file, "Q")):
+        _, num_values = _begin(file)
+        for _ in range(num_values):
             key = _string(file)
             value = _value(file, _read(file, "I"))
             if key.endswith(b".context_length") and isinstance(value, int):
                 return value
     return None
+
+
+def check_complete(path: Path) -> None:
+    """OpenVINO reads past the end of a file that was cut short, and crashes.
+
+    Raises:
+        ValueError: not a GGUF file, or its header describes more than the file holds.
+    """
+    with path.open("rb") as file:
+        num_tensors, num_values = _begin(file)
+        for _ in range(num_values):
+            _string(file)
+            _value(file, _read(file, "I"))
+        last = 0
+        for _ in range(num_tensors):
+            _string(file)
+            file.seek(8 * _read(file, "I") + 4, 1)  # its shape and type
+            last = max(last, _read(file, "Q"))
+        size, needed = path.stat().st_size, file.tell() + last
+    if size <= needed:
+        raise ValueError(f"{path} is cut short: it holds {size:,} bytes, its header describes more than {needed:,}")
+
+
+def _begin(file: BinaryIO) -> tuple[int, int]:
+    """Numbers of tensors and of key-value pairs, which come next."""
+    if file.read(4) != b"GGUF":
+        raise ValueError(f"{file.name} is not a GGUF file")
+    version = _read(file, "I")
+    if version not in (2, 3):
+        raise ValueError(f"{file.name} is GGUF version {version}; known are 2 and 3")
+    return _read(file, "Q"), _read(file, "Q")
 
 
 def _read(file: BinaryIO, code: str) -> int:

@@ -48,6 +48,7 @@ def make_once(target: Path, make: Callable[[Path, int], None]) -> Path:
 
 def run_apart(script: str, source: Path, target: Path, lock: int) -> None:
     """Make `target` by a process that frees its memory and shares the lock, in case it outlives its parent."""
+    script = f"from handler.engines.process import die_with_parent; die_with_parent()\n{script}"
     command = [sys.executable, "-c", script, str(source.absolute()), str(target.absolute())]
     done = subprocess.run(command, capture_output=True, input=b"", env=os.environ | QUIET, pass_fds=(lock,))
     # a tokenizer that cannot be converted is only a warning to the converters, but no engine loads the result

@@ -16,7 +16,7 @@ def main(fd: int) -> None:
     """Read the Spec from the host's socket, then run. Signals to the terminal's group are the host's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     channel = socket.socket(fileno=fd)
     reader = FrameReader()
     messages: list[Spec] = []
@@ -30,7 +30,7 @@ def main(fd: int) -> None:
     os._exit(0)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A hung engine cannot notice that its host is gone; Linux can tell it."""
     if sys.platform == "linux":
         import ctypes

@@ -35,17 +35,20 @@ def serve(config: Config, host: str, port: int) -> int:
         ConfigError: it cannot start: the address is taken, the model or the engine cannot be had.
     """
     for warning in config.warnings:
-        log.warning("%s", warning)
+        log.info("%s", warning)
     listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
     with contextlib.closing(listener):
-        spec = engine_spec(config)
+        try:
+            spec = engine_spec(config)
+        except OSError as error:
+            raise ConfigError(f"the model's files cannot be had: {error}") from error
         return _event_loop()(_serve(config, spec, listener))
 
 
 async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
     began = time.perf_counter()
-    what = "no model" if spec.config.model is None else config.model_id or "the demo model"
-    progress = asyncio.ensure_future(_show_progress(f"loading {what} with {spec.engine}"))
+    what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
+    progress = asyncio.ensure_future(_show_progress(f"{what} {spec.engine}"))
     engine = start_engine(config, spec)  # loads in its own process, the tokenizer meanwhile in this one
     try:
         tokenizer = await _load_tokenizer(spec)
@@ -61,7 +64,7 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
             server.should_exit = True
         elif state is State.READY and not engine.restarts:
             seconds = time.perf_counter() - began
-            print(f"\rready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
+            print(f"{_CLEAR}ready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
             print(_greeting(listener), file=sys.stderr, flush=True)
 
     _calm_garbage_collector()
@@ -87,6 +90,10 @@ async def _load_tokenizer(spec: Spec) -> Tokenizer:
         raise
     except Exception as error:  # foreign code reading a foreign file
         raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {error}") from error
+
+
+_CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
+"""Takes the progress line away."""
 
 
 async def _show_progress(what: str) -> None:

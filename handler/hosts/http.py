@@ -123,12 +123,12 @@ class App:
     def _check_headers(self, scope: Scope) -> None:
         """SageMaker's headers that ask for what is not there are refused, not passed over."""
         for name, what in (
-            ("x-amzn-sagemaker-session-id", "stateful sessions"),
-            ("x-amzn-sagemaker-adapter-identifier", "LoRA adapters"),
-            ("x-amzn-sagemaker-target-model", "multi-model hosting"),
+            ("x-amzn-sagemaker-session-id", "stateful sessions are"),
+            ("x-amzn-sagemaker-adapter-identifier", "LoRA adapters are"),
+            ("x-amzn-sagemaker-target-model", "multi-model hosting is"),
         ):
             if _header(scope, name):
-                raise InvalidPayload(f"header {name}: {what} are not supported by the engine")
+                raise InvalidPayload(f"header {name}: {what} not supported by the engine")
         encoding = _header(scope, "content-encoding")
         if encoding not in ("", "identity"):
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")

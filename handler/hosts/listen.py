@@ -71,17 +71,17 @@ class Server(uvicorn.Server):
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, a second one does not wait."""
+        """The first signal drains, a second one ends what is under way."""
         if self._deadline is not None:
-            self.should_exit = self.force_exit = True
+            self._deadline = time.monotonic()
             return
-        log.info("%s: finishing %d answers", signal.Signals(sig).name, self._busy())
+        log.info("%s: stopping; answers to finish: %d", signal.Signals(sig).name, self._busy())
         self._deadline = time.monotonic() + _DRAIN
         self._drain()
 
     async def on_tick(self, counter: int) -> bool:
         if self._deadline is not None:
-            if time.monotonic() > self._deadline and self._busy():
+            if time.monotonic() >= self._deadline and self._busy():
                 self._give_up()
                 self.should_exit = True
             self.should_exit = self.should_exit or not self._busy()

@@ -35,7 +35,7 @@ class DynamicBatch:
             raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
         for name in ("details", "decoder_input_details", "output_formatter"):
             if parameters.get(name):
-                raise InvalidParameter(f"parameters.{name}: is only available with rolling batch (seed 004)")
+                raise InvalidParameter(f"parameters.{name}: is only available with rolling batch")
         ignored = unknown_names(body, parameters, context)
         requests = [_LMI.request(prompt, parameters, context) for prompt in prompts]
         if requests[0].sampling.num_sequences > 1:

@@ -6,6 +6,7 @@ With `do_sample` false, said or by default, sampling values are range-checked an
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -239,5 +240,5 @@ def _check_support(sampling: Sampling, names: Mapping[str, str], context: Contex
 
 def show(value: Any) -> str:
     """A value in a message, cut short."""
-    text = repr(list(value) if isinstance(value, tuple) else value)
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -55,8 +55,9 @@ def _no_constant(name: str) -> None:
 def read_object(body: Any) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'inputs'")
-    if "inputs" not in body:
-        raise InvalidPayload("the body has no 'inputs'")
+    if body.get("inputs") is None:
+        chat = "; chat completions are not served here yet" if "messages" in body else ""
+        raise InvalidPayload(f"the body has no 'inputs'{chat}")
     return body
 
 

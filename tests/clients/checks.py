@@ -11,7 +11,7 @@ CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>
 UNICODE = 'é 日本語 🙂 👩\u200d🚀 🇫🇷 עברית "quoted" back\\slash a\u0301 \U00020000'
 """Several bytes a character, several characters a sign, and what JSON escapes; no two words are equal."""
 
-EMOJI = "Repeat: 👩\u200d🚀🎉 👩\u200d🚀🎉 👩\u200d🚀🎉 👩\u200d🚀🎉"
+EMOJI = "emoji: " + "👩\u200d🚀" * 6  # a pattern that even a small model goes on with
 """The demo model goes on in kind, with three or four tokens an emoji."""
 
 TOO_MANY = 200_000

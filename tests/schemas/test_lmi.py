@@ -131,7 +131,7 @@ def test_a_neutral_value_of_what_the_engine_lacks_is_accepted(name: str, neutral
 
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
     assert "typical_p=0.5: the engine openvino lacks it" in refusal(typical_p=0.5, do_sample=True)
-    assert "bad_sequences=['x']: the engine openvino lacks it" in refusal(bad_sequences=["x"])
+    assert 'bad_sequences=["x"]: the engine openvino lacks it' in refusal(bad_sequences=["x"])
 
 
 def test_greedy_ignores_sampling_values_but_checks_their_range() -> None:
@@ -165,7 +165,8 @@ def test_several_sequences_do_not_stream() -> None:
         ({}, "no 'inputs'"),
         ({"inputs": ""}, "non-empty string"),
         ({"inputs": 5}, "non-empty string"),
-        ({"inputs": None}, "non-empty string"),
+        ({"inputs": None}, "no 'inputs'"),
+        ({"messages": []}, "chat completions are not served"),
         ({"inputs": ["a", "b"]}, "one string under rolling batch"),
         ({"inputs": "a", "parameters": []}, "'parameters' must be an object"),
         ({"inputs": "a", "stream": "yes"}, "'stream' must be true or false"),

@@ -1,0 +1,97 @@
+"""A model's files as OpenVINO needs them: made ready, its tokenizer, and what they say of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from handler import models
+from handler.engines import gguf
+from handler.engines.convert import convert
+from handler.engines.gguf_weights import exact_model
+from handler.errors import ConfigError, InvalidPayload
+from handler.text import Prompt, Vocabulary
+
+log = logging.getLogger("handler.engine")
+
+_LONG = 1 << 18  # tokens, more than any context here
+
+# Bytes of a GGUF file up to which its weights are kept in 8 bits by default: OpenVINO's rounding of 4-bit weights
+# raises a small model's perplexity by a quarter, and in 8 bits it is as fast. A large model would lose speed.
+_SMALL_GGUF = 256 << 20
+
+
+def prepare(model_id: str | None, dtype: str) -> Path:
+    """The model's own files, or what was made of them once and kept."""
+    model = models.locate(model_id or models.DEMO)
+    made = models.cache_directory() / "converted"
+    if model.kind == "huggingface":
+        return convert(model.path, made)
+    if model.kind == "gguf":
+        try:
+            gguf.check_complete(model.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from None
+    if model.kind == "gguf" and dtype == "fp32":
+        return exact_model(model.path, made, "f32")
+    if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
+        try:
+            return exact_model(model.path, made, "i8")
+        except ConfigError as error:  # it can still be served as OpenVINO reads it
+            log.warning("its weights will be rounded: %s", error)
+    return model.path
+
+
+class OpenVinoTokenizer:
+    """The model's own tokenizer; `encode` releases nothing that is shared and may run on several threads."""
+
+    def __init__(self, model: Path) -> None:
+        import openvino_genai
+
+        self._tokenizer = openvino_genai.Tokenizer(str(model))
+        self._vocabulary = _vocabulary(self._tokenizer)
+        # A limit is built into some tokenizers, at which they cut a prompt's end off without a word.
+        self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
+
+    def encode(self, text: str) -> Prompt:
+        ids = self._tokenizer.encode(text).input_ids.data[0].tolist()
+        if len(ids) >= self._limit:
+            raise InvalidPayload(f"'inputs' has {self._limit} tokens or more, which is more than the tokenizer reads")
+        return Prompt(text, ids, self._vocabulary)
+
+
+def _vocabulary(tokenizer: Any) -> Vocabulary:
+    """The raw bytes of every id: OpenVINO's own `decode` loses characters whose bytes come with several tokens."""
+    by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
+    pieces = [by_id.get(id, b"") for id in range(max(by_id) + 1)]
+    every = [[id] for id in range(len(pieces))]
+    hidden = tokenizer.decode(every, skip_special_tokens=True)
+    shown = tokenizer.decode(every, skip_special_tokens=False)
+    special = [id for id, (short, long) in enumerate(zip(hidden, shown, strict=True)) if short != long]
+    sample = "Hello world, 12 times\n  indented"
+    ids = tokenizer.encode(sample, add_special_tokens=False).input_ids.data[0].tolist()
+    if b"".join(pieces[id] for id in ids) != sample.encode():
+        raise ConfigError("this model's tokenizer is of a kind whose vocabulary OpenVINO GenAI does not give as bytes")
+    return Vocabulary(pieces, special)
+
+
+def context_length(model: Path) -> int | None:
+    """Tokens that the model attends to, from the file or directory itself."""
+    if model.suffix == ".gguf":
+        return gguf.context_length(model)
+    config = _json(model / "config.json")
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def eos_ids(model: Path, tokenizer: Any) -> frozenset[int]:
+    """Ids that end an answer: the tokenizer's, and those that the model's generation_config.json names."""
+    eos = tokenizer.get_eos_token_id()
+    named = _json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
+    ids = [eos, *(named if isinstance(named, list) else [named])]
+    return frozenset(id for id in ids if isinstance(id, int) and id >= 0)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
