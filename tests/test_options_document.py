@@ -18,6 +18,15 @@ or the variable, and the nearest known name.
 """
 
 TAIL = """
+## Where they are looked for
+`lmi serve --properties FILE` names a serving.properties; without it, the one in the model's directory is read. The
+MODEL argument and `--engine` count as `-o`. `LMI_LOG_LEVEL` is debug, info (default), warning or error. `SERVING_*`
+names that only DJL Serving's Java side reads are let be.
+
+LMI's options for other engines (`option.quantize`, `option.gpu_memory_utilization`, `option.max_input_len`,
+`option.enable_lora` and the like) stop the start: nothing here would honour them. `option.max_num_seqs` is
+`option.max_rolling_batch_size` here.
+
 ## The echo engine
 `lmi serve --engine echo` needs no model: it answers with the prompt's words, over and over, one word a token,
 until `max_new_tokens`. With `option.echo_tokens_per_second` it keeps a pace. With `option.echo_cues=true` these
