@@ -59,9 +59,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.model:
         overrides.append(f"option.model_id={arguments.model}")
     config = load_config(properties=arguments.properties, overrides=overrides)
-    own = Path(config.model_id or "") / "serving.properties"
-    if arguments.properties is None and config.model_id and own.is_file():
-        config = load_config(properties=own, overrides=overrides)  # the model directory's own, as in DJL
+    own = os.path.join(config.model_id or "", "serving.properties")
+    if arguments.properties is None and config.model_id and os.path.isfile(own):
+        config = load_config(properties=Path(own), overrides=overrides)  # the model directory's own, as in DJL
     level = os.environ.get("LMI_LOG_LEVEL", "INFO").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")

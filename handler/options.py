@@ -30,6 +30,10 @@ def boolean(text: str) -> bool:
 def string(text: str) -> str:
     if not text:
         raise ValueError("must not be empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be UTF-8") from None
     return text
 
 
@@ -56,14 +60,14 @@ def integer(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def number(least: float) -> Callable[[str], float]:
+def number(least: float, most: float = 1e6) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (value >= least and math.isfinite(value)):
-            raise ValueError(f"must be a number of at least {least:g}")
+        if not least <= value <= most:
+            raise ValueError(f"must be a number of at least {least:g} and at most {most:g}")
         return value
 
     return parse
@@ -102,12 +106,12 @@ OPTIONS = (
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), 32, "sequences in the engine at once"),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; the next is answered 503"),
     Option("batch_size", "batch_size", integer(1, 999), 1, "dynamic batching: requests in a batch", ("max_dynamic_batch_size",)),
-    Option("max_batch_delay", "max_batch_delay", integer(0), 100, "dynamic batching: milliseconds to wait for a full batch"),
+    Option("max_batch_delay", "max_batch_delay", integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch"),
     Option("max_request_size", "max_request_size", integer(1), 67_108_864, "bytes of a request body; more is answered 413"),
     Option("option.max_model_len", "max_model_len", integer(2), None, "tokens of prompt and answer together; by default what the model was trained for"),
     Option("option.max_num_batched_tokens", "max_num_batched_tokens", integer(16), 256, "tokens that one engine step computes; less keeps neighbours moving during long prompts", ("option.max_rolling_batch_prefill_tokens",)),
     Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 lets it grow as needed"),
-    Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, False, "reuse the KV cache of equal prompt beginnings; excludes decoder_input_details on openvino"),
+    Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, False, "reuse the KV cache of equal prompt beginnings"),
     # how long
     Option("option.predict_timeout", "predict_timeout", number(0.1), 120.0, "seconds that a request may wait for its turn", ("option.predictTimeout",)),
     Option("option.model_loading_timeout", "model_loading_timeout", number(1), 240.0, "seconds that the engine may take to load"),

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from handler.core import Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.engines.openvino_model import OpenVinoTokenizer, context_length, eos_ids, prepare
+from handler.engines.openvino_scorer import Scorer
 from handler.errors import ConfigError
 
-_LACKS = {
-    "typical_p": "it has no typical decoding",
-    "bad_sequences": "it cannot forbid token sequences",
-    "top_logprobs": "it reports the chosen token's log-probability only",
-}
+_CAPABILITIES = Capabilities(
+    lacks={
+        "typical_p": "it has no typical decoding",
+        "bad_sequences": "it cannot forbid token sequences",
+        "top_logprobs": "it reports the chosen token's log-probability only",
+    },
+)
 
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 _DEFAULT_CONTEXT = 2048  # tokens, where a model does not say
@@ -29,7 +32,7 @@ class _Running:
     eos: frozenset[int]  # ids that end the sequence as EOS
     stops: frozenset[int]  # ids that end it as STOP
     own_stops: bool  # the engine does not look for `stops`: see _generation_config
-    num_prompt: int  # tokens of the prompt that come back first, for their log-probabilities
+    prompt_logprobs: Sequence[float | None] | None  # to come with the first output
     num_tokens: int = 0
     least: int = 0
 
@@ -44,16 +47,10 @@ class OpenVino:
         self._genai = openvino_genai
         self._in_progress = openvino_genai.GenerationStatus.RUNNING
         self._ignored = openvino_genai.GenerationStatus.IGNORED
-        scheduler = openvino_genai.SchedulerConfig()
-        scheduler.max_num_seqs = config.max_sequences
-        # All prompts that arrive together prefill in one step: a bound on it keeps the neighbours' tokens coming.
-        scheduler.max_num_batched_tokens = config.max_tokens_per_step
-        scheduler.enable_prefix_caching = config.prefix_cache
-        if config.cache_gib:
-            scheduler.cache_size = config.cache_gib
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(config.model), scheduler, "CPU", _properties(config.dtype)
-        )
+        self._max_beams = config.max_tokens_per_step
+        self._pipeline = _pipeline(config)
+        self._scorer = Scorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
+        self._unscored: dict[int, tuple[Any, Sampling]] = {}
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
         self._running: dict[int, _Running] = {}
         self.info = EngineInfo(
@@ -69,24 +66,38 @@ class OpenVino:
         import numpy
         import openvino
 
+        if sampling.num_beams > self._max_beams:
+            raise ValueError(f"num_beams must be at most {self._max_beams} (option.max_num_batched_tokens)")
         tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
-        generation = self._generation_config(sampling)
+        if sampling.prompt_logprobs:
+            self._unscored[key] = (tensor, sampling)
+            self._scorer.add(key, tensor)
+        else:
+            self._start(key, tensor, sampling, None)
+
+    def _start(self, key: int, tensor: Any, sampling: Sampling, scores: Sequence[float | None] | None) -> None:
         self._running[key] = _Running(
-            self._pipeline.add_request(key, tensor, generation),
+            self._pipeline.add_request(key, tensor, self._generation_config(sampling)),
             eos=frozenset() if sampling.ignore_eos else self._eos,
             stops=frozenset(sampling.stop_token_ids),
             own_stops=sampling.ignore_eos and bool(sampling.stop_token_ids),
-            num_prompt=len(ids) if sampling.prompt_logprobs else 0,
+            prompt_logprobs=scores,
             least=sampling.min_new_tokens,
         )
 
     def cancel(self, key: int) -> None:
+        if self._unscored.pop(key, None) is not None:
+            self._scorer.cancel(key)
         running = self._running.pop(key, None)
         if running is not None:
             running.handle.cancel()
 
     def step(self) -> Step:
-        self._pipeline.step()
+        if self._unscored and (scored := self._scorer.step()) is not None:
+            key, scores = scored
+            self._start(key, *self._unscored.pop(key), scores)
+        if self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
         step = Step([], [], [], [])
         ended: list[int] = []
         for key, running in self._running.items():
@@ -129,11 +140,7 @@ class OpenVino:
 
     def _output(self, key: int, sequence: int, running: _Running, output: Any) -> Output:
         ids, logprobs = output.generated_ids, output.generated_log_probs
-        prompt_logprobs = None
-        if running.num_prompt:  # the prompt comes back in front of the first token, its first log-prob a placeholder
-            prompt_logprobs = [None, *logprobs[1 : running.num_prompt]]
-            ids, logprobs = ids[running.num_prompt :], logprobs[running.num_prompt :]
-            running.num_prompt = 0
+        prompt_logprobs, running.prompt_logprobs = running.prompt_logprobs, None
         finish = self._finish(running, ids, output.finish_reason)
         if (at := self._own_stop(running, ids)) is not None:
             ids, logprobs, finish = ids[: at + 1], logprobs[: at + 1], Finish.STOP
@@ -163,7 +170,6 @@ class OpenVino:
         config.repetition_penalty = sampling.repetition_penalty
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
-        config.echo = sampling.prompt_logprobs
         if sampling.ignore_eos:
             # It switches off every stop id, so the ones that were asked for are looked for in _output.
             config.ignore_eos = True
@@ -196,6 +202,20 @@ class OpenVino:
             self.step()
 
 
+def _pipeline(config: EngineConfig) -> Any:
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs = config.max_sequences
+    # All prompts that arrive together prefill in one step: a bound on it keeps the neighbours' tokens coming.
+    scheduler.max_num_batched_tokens = config.max_tokens_per_step
+    scheduler.enable_prefix_caching = config.prefix_cache
+    if config.cache_gib:
+        scheduler.cache_size = config.cache_gib
+    properties = _properties(config.dtype)
+    return openvino_genai.ContinuousBatchingPipeline(str(config.model), scheduler, "CPU", properties)
+
+
 def _properties(dtype: str) -> dict[str, str]:
     """What the CPU plugin is told.
 
@@ -219,10 +239,7 @@ def _properties(dtype: str) -> dict[str, str]:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    if config.prefix_cache:
-        why = "it gives none for cached prompt tokens (option.enable_prefix_caching=true)"
-        return Capabilities({**_LACKS, "prompt_logprobs": why})
-    return Capabilities(_LACKS)
+    return _CAPABILITIES
 
 
 def load(config: EngineConfig) -> OpenVino:

@@ -53,9 +53,13 @@ class OpenVinoTokenizer:
         self._tokenizer = openvino_genai.Tokenizer(str(model))
         self._vocabulary = _vocabulary(self._tokenizer)
         # A limit is built into some tokenizers, at which they cut a prompt's end off without a word.
+        self._longest = max(map(len, self._vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
 
     def encode(self, text: str) -> Prompt:
+        # The tokenizer holds the GIL for seconds on megabytes: what cannot fit is not given to it.
+        if len(text) > self._limit * self._longest:
+            raise InvalidPayload(f"'inputs' has more than the {self._limit} tokens that the tokenizer reads")
         ids = self._tokenizer.encode(text).input_ids.data[0].tolist()
         if len(ids) >= self._limit:
             raise InvalidPayload(f"'inputs' has {self._limit} tokens or more, which is more than the tokenizer reads")

@@ -136,6 +136,7 @@ class RemoteEngine:
         self._deaths = 0  # in a row, for the backoff
         self._since = 0.0  # last sign of life, or start of the load
         self._start_at = 0.0
+        self._expecting = False  # a step is due
         self._failed: str | None = None  # what the worker said before it ended
         self.info: EngineInfo | None = None
         self.restarts = 0
@@ -150,8 +151,6 @@ class RemoteEngine:
         return self.state is State.READY
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
-        if not self._active:
-            self._since = time.monotonic()
         self._active.add(key)
         self._send(Add(key, ids, sampling))
 
@@ -184,6 +183,7 @@ class RemoteEngine:
         if not data:
             self._died(self._worker.exit_reason())
         self._since = time.monotonic()
+        self._expecting = bool(self._active)
         for message in self._reader.feed(data):
             if isinstance(message, Step):
                 steps.append(message)
@@ -229,12 +229,16 @@ class RemoteEngine:
     # -- lives ---------------------------------------------------------------------------------------------------
 
     def _send(self, command: Any) -> None:
+        """Every command is answered by a step: from now on silence counts, whatever becomes of the request."""
         if self._worker is not None:
+            if not self._expecting:
+                self._expecting, self._since = True, time.monotonic()
             self._worker.send(command)
 
     def _start(self) -> None:
         self._reader = FrameReader()
         self._failed = None
+        self._expecting = False
         self._since = time.monotonic()
         try:
             self._worker = Worker(self._spec, isolated=self._isolated)
@@ -257,7 +261,7 @@ class RemoteEngine:
 
     def _check_clock(self) -> None:
         silent = time.monotonic() - self._since
-        if self.ready and self._active and silent > self._timeout:
+        if self.ready and self._expecting and silent > self._timeout:
             self._died(f"no step for {self._timeout:g} s (option.engine_timeout)")
         elif not self.ready and silent > self._load_timeout:
             self._died(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")

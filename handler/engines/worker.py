@@ -75,7 +75,9 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     while True:
         refused: list[Output] = []
         # Block for commands only when there is nothing to do; between steps take what lies there.
-        while not active or wait(channel, timeout=0):
+        blocking = not active
+        while blocking or wait(channel, timeout=0):
+            blocking = False
             for command in reader.feed(receive(channel)):
                 if isinstance(command, Cancel):
                     engine.cancel(command.key)
@@ -84,14 +86,12 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                     active.add(command.key)
                 else:
                     refused.append(output)
-            if refused:
-                break
         step = engine.step() if active else Step([], [], [], [])
         step.others.extend(refused)
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
-        send(channel, step)
+        send(channel, step)  # also when it holds nothing: every command is answered
 
 
 def _add(engine: Engine, command: Add) -> Output | None:

@@ -9,6 +9,9 @@ from typing import Any, cast
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+_MAX_BACKLOG = 16 << 20
+"""Bytes that are kept for a client that reads too slowly; one that lets more gather is dropped."""
+
 
 class BodyWriter:
     """Sends chunks in order: at once while the socket takes them, from a task while the client reads too slowly.
@@ -21,13 +24,21 @@ class BodyWriter:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._backlog: list[bytes] = []
+        self._size = 0
         self._ended = False
         self._task: asyncio.Task[None] | None = None
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Resolves when the client cannot be written to any more."""
 
     def write(self, data: bytes, *, last: bool = False) -> None:
         if self._task is not None:
             self._backlog.append(data)
+            self._size += len(data)
             self._ended = last
+            if self._size > _MAX_BACKLOG:
+                self._break()
+            return
+        if self.broken.done():
             return
         message = {"type": "http.response.body", "body": data, "more_body": not last}
         sending = cast(Coroutine[Any, Any, None], self._send(message))
@@ -35,7 +46,16 @@ class BodyWriter:
             waiting = sending.send(None)
         except StopIteration:
             return
+        except Exception:  # the connection is closed, though nobody has said so
+            self._break()
+            return
         self._task = asyncio.ensure_future(self._catch_up(sending, waiting))
+
+    def _break(self) -> None:
+        self._backlog.clear()
+        self._size = 0
+        if not self.broken.done():
+            self.broken.set_result(None)
 
     async def _catch_up(self, sending: Coroutine[Any, Any, None], waiting: Any) -> None:
         try:
@@ -43,7 +63,10 @@ class BodyWriter:
             while self._backlog:
                 data = b"".join(self._backlog)
                 self._backlog.clear()
+                self._size = 0
                 await self._send({"type": "http.response.body", "body": data, "more_body": not self._ended})
+        except Exception:
+            self._break()
         finally:
             self._task = None
 

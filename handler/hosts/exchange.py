@@ -157,7 +157,7 @@ class Exchange:
         log.info(
             "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
             self._request_id, outcome, self._num_prompt_tokens, self._num_tokens, first, seconds,
-            f" ignored={','.join(self._call.ignored)!r}" if self._call.ignored else "",
+            f" ignored={','.join(name[:64] for name in self._call.ignored[:32])!r}" if self._call.ignored else "",
             f" error={self._error!r}" if self._error else "",
         )  # fmt: skip
         if self._log_text:

@@ -102,8 +102,10 @@ class App:
             else:
                 headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
                 await _send_start(scope, send, 200, call.reply.content_type, headers)
-                exchange.stream_to(BodyWriter(send))
-                await gone  # also comes when the response is complete
+                writer = BodyWriter(send)
+                exchange.stream_to(writer)
+                # `gone` also comes when the response is complete
+                await asyncio.wait((gone, writer.broken), return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
             exchange.cancel()

@@ -9,7 +9,7 @@ from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import JSON, JSONLINES
 from handler.schemas.base import Answer, Call, Context
 from handler.schemas.lmi import Lmi
-from handler.schemas.reading import read_field, read_object, read_parameters_field, unknown_names
+from handler.schemas.reading import read_object, read_parameters_field, read_stream, unknown_names
 from handler.schemas.replies import Continuation
 
 _LMI = Lmi()  # one request of a batch is LMI's
@@ -31,13 +31,15 @@ class DynamicBatch:
             raise InvalidPayload(
                 f"'inputs' holds {len(prompts)} prompts; the most is {context.max_sequences} (max_rolling_batch_size)"
             )
-        if body.get("stream") or read_field(parameters, "stream"):
+        if read_stream(body, parameters):
             raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
         for name in ("details", "decoder_input_details", "output_formatter"):
-            if parameters.get(name):
+            if parameters.get(name) not in (None, False):
                 raise InvalidParameter(f"parameters.{name}: is only available with rolling batch")
         ignored = unknown_names(body, parameters, context)
         requests = [_LMI.request(prompt, parameters, context) for prompt in prompts]
+        if requests[0].sampling.prompt_logprobs:
+            raise InvalidParameter("parameters.prompt_logprobs=1: is only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
             raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
         if context.enable_streaming:

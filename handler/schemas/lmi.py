@@ -12,7 +12,7 @@ from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.schemas.base import Answer, Call, Context
 from handler.schemas.parameters import read_parameters, show
-from handler.schemas.reading import read_field, read_object, read_parameters_field, unknown_names
+from handler.schemas.reading import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.schemas.replies import Continuation, DocumentReply, StreamReply
 
 _NO_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None}
@@ -69,11 +69,7 @@ class Lmi:
         )
 
     def _framing(self, body: Mapping[str, Any], parameters: Mapping[str, Any], context: Context) -> Framing:
-        stream = body.get("stream")
-        if stream is not None and not isinstance(stream, bool):
-            raise InvalidPayload("'stream' must be true or false")
-        if stream is None:
-            stream = read_field(parameters, "stream")
+        stream = read_stream(body, parameters)
         name = read_field(parameters, "output_formatter")
         if name is None:
             name = context.output_formatter

@@ -24,6 +24,12 @@ _LEAST_NORMAL, _MOST = 1.1754943508222875e-38, 3.4028234663852886e38  # of 32-bi
 SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
 """Sampling fields that have no effect on a greedy choice."""
 
+_NOT_WITH_BEAMS = (
+    "prompt_logprobs", "min_new_tokens", "ignore_eos",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+"""Sampling fields that the engines' beam searches do not honour."""
+
 _DEFAULTS = {field.name: field.default for field in fields(Sampling)}
 
 
@@ -219,8 +225,9 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, str], context: Cont
             refuse("num_beams", "beam search does not sample; leave do_sample false")
         if max(sampling.n, sampling.best_of) > sampling.num_beams:
             refuse("num_beams", f"must be at least n={sampling.n} and best_of={sampling.best_of}")
-        if sampling.prompt_logprobs:
-            refuse("prompt_logprobs", "is not available with beam search")
+        for field in _NOT_WITH_BEAMS:
+            if getattr(sampling, field) != _DEFAULTS[field]:
+                refuse(field, "is not available with num_beams > 1")
     else:
         for field, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
             if getattr(sampling, field) != neutral:

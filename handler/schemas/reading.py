@@ -44,7 +44,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise ValueError(f"the key {counts.most_common(1)[0][0]!r} stands twice")
+        raise ValueError(f"the key {show(counts.most_common(1)[0][0])} stands twice")
     return found
 
 
@@ -81,6 +81,15 @@ def read_field(parameters: Mapping[str, Any], name: str) -> Any:
         raise InvalidParameter(f"parameters.{name}={show(value)}: {error}") from None
 
 
+def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
+    """`stream`, of which the top level's beats the one among the parameters."""
+    inner = read_field(parameters, "stream")
+    outer = body.get("stream")
+    if outer is not None and not isinstance(outer, bool):
+        raise InvalidPayload("'stream' must be true or false")
+    return bool(inner if outer is None else outer)
+
+
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: Context) -> list[str]:
     """Names that mean nothing here: never silently dropped."""
     found = [name for name in body if name not in _TOP_LEVEL]
@@ -88,5 +97,6 @@ def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], contex
     if "adapters" in found and body["adapters"] not in (None, [], ""):
         raise InvalidPayload("'adapters': the engine has no LoRA adapters")
     if found and context.refuse_unknown:
-        raise InvalidPayload(f"unknown names: {', '.join(found)} (option.unknown_parameters=refuse)")
+        some = ", ".join(name[:64] for name in found[:8])
+        raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
     return found
