@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _MAX_BACKLOG = 16 << 20
 """Bytes that are kept for a client that reads too slowly; one that lets more gather is dropped."""
+
+
+class Writer(Protocol):
+    """Where the bytes of a streamed answer go."""
+
+    def write(self, data: bytes, *, last: bool = False) -> None: ...
 
 
 class BodyWriter:
@@ -69,6 +75,19 @@ class BodyWriter:
             self._break()
         finally:
             self._task = None
+
+
+class WholeBody:
+    """Gathers a stream for a client that can only take it whole."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        self.body += data
+        if last and not self.done.done():
+            self.done.set_result(None)
 
 
 @types.coroutine

@@ -7,10 +7,12 @@ import contextlib
 import gc
 import itertools
 import logging
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from types import FrameType
 from typing import Any
 
 from handler import engines
@@ -34,6 +36,7 @@ def serve(config: Config, host: str, port: int) -> int:
     Raises:
         ConfigError: it cannot start: the address is taken, the model or the engine cannot be had.
     """
+    signal.signal(signal.SIGTERM, _leave)  # until the server has its own way
     for warning in config.warnings:
         log.info("%s", warning)
     listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
@@ -43,6 +46,11 @@ def serve(config: Config, host: str, port: int) -> int:
         except OSError as error:
             raise ConfigError(f"the model's files cannot be had: {error}") from error
         return _event_loop()(_serve(config, spec, listener))
+
+
+def _leave(sig: int, frame: FrameType | None) -> None:
+    """Asked to stop before there was anything to finish."""
+    raise SystemExit(0)
 
 
 async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:

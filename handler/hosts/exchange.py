@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 
 from handler.core import Delta, Finish, Request
 from handler.errors import InternalError, ServingError, Unavailable
-from handler.hosts.body import BodyWriter
+from handler.hosts.body import Writer
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
 from handler.schemas.base import Answer, Call
@@ -56,7 +56,7 @@ class Exchange:
         self._ids: set[int] = set()
         self._ended = asyncio.Event()
         self._pending: list[bytes] = []
-        self._writer: BodyWriter | None = None
+        self._writer: Writer | None = None
         self._received_at = time.perf_counter()
         self._first_at = 0.0
         self._num_prompt_tokens = 0
@@ -110,7 +110,7 @@ class Exchange:
         if self._reply.finished:
             self._end("failed" if delta.error is not None else "ok")
 
-    def stream_to(self, writer: BodyWriter) -> None:
+    def stream_to(self, writer: Writer) -> None:
         """From now on the bytes go to `writer`, first those that have gathered."""
         writer.write(b"".join(self._pending), last=self._reply.finished)
         self._pending.clear()

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.errors import InternalError, InvalidPayload, ServingError, TooLarge, TooSlow, UnsupportedMedia
 from handler.framing import dumps
-from handler.hosts.body import BodyWriter
+from handler.hosts.body import BodyWriter, WholeBody
 from handler.hosts.service import Service
 from handler.schemas.base import Answer
 
@@ -99,6 +99,12 @@ class App:
             extra = _ignored(call.ignored)
             if exchange.answer is not None:
                 await _send_answer(scope, send, exchange.answer, extra)
+            elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece
+                whole = WholeBody()
+                exchange.stream_to(whole)
+                await asyncio.wait((whole.done, gone), return_when=asyncio.FIRST_COMPLETED)
+                if whole.done.done():
+                    await _send_answer(scope, send, Answer(200, call.reply.content_type, whole.body), extra)
             else:
                 headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
                 await _send_start(scope, send, 200, call.reply.content_type, headers)

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from handler.errors import ConfigError
+from handler.hosts.protocol import Protocol
 
 log = logging.getLogger("handler.server")
 
@@ -55,7 +56,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=Protocol,
                 ws="none",
                 lifespan="off",
                 access_log=False,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from handler.batcher import Batcher
 from handler.core import Delta, Finish, Request
 from handler.errors import InternalError
-from handler.hosts.body import BodyWriter
+from handler.hosts.body import Writer
 from handler.text import Prompt
 
 log = logging.getLogger("handler.pump")
@@ -27,7 +27,7 @@ class Pump:
         self._batcher = batcher
         self._on_tokens = on_tokens
         self._sinks: dict[int, Sink] = {}
-        self._chunks: list[tuple[BodyWriter, bytes, bool]] = []
+        self._chunks: list[tuple[Writer, bytes, bool]] = []
         self._loop = asyncio.get_running_loop()
         self._fd: int | None = None
         self._timer = self._loop.call_later(_TICK, self._tick)
@@ -50,7 +50,7 @@ class Pump:
         if self._sinks.pop(id, None) is not None:
             self._batcher.cancel(id)
 
-    def write(self, writer: BodyWriter, data: bytes, *, last: bool) -> None:
+    def write(self, writer: Writer, data: bytes, *, last: bool) -> None:
         """Send `data` at the end of this step.
 
         All of a step's chunks are written in a row: a write between two computations finds its reader asleep again,

@@ -231,6 +231,19 @@ class TestOpenVino:
             assert all(token.logprob is not None and token.logprob < 0 for token in prefill[1:])
             assert text(deltas).startswith(" Paris")
 
+    def test_a_prompts_log_probabilities_are_the_same_in_company(self, openvino: Driver) -> None:
+        ask = {"prompt_logprobs": True, "max_new_tokens": 3}
+        prompt = "Story 5: once upon a time there was"
+        alone = openvino.one(prompt, **ask)[0].prefill
+        company = [openvino.submit(f"Tell me {index}", max_new_tokens=40, ignore_eos=True) for index in range(5)]
+        openvino.batcher.step(timeout=0.5)
+        asked = [openvino.submit(prompt, **ask) for _ in range(2)]
+        dropped = openvino.submit("A prompt that nobody waits for " * 9, **ask)
+        openvino.batcher.cancel(dropped)
+        found = openvino.run()
+        assert [found[id][0].prefill for id in asked] == [alone, alone]
+        assert set(found) == {*company, *asked}
+
     def test_a_long_prompts_log_probabilities_are_all_there(self, openvino: Driver) -> None:
         long = "word " * 600  # more than one step computes
         prefill = openvino.one(long, prompt_logprobs=True, max_new_tokens=1)[0].prefill

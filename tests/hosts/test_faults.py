@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -132,6 +133,20 @@ def test_an_engine_process_ends_with_its_server() -> None:
         wait_for(lambda: not Path(f"/proc/{pid}").exists(), 5, "the engine outlives its server")
 
 
+def test_a_hung_engine_is_noticed_though_every_client_gives_up_first() -> None:
+    with serve(*ECHO, *ISOLATED, "-o", "option.engine_timeout=2") as server:
+        os.kill(server.engine_pid(), signal.SIGSTOP)
+
+        def give_up_and_look() -> bool:
+            with contextlib.suppress(httpx.ReadTimeout):
+                httpx.post(server.url + "/invocations", json=ASK, timeout=0.4)
+            return server.ping() == 503
+
+        wait_for(give_up_and_look, 15, "nobody noticed")
+        server.wait_ready(10)
+        assert server.post(ASK).status_code == 200
+
+
 # -- stopping ----------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +184,14 @@ def test_a_stream_that_outlives_the_drain_ends_with_an_error_line() -> None:
         assert server.stop() == 0
         assert time.monotonic() - began < 28
         assert "the server stopped" in running.result()[-1]["error"]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.8])
+def test_sigterm_before_it_serves_exits_0_as_well(demo_model: Path, seconds: float) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "handler", "serve", str(demo_model), "--port", "0"])
+    time.sleep(seconds + 0.4)  # python itself takes its time to start
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
 
 
 def test_sigterm_when_idle_exits_0_at_once() -> None:

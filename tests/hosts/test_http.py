@@ -169,6 +169,38 @@ def test_a_body_that_does_not_arrive_is_given_up() -> None:
         assert b"client_timeout" in found
 
 
+def test_an_offer_of_http_2_is_passed_over(echo_server: LiveServer) -> None:
+    """As Java's HttpClient makes it with its first request."""
+    settings = "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"
+    headers = f"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: {settings}\r\nUpgrade: h2c\r\n"
+    assert b'{"generated_text":" a b a"}' in raw(echo_server, post_bytes(ASK, headers=headers), until=b"a b a")
+
+
+def test_endless_headers_are_431(echo_server: LiveServer) -> None:
+    found = raw(echo_server, b"GET /ping HTTP/1.1\r\nx: " + b"a" * 300_000, until=b"}")
+    assert found.startswith(b"HTTP/1.1 431")
+    assert echo_server.ping() == 200
+
+
+def test_http_1_0_gets_a_stream_in_one_piece(echo_server: LiveServer) -> None:
+    request = post_bytes({**ASK, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    head, _, body = raw(echo_server, request, until=b"never").partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert len(body.splitlines()) == 3
+
+
+def test_a_connection_that_breaks_with_more_requests_in_it_leaves_nothing(slow_server: LiveServer) -> None:
+    """uvicorn does not read on while a pipelined request waits, so it cannot see the end coming."""
+    before = slow_server.metric(CANCELLED)
+    body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 100_000}}
+    with socket.create_connection(("127.0.0.1", slow_server.port), timeout=10) as connection:
+        connection.sendall(post_bytes(body))
+        connection.recv(4096)
+        connection.sendall(post_bytes(ASK))
+    wait_for(lambda: slow_server.metric(CANCELLED) == before + 1, 10, "the stream was not cancelled")
+    assert "a bug" not in slow_server.log
+
+
 # -- headers -----------------------------------------------------------------------------------------------------
 
 
