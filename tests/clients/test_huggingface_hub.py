@@ -186,8 +186,8 @@ def test_a_long_prompt_can_be_streamed(huggingface_hub: Driver, echo_url: str) -
         ("hello " * 20_000, {}, "'inputs' has"),
         (PARIS, {"temperature": -1.0}, "temperature=-1.0"),
         (PARIS, {"top_p": 1.5}, "top_p=1.5"),
-        (PARIS, {"watermark": True}, "watermark=True"),
-        (PARIS, {"adapter_id": "mine"}, "adapter_id='mine'"),
+        (PARIS, {"watermark": True}, "watermark=true"),
+        (PARIS, {"adapter_id": "mine"}, 'adapter_id="mine"'),
         ("", {}, "'inputs'"),
     ],
 )

@@ -261,7 +261,7 @@ def test_prompts_of_many_tokens_are_answered_one_after_another(text_generation: 
         (PARIS, {"max_new_tokens": TOO_MANY}, "max_new_tokens=200000"),
         (PARIS, {"max_new_tokens": 0}, "max_new_tokens=0"),
         ("hello " * 20_000, {"max_new_tokens": 2}, "'inputs' has"),
-        (PARIS, {"watermark": True}, "watermark=True"),
+        (PARIS, {"watermark": True}, "watermark=true"),
         (PARIS, {"top_n_tokens": 3}, "top_n_tokens=3"),
         (PARIS, {"stop_sequences": [""]}, "stop="),
     ],
