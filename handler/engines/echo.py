@@ -66,6 +66,8 @@ class Echo:
     def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
         if self._cues and _CUES.index("<refuse>") in ids:
             raise ValueError("refused on cue")
+        if not self._active:
+            self._next = 0.0  # after a rest the clock starts again
         self._active[key] = _Sequence(ids, sampling)
 
     def cancel(self, key: int) -> None:
@@ -100,7 +102,7 @@ class Echo:
         """Keep the pace of a clock, not of the sleeps: what a step costs does not slow the next one down."""
         now = time.monotonic()
         due = self._next + self._pause
-        self._next = due if due > now - 2 * self._pause else now  # after a rest the clock starts again
+        self._next = due if due > now - 2 * self._pause else now  # what is lost is not made up for
         if self._next > now:
             time.sleep(self._next - now)
 
