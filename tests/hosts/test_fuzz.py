@@ -96,3 +96,46 @@ def test_bytes_that_are_no_http_do_no_harm(server: LiveServer, client: httpx.Cli
         while connection.recv(4096):
             pass
     assert client.get(server.url + "/ping").status_code == 200
+
+
+valid = {
+    "do_sample": st.booleans(),
+    "seed": st.integers(0, 2**64 - 1),
+    "temperature": st.floats(0, 1e30) | st.sampled_from([0, 1e-45, 1e-38, 3e38]),
+    "top_k": st.integers(-1, 2**31 - 1),
+    "top_p": st.floats(0, 1),
+    "min_p": st.floats(0, 1, exclude_max=True),
+    "repetition_penalty": st.floats(1e-30, 1e30),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "stop_sequences": st.lists(st.text(min_size=1, max_size=5), max_size=3),
+    "stop_token_ids": st.lists(st.integers(0, 49_151), max_size=3),
+    "ignore_eos_token": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "min_length": st.integers(0, 4),
+    "n": st.integers(1, 3),
+    "best_of": st.integers(1, 3),
+    "num_beams": st.integers(1, 3),
+    "length_penalty": st.floats(-1e6, 1e6),
+    "early_stopping": st.booleans(),
+    "truncate": st.integers(1, 5),
+    "details": st.booleans(),
+    "decoder_input_details": st.booleans(),
+    "return_full_text": st.booleans(),
+}
+prompts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@pytest.mark.model
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompt=prompts, stream=st.booleans(), parameters=st.fixed_dictionaries({}, optional=valid))
+def test_what_the_ranges_allow_never_fails_in_the_model(
+    model_server: LiveServer, client: httpx.Client, prompt: str, stream: bool, parameters: dict[str, Any]
+) -> None:
+    """A 424 is our own refusal, by name; the engine refuses nothing that we let through, and breaks on nothing."""
+    body = {"inputs": prompt, "stream": stream, "parameters": {"max_new_tokens": 4, **parameters}}
+    found = client.post(model_server.url + "/invocations", content=json.dumps(body).encode())
+    check(found)
+    assert "in the engine" not in found.text, body
+    assert "engine failure" not in found.text, body
