@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from handler.core import Finish, Sampling
@@ -50,7 +51,7 @@ class OpenVino:
         self._max_beams = config.max_tokens_per_step
         self._pipeline = _pipeline(config)
         self._scorer = Scorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
-        self._unscored: dict[int, tuple[Any, Sampling]] = {}
+        self._unscored: dict[int, Callable[[Sequence[float | None]], None]] = {}  # what starts them, given the scores
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
         self._running: dict[int, _Running] = {}
         self.info = EngineInfo(
@@ -69,15 +70,19 @@ class OpenVino:
         if sampling.num_beams > self._max_beams:
             raise ValueError(f"num_beams must be at most {self._max_beams} (option.max_num_batched_tokens)")
         tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
+        # Made and checked here, where an exception refuses this request only.
+        start = partial(self._start, key, tensor, self._generation_config(sampling), sampling)
         if sampling.prompt_logprobs:
-            self._unscored[key] = (tensor, sampling)
+            self._unscored[key] = start
             self._scorer.add(key, tensor)
         else:
-            self._start(key, tensor, sampling, None)
+            start(None)
 
-    def _start(self, key: int, tensor: Any, sampling: Sampling, scores: Sequence[float | None] | None) -> None:
+    def _start(
+        self, key: int, tensor: Any, config: Any, sampling: Sampling, scores: Sequence[float | None] | None
+    ) -> None:
         self._running[key] = _Running(
-            self._pipeline.add_request(key, tensor, self._generation_config(sampling)),
+            self._pipeline.add_request(key, tensor, config),
             eos=frozenset() if sampling.ignore_eos else self._eos,
             stops=frozenset(sampling.stop_token_ids),
             own_stops=sampling.ignore_eos and bool(sampling.stop_token_ids),
@@ -95,7 +100,7 @@ class OpenVino:
     def step(self) -> Step:
         if self._unscored and (scored := self._scorer.step()) is not None:
             key, scores = scored
-            self._start(key, *self._unscored.pop(key), scores)
+            self._unscored.pop(key)(scores)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         step = Step([], [], [], [])

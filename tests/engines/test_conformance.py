@@ -287,6 +287,14 @@ class TestOpenVino:
         }
         assert len(outcomes) > 1
 
+    def test_what_the_engine_refuses_of_a_scored_prompt_ends_alone(self, openvino: Driver) -> None:
+        alone = ids(openvino.one("Once upon a time"))
+        broken = openvino.submit("x", prompt_logprobs=True, repetition_penalty=-1.0)
+        good = openvino.submit("Once upon a time")
+        found = openvino.run()
+        assert isinstance(found[broken][-1].error, GenerationFailed)
+        assert ids(found[good]) == alone
+
     def test_a_prompt_that_the_tokenizer_would_cut_is_refused(self, openvino: Driver) -> None:
         with pytest.raises(InvalidPayload, match="8192 tokens or more"):
             openvino.tokenizer.encode("word " * 9000)
