@@ -226,11 +226,11 @@ class Batcher:
     def _fail_all(self, error: Exception) -> list[Delta]:
         if not isinstance(error, ServingError):
             log.exception("the engine raised")
-        failure = _failure(error)
+            error = GenerationFailed(f"engine failure: {error!r}")
         lost = list(self._running.values())
         for active in lost:
             self._forget(active)
-        return [Delta(active.id, 0, (), Finish.ERROR, failure) for active in lost]
+        return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self) -> list[Delta]:
         """End requests that waited too long; they are in order, so the first tells of the rest."""
@@ -240,10 +240,6 @@ class Batcher:
             del self._queue[active.id]
         error = Unavailable(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in expired]
-
-
-def _failure(error: Exception) -> ServingError:
-    return error if isinstance(error, ServingError) else GenerationFailed(f"engine failure: {error!r}")
 
 
 def _prompt_tokens(prompt: Prompt, logprobs: Sequence[float | None]) -> list[Token]:

@@ -69,7 +69,7 @@ def start_engine(config: Config, spec: Spec) -> RemoteEngine:
 def schema_context(config: Config, spec: Spec) -> Context:
     return Context(
         engine=spec.engine,
-        lacks=engines.capabilities(*spec).lacks,
+        lacks=engines.capabilities(spec.engine).lacks,
         output_formatter=config.output_formatter,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,

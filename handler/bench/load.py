@@ -10,11 +10,12 @@ import asyncio
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from handler import event_loop
 from handler.bench.answer import Result
 from handler.bench.client import Client, Target, connect, failed
 from handler.errors import ConfigError
@@ -118,15 +119,7 @@ def _hear(pipe: Connection) -> Any:
 
 
 def _process(pipe: Connection, share: _Share) -> None:
-    event_loop()(_share(pipe, share))
-
-
-def event_loop() -> Callable[[Coroutine[Any, Any, None]], None]:
-    try:
-        import uvloop
-    except ImportError:  # not on this platform
-        return asyncio.run
-    return uvloop.run
+    event_loop.run(_share(pipe, share))
 
 
 async def _share(pipe: Connection, share: _Share) -> None:

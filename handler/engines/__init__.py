@@ -17,7 +17,7 @@ class EngineEntry:
     """One line of the registry.
 
     Attributes:
-        module: has `prepare(model, dtype) -> Path | None`, `capabilities(config) -> Capabilities`,
+        module: has `prepare(model, dtype) -> Path | None`, `CAPABILITIES`,
             `load(config) -> Engine` and `load_tokenizer(config) -> Tokenizer`.
         needs: the import that shows whether it is installed.
         install: what to run when it is not.
@@ -69,8 +69,8 @@ def prepare(name: str, model_id: str | None, dtype: str) -> Path | None:
     return cast(Path | None, _module(name).prepare(model_id, dtype))
 
 
-def capabilities(name: str, config: EngineConfig) -> Capabilities:
-    return cast(Capabilities, _module(name).capabilities(config))
+def capabilities(name: str) -> Capabilities:
+    return cast(Capabilities, _module(name).CAPABILITIES)
 
 
 def _module(name: str) -> Any:

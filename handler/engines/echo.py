@@ -20,7 +20,7 @@ from handler.core import Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.text import Prompt, Vocabulary
 
-_CAPABILITIES = Capabilities(
+CAPABILITIES = Capabilities(
     lacks={
         "num_beams": "it has no beam search",
         "bad_sequences": "it only ever echoes",
@@ -117,10 +117,6 @@ def _act(cue: str) -> None:
 
 def prepare(model_id: str | None, dtype: str) -> None:
     """It needs no files."""
-
-
-def capabilities(config: EngineConfig) -> Capabilities:
-    return _CAPABILITIES
 
 
 def load(config: EngineConfig) -> Echo:

@@ -14,7 +14,7 @@ from handler.engines.openvino_model import OpenVinoTokenizer, context_length, eo
 from handler.engines.openvino_scorer import Scorer
 from handler.errors import ConfigError
 
-_CAPABILITIES = Capabilities(
+CAPABILITIES = Capabilities(
     lacks={
         "typical_p": "it has no typical decoding",
         "bad_sequences": "it cannot forbid token sequences",
@@ -243,10 +243,6 @@ def _properties(dtype: str) -> dict[str, str]:
     return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
 
 
-def capabilities(config: EngineConfig) -> Capabilities:
-    return _CAPABILITIES
-
-
 def load(config: EngineConfig) -> OpenVino:
     return OpenVino(config)
 
@@ -256,4 +252,4 @@ def load_tokenizer(config: EngineConfig) -> OpenVinoTokenizer:
     return OpenVinoTokenizer(config.model)
 
 
-__all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare"]
+__all__ = ["CAPABILITIES", "OpenVino", "load", "load_tokenizer", "prepare"]

@@ -11,11 +11,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any
 
-from handler import engines
+from handler import engines, event_loop
 from handler.config import Config
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.remote import State
@@ -45,7 +43,7 @@ def serve(config: Config, host: str, port: int) -> int:
             spec = engine_spec(config)
         except OSError as error:
             raise ConfigError(f"the model's files cannot be had: {error}") from error
-        return _event_loop()(_serve(config, spec, listener))
+        return event_loop.run(_serve(config, spec, listener))
 
 
 def _leave(sig: int, frame: FrameType | None) -> None:
@@ -135,11 +133,3 @@ def _greeting(listener: socket.socket) -> str:
     at = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
     body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}'
     return f"listening on {at}; try:\n  curl -s {at}/invocations -H 'Content-Type: application/json' -d '{body}'"
-
-
-def _event_loop() -> Callable[[Coroutine[Any, Any, int]], int]:
-    try:
-        import uvloop
-    except ImportError:  # not on this platform
-        return asyncio.run
-    return uvloop.run

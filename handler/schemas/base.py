@@ -39,6 +39,11 @@ class Answer(NamedTuple):
     body: bytes
 
 
+def front_end_error(error: ServingError) -> dict[str, Any]:
+    """What DJL's front end says of a request that it turns away (contract djl.md, section 2), with our `error`."""
+    return {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
+
+
 class Reply(Protocol):
     """One client's answer being written.
 

@@ -7,7 +7,7 @@ from typing import Any
 from handler.core import Delta, Request
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import JSON, JSONLINES
-from handler.schemas.base import Answer, Call, Context
+from handler.schemas.base import Answer, Call, Context, front_end_error
 from handler.schemas.lmi import Lmi
 from handler.schemas.reading import read_object, read_parameters_field, read_stream, unknown_names
 from handler.schemas.replies import Continuation
@@ -48,10 +48,12 @@ class DynamicBatch:
             return Call(requests, BatchStream(self, requests[0]), ignored, streams=True)
         return Call(requests, BatchDocument(self, requests), ignored)
 
+    def failure(self, error: ServingError) -> dict[str, Any]:
+        """The seed's error object."""
+        return {"code": error.status, "message": "invoke handler failure", "error": error.message}
+
     def refused(self, error: ServingError) -> Answer:
-        value: dict[str, Any] = {"code": error.status, "message": "invoke handler failure", "error": error.message}
-        if error.status != 424:  # what DJL's front end would say
-            value = {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
+        value = self.failure(error) if error.status == 424 else front_end_error(error)
         return Answer(error.status, JSON.content_type, JSON.encode(value))
 
 
@@ -100,9 +102,7 @@ class BatchStream:
     def feed(self, index: int, delta: Delta) -> bytes:
         self.finished = delta.finish is not None
         if delta.error is not None:
-            return JSONLINES.encode(
-                {"code": delta.error.status, "message": "invoke handler failure", "error": delta.error.message}
-            )
+            return JSONLINES.encode(self._schema.failure(delta.error))
         lines = []
         for token in delta.tokens:
             lines.append(JSONLINES.encode({"outputs": [self._prompt + token.text]}))

@@ -10,7 +10,7 @@ from typing import Any
 from handler.core import Finish, Request, Token
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import FRAMINGS, JSON, JSONLINES, Framing
-from handler.schemas.base import Answer, Call, Context
+from handler.schemas.base import Answer, Call, Context, front_end_error
 from handler.schemas.parameters import read_parameters, show
 from handler.schemas.reading import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.schemas.replies import Continuation, DocumentReply, StreamReply
@@ -137,8 +137,8 @@ class Lmi:
             pass
         elif error.status == 424:
             value = {"generated_text": "", "details": _NO_DETAILS, **value}
-        else:  # what DJL's front end would say
-            value = {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
+        else:
+            value = front_end_error(error)
         return Answer(error.status, JSON.content_type, JSON.encode(value))
 
     def stream_failure(self, error: ServingError) -> Any:

@@ -81,24 +81,19 @@ class StreamReply:
             self.finished = True
             return self._framing.encode(self._layout.stream_failure(delta.error))
         if delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly every delta
-            token = delta.tokens[0]
-            self._num_tokens += 1
-            self._texts.append(token.text)
-            return self._framing.encode(self._layout.chunk(token, self._num_tokens))
+            return self._line(delta.tokens[0])
         if delta.prefill is not None:
             self._prefill = delta.prefill
-        layout, encode = self._layout, self._framing.encode
-        lines = []
-        tokens = delta.tokens
-        if delta.finish is not None:
-            *tokens, last = tokens or (Token(-1, "", None, True),)
-        for token in tokens:
-            self._num_tokens += 1
-            self._texts.append(token.text)
-            lines.append(encode(layout.chunk(token, self._num_tokens)))
-        if delta.finish is not None:
-            lines.append(encode(self._last(last, delta.finish)))
-        return lines[0] if len(lines) == 1 else b"".join(lines)
+        if delta.finish is None:
+            return b"".join([self._line(token) for token in delta.tokens])
+        *tokens, last = delta.tokens or (Token(-1, "", None, True),)
+        lines = [self._line(token) for token in tokens]
+        return b"".join([*lines, self._framing.encode(self._last(last, delta.finish))])
+
+    def _line(self, token: Token) -> bytes:
+        self._num_tokens += 1
+        self._texts.append(token.text)
+        return self._framing.encode(self._layout.chunk(token, self._num_tokens))
 
     def _last(self, token: Token, finish: Finish) -> Any:
         self.finished = True
