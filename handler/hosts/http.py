@@ -18,7 +18,7 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import InternalError, InvalidPayload, ServingError, TooLarge, TooSlow, UnsupportedMedia
+from handler.errors import InternalError, ServingError, TooLarge, TooSlow
 from handler.framing import dumps
 from handler.hosts.body import BodyWriter, WholeBody
 from handler.hosts.service import Service
@@ -27,9 +27,6 @@ from handler.schemas.base import Answer
 log = logging.getLogger("handler.http")
 
 Headers = list[tuple[bytes, bytes]]
-
-_JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
-"""What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
@@ -74,14 +71,15 @@ class App:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, config = self._service, self._service.config
         try:
-            self._check_headers(scope)
+            headers = _headers(scope)
+            service.intake.check_headers(headers)
             service.check_room()
             reading = _read(scope, receive, config.max_request_size)
             body = await asyncio.wait_for(reading, config.client_timeout)
             if body is None:
                 return None
             service.check_room()  # the body may have taken its time
-            call = await service.parse(body, plain=_content_type(scope) == "text/plain")
+            call = await service.read(body, headers)
         except asyncio.TimeoutError:
             error = TooSlow(f"the body did not arrive within {config.client_timeout:g} s (option.client_timeout)")
             return await self._refuse(scope, send, error)
@@ -106,8 +104,8 @@ class App:
                 if whole.done.done():
                     await _send_answer(scope, send, Answer(200, call.reply.content_type, whole.body), extra)
             else:
-                headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
-                await _send_start(scope, send, 200, call.reply.content_type, headers)
+                extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
+                await _send_start(scope, send, 200, call.reply.content_type, extra)
                 writer = BodyWriter(send)
                 exchange.stream_to(writer)
                 # `gone` also comes when the response is complete
@@ -127,22 +125,6 @@ class App:
         parameters = scope["path_params"]
         name, version = parameters.get("model"), parameters.get("version", "1")
         return name in (None, self._service.config.model_name) and version == "1"
-
-    def _check_headers(self, scope: Scope) -> None:
-        """SageMaker's headers that ask for what is not there are refused, not passed over."""
-        for name, what in (
-            ("x-amzn-sagemaker-session-id", "stateful sessions are"),
-            ("x-amzn-sagemaker-adapter-identifier", "LoRA adapters are"),
-            ("x-amzn-sagemaker-target-model", "multi-model hosting is"),
-        ):
-            if _header(scope, name):
-                raise InvalidPayload(f"header {name}: {what} not supported by the engine")
-        encoding = _header(scope, "content-encoding")
-        if encoding not in ("", "identity"):
-            raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
-        media = _content_type(scope)
-        if media != "text/plain" and not _JSON_TYPES.fullmatch(media):
-            raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json or text/plain")
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -210,13 +192,14 @@ class Endpoint:
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
+def _headers(scope: Scope) -> dict[str, str]:
+    """The first of each name counts."""
+    return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
+
+
 def _header(scope: Scope, name: str) -> str:
     wanted = name.encode()
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "").strip()
-
-
-def _content_type(scope: Scope) -> str:
-    return _header(scope, "content-type").partition(";")[0].strip().lower()
 
 
 def _request_id(scope: Scope) -> str:

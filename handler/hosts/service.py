@@ -14,13 +14,13 @@ from handler.config import Config
 from handler.core import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.remote import RemoteEngine, State
-from handler.errors import InvalidParameter, InvalidPayload, Unavailable
+from handler.errors import Unavailable
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
+from handler.hosts.intake import Headers, Intake
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
 from handler.schemas.base import Call, Context, Schema
-from handler.schemas.reading import decode
 from handler.text import Prompt
 
 _LARGE = 1 << 16  # bytes of a body that is better parsed off the event loop
@@ -47,13 +47,12 @@ class Service:
     ) -> None:
         self.config = config
         self.schema = schema
+        self.intake = Intake(schema, context, tokenizer, lambda: engine.info)
         self.draining = False
         self.num_requests = 0  # being read or answered, the last byte's delivery included
         self._exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
         self.started_at = time.time()
-        self._context = context
         self._engine = engine
-        self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self._gate: BatchGate | None = None
         if config.rolling_batch == "disable":
@@ -129,16 +128,11 @@ class Service:
             raise Unavailable(f"the engine is down: {self.reason}")
         (self._gate or self._batcher).check_room()
 
-    async def parse(self, body: bytes, *, plain: bool) -> Call:
-        """The body as the schema reads it, `plain` text being a prompt; a large one is read off the event loop."""
-
-        def read() -> Call:
-            value = {"inputs": _utf8(body)} if plain else decode(body)
-            return self.schema.parse(value, self._context)
-
+    async def read(self, body: bytes, headers: Headers) -> Call:
+        """The body as the schema reads it; a large one is read off the event loop."""
         if len(body) < _LARGE:
-            return read()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
+            return self.intake.read(body, headers)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.read, body, headers)
 
     def exchange(self, call: Call, request_id: str) -> Exchange:
         """Put a call's requests to the engine."""
@@ -155,37 +149,4 @@ class Service:
         return exchange
 
     async def _encode(self, request: Request) -> Prompt:
-        loop = asyncio.get_running_loop()
-        prompt = await loop.run_in_executor(self._threads, self._tokenizer.encode, request.prompt)
-        if request.truncate is not None:
-            prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
-        self._check_length(request, prompt)
-        return prompt
-
-    def _check_length(self, request: Request, prompt: Prompt) -> None:
-        """Engines clamp or fail late where we refuse at once."""
-        num_prompt, wanted = len(prompt.ids), request.sampling.max_new_tokens
-        if not num_prompt:
-            raise InvalidPayload("'inputs' has no tokens")
-        size = len(prompt.vocabulary)
-        for id in request.sampling.stop_token_ids:
-            if id >= size:
-                raise InvalidParameter(f"parameters.stop_token_ids: {id} is not in the vocabulary of {size} tokens")
-        info = self._engine.info
-        if info is None:  # nothing was ever loaded: check_room turns requests away
-            return
-        limit = info.max_total_tokens
-        if num_prompt >= limit:
-            raise InvalidPayload(f"'inputs' has {num_prompt} tokens; the model takes at most {limit - 1}")
-        if num_prompt + wanted > limit:
-            raise InvalidParameter(
-                f"parameters.max_new_tokens={wanted}: with {num_prompt} prompt tokens it must be at most "
-                f"{limit - num_prompt}, as the model takes {limit} in all"
-            )
-
-
-def _utf8(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidPayload(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.encode, request)

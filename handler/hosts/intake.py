@@ -1,0 +1,114 @@
+"""From a request as it arrives, headers and bytes, to what the engine gets: the same for every host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from handler.core import Request
+from handler.engines.base import EngineInfo, Tokenizer
+from handler.errors import InvalidParameter, InvalidPayload, UnsupportedMedia
+from handler.schemas.base import Call, Context, Schema
+from handler.schemas.reading import decode
+from handler.text import Prompt
+
+Headers = Mapping[str, str]
+"""A request's headers, names in lower case."""
+
+_JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
+"""What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
+
+_REFUSED = (
+    ("x-amzn-sagemaker-session-id", "stateful sessions are"),
+    ("x-amzn-sagemaker-adapter-identifier", "LoRA adapters are"),
+    ("adapter", "LoRA adapters are"),
+    ("x-amzn-sagemaker-target-model", "multi-model hosting is"),
+)
+"""SageMaker's and DJL's headers that ask for what is not there."""
+
+
+class Intake:
+    """Reads and checks requests. Thread-safe.
+
+    Args:
+        schema: the dialect of the bodies.
+        context: what the schema needs to know of the rest.
+        tokenizer: the engine's.
+        engine_info: what the engine says of itself; None while it has not been loaded.
+    """
+
+    def __init__(
+        self, schema: Schema, context: Context, tokenizer: Tokenizer, engine_info: Callable[[], EngineInfo | None]
+    ) -> None:
+        self.schema = schema
+        self._context = context
+        self._tokenizer = tokenizer
+        self._engine_info = engine_info
+
+    def check_headers(self, headers: Headers) -> None:
+        """Turn away, before the body is read, what no body could make good.
+
+        Raises:
+            InvalidPayload, UnsupportedMedia: naming the header.
+        """
+        for name, what in _REFUSED:
+            if headers.get(name):
+                raise InvalidPayload(f"header {name}: {what} not supported by the engine")
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
+        media = _media_type(headers)
+        if media != "text/plain" and not _JSON_TYPES.fullmatch(media):
+            raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json or text/plain")
+
+    def read(self, body: bytes, headers: Headers) -> Call:
+        """What the body asks for, plain text being a prompt.
+
+        Raises:
+            ServingError: what the schema says of a body that it refuses.
+        """
+        value = {"inputs": _utf8(body)} if _media_type(headers) == "text/plain" else decode(body)
+        return self.schema.parse(value, self._context)
+
+    def encode(self, request: Request) -> Prompt:
+        """The prompt's ids, cut as asked, within the model's limits.
+
+        Raises:
+            InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
+        """
+        prompt = self._tokenizer.encode(request.prompt)
+        if request.truncate is not None:
+            prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
+        self._check_length(request, prompt)
+        return prompt
+
+    def _check_length(self, request: Request, prompt: Prompt) -> None:
+        num_prompt, wanted = len(prompt.ids), request.sampling.max_new_tokens
+        if not num_prompt:
+            raise InvalidPayload("'inputs' has no tokens")
+        size = len(prompt.vocabulary)
+        for id in request.sampling.stop_token_ids:
+            if id >= size:
+                raise InvalidParameter(f"parameters.stop_token_ids: {id} is not in the vocabulary of {size} tokens")
+        info = self._engine_info()
+        if info is None:  # nothing was ever loaded: the host turns requests away
+            return
+        limit = info.max_total_tokens
+        if num_prompt >= limit:
+            raise InvalidPayload(f"'inputs' has {num_prompt} tokens; the model takes at most {limit - 1}")
+        if num_prompt + wanted > limit:
+            raise InvalidParameter(
+                f"parameters.max_new_tokens={wanted}: with {num_prompt} prompt tokens it must be at most "
+                f"{limit - num_prompt}, as the model takes {limit} in all"
+            )
+
+
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _utf8(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPayload(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
