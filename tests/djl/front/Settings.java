@@ -1,0 +1,53 @@
+import java.io.IOException;
+import java.io.Reader;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Locale;
+import java.util.Map;
+import java.util.Properties;
+import java.util.TreeMap;
+
+/** What DJL Serving reads from serving.properties and from the environment. */
+final class Settings {
+    private Settings() {}
+
+    /** serving.properties, then what `OPTION_*` adds: the file wins. */
+    static Map<String, String> ofModel(Path directory) throws IOException {
+        Properties file = new Properties();
+        Path path = directory.resolve("serving.properties");
+        if (Files.isRegularFile(path)) {
+            try (Reader reader = Files.newBufferedReader(path)) {
+                file.load(reader);
+            }
+        }
+        Map<String, String> found = new TreeMap<>();
+        file.forEach((key, value) -> found.put(((String) key).trim(), ((String) value).trim()));
+        System.getenv().forEach((key, value) -> {
+            if (key.startsWith("OPTION_")) {
+                found.putIfAbsent(optionName(key.substring("OPTION_".length())), value);
+            }
+        });
+        return found;
+    }
+
+    /** OPTION_MODEL_ID is option.model_id; mixed case is kept; two have names of their own. */
+    private static String optionName(String name) {
+        if (name.equals("ENTRYPOINT")) {
+            return "option.entryPoint";
+        }
+        if (name.equals("ENGINE")) {
+            return "engine";
+        }
+        return "option." + (name.matches("[A-Z0-9_]+") ? name.toLowerCase(Locale.ROOT) : name);
+    }
+
+    /** A server setting: `SERVING_<KEY>` in the environment, else the system property. */
+    static int number(String key, int otherwise) {
+        String found = System.getenv("SERVING_" + key.toUpperCase(Locale.ROOT));
+        return found != null ? Integer.parseInt(found) : Integer.getInteger(key, otherwise);
+    }
+
+    static boolean flag(String name) {
+        return Boolean.parseBoolean(System.getenv().getOrDefault(name, System.getProperty(name)));
+    }
+}

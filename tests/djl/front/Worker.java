@@ -1,0 +1,124 @@
+import ai.djl.inference.Predictor;
+import ai.djl.modality.Input;
+import ai.djl.modality.Output;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ZooModel;
+import ai.djl.engine.Engine;
+import ai.djl.translate.NoopServingTranslatorFactory;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
+
+/** The loaded model and the one thread that hands it jobs, in batches where `batch_size` asks for them. */
+final class Worker {
+    static final String MODEL = "model";
+
+    private static final class Job {
+        final Input input;
+        final CompletableFuture<Output> output = new CompletableFuture<>();
+
+        Job(Input input) {
+            this.input = input;
+        }
+    }
+
+    private final Predictor<Input, Output> predictor;
+    private final BlockingQueue<Job> queue;
+    private final int batchSize;
+    private final long maxBatchDelay;
+
+    /** Starts Python and returns when the handler has loaded its model. */
+    Worker(Path directory) throws Exception {
+        Map<String, String> settings = Settings.ofModel(directory);
+        boolean stepwise = !settings.getOrDefault("option.rolling_batch", "disable").equals("disable");
+        boolean async = Boolean.parseBoolean(settings.get("option.async_mode"));
+        batchSize = stepwise || async ? 1 : Integer.parseInt(settings.getOrDefault("batch_size", "1"));
+        maxBatchDelay = Long.parseLong(settings.getOrDefault("max_batch_delay", "100"));
+        queue = new LinkedBlockingQueue<>(Integer.parseInt(settings.getOrDefault("job_queue_size", "1000")));
+        predictor = load(directory, settings).newPredictor();
+        Runtime.getRuntime().addShutdownHook(new Thread(predictor::close));
+        Thread thread = new Thread(this::run, "worker");
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    private static ZooModel<Input, Output> load(Path directory, Map<String, String> settings) throws Exception {
+        Criteria.Builder<Input, Output> criteria =
+                Criteria.builder()
+                        .setTypes(Input.class, Output.class)
+                        .optModelPath(directory)
+                        .optModelName(MODEL)
+                        .optEngine(settings.getOrDefault("engine", "Python"))
+                        .optTranslatorFactory(new NoopServingTranslatorFactory());
+        settings.forEach((key, value) -> {
+            if (key.startsWith("option.")) {
+                criteria.optOption(key.substring("option.".length()), value);
+            } else {
+                criteria.optArgument(key, value);
+            }
+        });
+        return criteria.build().loadModel();
+    }
+
+    String version() {
+        return Engine.getEngine("Python").getVersion();
+    }
+
+    /** Waits for the output; its body may still be to come. */
+    Output predict(Input input) throws Exception {
+        Job job = new Job(input);
+        if (!queue.offer(job)) {
+            throw new Failure(
+                    503, "WlmCapacityException", "Worker queue capacity exceeded for model: " + MODEL);
+        }
+        try {
+            return job.output.join();
+        } catch (CompletionException error) {
+            throw (Exception) error.getCause();
+        }
+    }
+
+    private void run() {
+        while (true) {
+            try {
+                predict(gather());
+            } catch (InterruptedException end) {
+                return;
+            }
+        }
+    }
+
+    /** The first job, and what comes after it until the batch is full or `max_batch_delay` is over. */
+    private List<Job> gather() throws InterruptedException {
+        List<Job> jobs = new ArrayList<>();
+        jobs.add(queue.take());
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(maxBatchDelay);
+        while (jobs.size() < batchSize) {
+            Job next = queue.poll(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
+            if (next == null) {
+                break;
+            }
+            jobs.add(next);
+        }
+        return jobs;
+    }
+
+    private void predict(List<Job> jobs) {
+        List<Input> inputs = new ArrayList<>();
+        jobs.forEach(job -> inputs.add(job.input));
+        try {
+            List<Output> outputs = predictor.batchPredict(inputs);
+            for (int i = 0; i < jobs.size(); i++) {
+                jobs.get(i).output.complete(outputs.get(i));
+            }
+        } catch (Exception error) {
+            jobs.forEach(job -> job.output.completeExceptionally(error));
+        }
+    }
+}

@@ -1,0 +1,245 @@
+"""DJL itself, with small hand-written handlers: what our front end shows of it, and that it starts and ends cleanly."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.djl import models
+from tests.djl.processes import group_members
+from tests.djl.servers import DjlServer, StartFailed, djl, newer, versions
+
+pytestmark = pytest.mark.djl
+
+TEXT = "one two three four five six seven eight"
+ROLLING = {"option.rolling_batch": "auto", "option.max_rolling_batch_size": "8"}
+DYNAMIC = {"batch_size": "3", "max_batch_delay": "1000"}  # 0.25 takes any rolling_batch for one, "disable" too
+ASYNC = {"option.async_mode": "true", "option.rolling_batch": "disable"}
+
+
+@pytest.fixture(scope="module", params=versions())
+def rolling(request: pytest.FixtureRequest) -> Iterator[tuple[str, DjlServer]]:
+    with djl(request.param, ROLLING, {"model.py": models.ROLLING}) as server:
+        yield request.param, server
+
+
+@pytest.fixture(scope="module", params=versions())
+def dynamic(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
+    with djl(request.param, DYNAMIC, {"model.py": models.DYNAMIC}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=versions())
+def plain(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
+    with djl(request.param, {}, {"model.py": models.MIRROR}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=versions())
+def strict(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
+    limits = {"SERVING_MAX_REQUEST_SIZE": "1000", "SERVING_CHUNKED_READ_TIMEOUT": "1"}
+    with djl(request.param, ROLLING, {"model.py": models.ROLLING}, env=limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=versions(since="0.31"))
+def asynchronous(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
+    with djl(request.param, ASYNC, {"model.py": models.ASYNC}) as server:
+        yield server
+
+
+def test_rolling_batch_gives_every_request_its_own_words(rolling: tuple[str, DjlServer]) -> None:
+    version, server = rolling
+    texts = [f"{letter} " * length for length, letter in enumerate("abcdef", start=3)]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        replies = list(pool.map(lambda text: server.post({"inputs": text, "wait": 0.01}), texts))
+    assert [reply.text for reply in replies] == texts
+    # 0.25 names the type itself and knows no headers for one request.
+    content_type = "text/x-words" if newer(version, "0.28") else "application/json"
+    assert {reply.headers["content-type"] for reply in replies} == {content_type}
+
+
+def test_error_in_the_batch_has_its_status_where_the_version_can_carry_one(rolling: tuple[str, DjlServer]) -> None:
+    version, server = rolling
+    reply = server.post({"inputs": "", "error": 'no "good" é'})
+    assert reply.json() == {"code": 424, "error": 'no "good" é'}
+    assert reply.status_code == (424 if newer(version, "0.31") else 200)
+    if newer(version, "0.31"):
+        assert reply.headers["connection"] == "close"
+        assert reply.reason_phrase.startswith('no "good"')
+        assert "content-length" in reply.headers
+
+
+def test_error_with_a_line_break_cannot_be_a_status_line(rolling: tuple[str, DjlServer]) -> None:
+    version, server = rolling
+    reply = server.post({"inputs": "", "error": "one\ntwo"})
+    if newer(version, "0.31"):
+        assert reply.status_code == 500
+    else:
+        assert (reply.status_code, reply.json()["error"]) == (200, "one\ntwo")
+
+
+def test_first_piece_arrives_before_the_last_is_made(rolling: tuple[str, DjlServer]) -> None:
+    version, server = rolling
+    began, times, pieces = time.monotonic(), [], []
+    with httpx.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.1}, timeout=30) as reply:
+        assert reply.headers["transfer-encoding"] == "chunked"
+        for piece in reply.iter_raw():
+            times.append(time.monotonic() - began)
+            pieces.append(piece.decode())
+    assert "".join(pieces) == TEXT + " "
+    assert times[0] < 0.5 < 0.7 < times[-1]
+    # 0.25 sends the first word at once and then four at a time.
+    expected = [word + " " for word in TEXT.split()]
+    assert pieces == (expected if newer(version, "0.28") else ["one ", "two three four five ", "six seven eight "])
+
+
+def test_a_client_that_goes_away_breaks_nothing(rolling: tuple[str, DjlServer]) -> None:
+    _, server = rolling
+    for _ in range(10):  # more than fit in the batch at once
+        with httpx.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.02}) as reply:
+            next(reply.iter_raw())
+    assert server.post({"inputs": "still here"}).text == "still here "
+
+
+def test_short_reply_has_a_length_since_0_31(rolling: tuple[str, DjlServer]) -> None:
+    version, server = rolling
+    reply = server.post({"inputs": "word"})
+    assert reply.text == "word "
+    assert reply.headers.get("content-length") == ("5" if newer(version, "0.31") else None)
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions", "/predictions/model", "/models/model/invoke"])
+def test_routes_of_the_model(rolling: tuple[str, DjlServer], path: str) -> None:
+    assert rolling[1].post({"inputs": "a b"}, path=path).text == "a b "
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/v1/models", "/v1/completions", "/predictions/other"])
+def test_other_routes_are_not_found(rolling: tuple[str, DjlServer], path: str) -> None:
+    reply = rolling[1].post({"inputs": "a b"}, path=path)
+    assert (reply.status_code, reply.json()["code"]) == (404, 404)
+    kind = "ModelNotFoundException" if path.endswith("other") else "ResourceNotFoundException"
+    assert reply.json()["type"] == kind
+
+
+def test_ping(rolling: tuple[str, DjlServer]) -> None:
+    reply = httpx.get(rolling[1].url + "/ping")
+    assert (reply.status_code, reply.json()) == (200, {"model": {"status": "Healthy"}})
+
+
+@pytest.mark.parametrize("header", [{"handler": "x"}, {"X-Amzn-SageMaker-Custom-Attributes": "a=b;handler=x"}])
+def test_a_request_cannot_choose_the_function(rolling: tuple[str, DjlServer], header: dict[str, str]) -> None:
+    reply = rolling[1].post({"inputs": "a b"}, headers=header)
+    assert (reply.status_code, reply.json()["code"]) == (400, 400)
+    assert reply.json()["message"] == "The handler can't be overridden in a request"
+
+
+def test_dynamic_batch_of_three(dynamic: DjlServer) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        replies = list(pool.map(lambda text: dynamic.post({"inputs": text}).text, ["a", "b", "c"]))
+    assert replies == ["3 a", "3 b", "3 c"]
+
+
+def test_dynamic_batch_sends_a_lone_request_after_the_delay(dynamic: DjlServer) -> None:
+    began = time.monotonic()
+    assert dynamic.post({"inputs": "alone"}).text == "1 alone"
+    assert 0.9 < time.monotonic() - began < 5
+
+
+def test_exception_outside_the_rolling_batch_is_424(dynamic: DjlServer) -> None:
+    reply = dynamic.post({"inputs": "bad"})
+    assert (reply.status_code, reply.json()["error"]) == (424, "a bad one")
+    assert dynamic.post({"inputs": "good"}).text == "1 good"
+
+
+def test_what_a_handler_sees_of_a_request(plain: DjlServer) -> None:
+    headers = {"X-Own": "1", "X-Amzn-SageMaker-Custom-Attributes": "first=a;second=b=c"}
+    reply = plain.post({"é": 1}, path="/invocations?q=a%20b", headers=headers)
+    assert (reply.status_code, reply.reason_phrase) == (201, "As You Like It")
+    assert reply.headers["x-mirror"] == "yes"
+    seen = reply.json()
+    assert seen["contents"] == {"q": "a b", "data": '{"é":1}'}
+    expected = {"X-Own": "1", "first": "a", "second": "b=c", "Content-Type": "application/json", "handler": "handle"}
+    assert expected.items() <= seen["properties"].items()
+    assert "X-Amzn-SageMaker-Custom-Attributes" not in seen["properties"]
+
+
+def test_a_form_is_contents_and_no_data(plain: DjlServer) -> None:
+    reply = httpx.post(plain.url + "/invocations", data={"a": "1 2", "b": "é"})
+    assert reply.json()["contents"] == {"a": "1 2", "b": "é"}
+
+
+def test_chunked_request(plain: DjlServer) -> None:
+    reply = httpx.post(plain.url + "/invocations", content=iter([b"ab", b"", b"c" * 5000]))
+    assert reply.json()["contents"] == {"data": "ab" + "c" * 5000}
+
+
+def test_body_above_the_limit_is_413(strict: DjlServer) -> None:
+    assert strict.post({"inputs": "a " * 400}).status_code == 200
+    reply = strict.post({"inputs": "a " * 1_000_000})
+    assert (reply.status_code, reply.content) == (413, b"")
+
+
+def test_no_piece_in_time_closes_the_connection(strict: DjlServer) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        strict.post({"inputs": "late", "wait": 2})
+    time.sleep(1.5)  # the handler is still at it; the next request would wait for the same step
+    assert strict.post({"inputs": "early"}).text == "early "
+
+
+def test_async_mode(asynchronous: DjlServer) -> None:
+    began, times, pieces = time.monotonic(), [], []
+    body = {"inputs": "a b c d", "wait": 0.2}
+    with httpx.stream("POST", asynchronous.url + "/v1/chat/completions", json=body, timeout=30) as reply:
+        assert reply.headers["content-type"] == "text/event-stream"
+        for piece in reply.iter_raw():
+            times.append(time.monotonic() - began)
+            pieces.append(piece)
+    assert pieces == [f"data: {word}\n\n".encode() for word in "abcd"]
+    assert times[0] < 0.5 < 0.7 < times[-1]
+
+
+def test_async_mode_serves_many_at_once(asynchronous: DjlServer) -> None:
+    began = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda i: asynchronous.post({"inputs": f"w{i}", "wait": 0.5}).text, range(8)))
+    assert replies == [f"data: w{i}\n\n" for i in range(8)]
+    assert time.monotonic() - began < 3  # four seconds one after another
+
+
+@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (models.FAILS_TO_LOAD, "RuntimeError: there are no weights here"),
+        (models.FAILS_TO_IMPORT, "ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),
+    ],
+    ids=["load", "import"],
+)
+def test_failing_start_ends_at_once_with_the_reason(version: str, model: str, reason: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(StartFailed, match=reason), djl(version, ROLLING, {"model.py": model}):
+        pass
+    if "DJL_SERVING_HOME" not in os.environ:  # which tries again for 30 s
+        assert time.monotonic() - began < 15
+
+
+def test_nothing_is_left_after_stop() -> None:
+    with djl(versions()[-1], ROLLING, {"model.py": models.ROLLING}) as server:
+        assert len(group_members(server.process.pid)) >= 2
+        assert server.worker_pid() in group_members(server.process.pid)
+    assert not group_members(server.process.pid)
+
+
+def test_a_process_that_outlives_its_worker_is_reported_and_ended() -> None:
+    with (
+        pytest.raises(AssertionError, match=r"still there 5 s after the end of DJL: .*sleep 1000"),
+        djl(versions()[-1], ROLLING, {"model.py": models.LITTERS}) as server,
+    ):
+        pass
+    assert not group_members(server.process.pid)
