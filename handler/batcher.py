@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from handler.generation import Generation
 from handler.text import Prompt
 
 log = logging.getLogger("handler.batcher")
+
+_LOOK = 0.1  # seconds between looks for requests past their time
 
 
 class SteppedEngine(Protocol):
@@ -36,7 +39,8 @@ class _Active:
     id: int
     request: Request
     prompt: Prompt
-    deadline: float
+    start_by: float
+    end_by: float
     keys: list[int] = field(default_factory=list)
     unfinished: int = 0
 
@@ -65,15 +69,24 @@ class Batcher:
         max_active: sequences in the engine at once (`option.max_rolling_batch_size`).
         max_queued: requests that may wait (`job_queue_size`).
         queue_timeout: seconds that a request may wait for its first step (`option.predict_timeout`).
+        time_limit: seconds that a request may take in all (`option.request_time_limit`); 0 is no limit.
     """
 
     def __init__(
-        self, engine: SteppedEngine, *, max_active: int = 32, max_queued: int = 1000, queue_timeout: float = 120.0
+        self,
+        engine: SteppedEngine,
+        *,
+        max_active: int = 32,
+        max_queued: int = 1000,
+        queue_timeout: float = 120.0,
+        time_limit: float = 0.0,
     ) -> None:
         self._engine = engine
         self._max_active = max_active
         self._max_queued = max_queued
         self._queue_timeout = queue_timeout
+        self._time_limit = time_limit or math.inf
+        self._look_at = 0.0  # when to look for requests past their time again
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
         self._queue: dict[int, _Active] = {}  # in order of arrival
@@ -105,7 +118,8 @@ class Batcher:
             Unavailable: the queue is full.
         """
         self.check_room()
-        active = _Active(next(self._ids), request, prompt, time.monotonic() + self._queue_timeout)
+        now = time.monotonic()
+        active = _Active(next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit)
         self._queue[active.id] = active
         self._admit()
         return active.id
@@ -138,8 +152,11 @@ class Batcher:
             self._deliver_columns(step, deltas)
             for output in step.others:
                 self._deliver(output, deltas)
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK
+            deltas += self._expire(now)
         if self._queue:
-            deltas += self._expire()
             self._admit()
         return deltas
 
@@ -232,14 +249,17 @@ class Batcher:
             self._forget(active)
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
-    def _expire(self) -> list[Delta]:
-        """End requests that waited too long; they are in order, so the first tells of the rest."""
-        now = time.monotonic()
-        expired = list(itertools.takewhile(lambda active: active.deadline < now, self._queue.values()))
-        for active in expired:
-            del self._queue[active.id]
-        error = Unavailable(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
-        return [Delta(active.id, 0, (), Finish.ERROR, error) for active in expired]
+    def _expire(self, now: float) -> list[Delta]:
+        """End requests that waited too long, or took too long."""
+        late = [active for active in self._queue.values() if active.start_by < now]
+        endless = [active for active in self._running.values() if active.end_by < now]
+        waited = Unavailable(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
+        took = GenerationFailed(f"not finished within {self._time_limit:g} s (option.request_time_limit)")
+        for active in late + endless:
+            self.cancel(active.id)
+        return [Delta(active.id, 0, (), Finish.ERROR, waited) for active in late] + [
+            Delta(active.id, 0, (), Finish.ERROR, took) for active in endless
+        ]
 
 
 def _prompt_tokens(prompt: Prompt, logprobs: Sequence[float | None]) -> list[Token]:

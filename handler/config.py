@@ -43,6 +43,7 @@ class Config:
     enable_streaming: bool
     unknown_parameters: str
     predict_timeout: float
+    request_time_limit: float | None
     model_loading_timeout: float
     engine_timeout: float
     engine_isolation: str
@@ -66,6 +67,7 @@ def load_config(
     properties: Path | None = None,
     overrides: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
+    settings: Iterable[Setting] = (),
 ) -> Config:
     """Read every source, check every value.
 
@@ -73,11 +75,12 @@ def load_config(
         properties: a serving.properties file.
         overrides: `key=value` as `-o` takes them, keys as serving.properties writes them.
         environ: the environment, `os.environ` by default.
+        settings: what a host knows to be so; beats the rest. An equal value keeps the origin of the other source.
 
     Raises:
         ConfigError: an unknown or misspelt key, or a wrong value; names it and where it stands.
     """
-    settings: dict[str, Setting] = {}
+    given: dict[str, Setting] = {}
     # Weakest first; later ones win.
     for source in (
         _from_environment(os.environ if environ is None else environ),
@@ -85,17 +88,27 @@ def load_config(
         _from_overrides(overrides),
     ):
         for setting in source:
-            settings[_known(setting)] = setting
+            given[_known(setting)] = setting
+    for setting in settings:
+        earlier = given.get(_known(setting))
+        if earlier is None or earlier.value.strip() != setting.value.strip():
+            given[_known(setting)] = setting
     values: dict[str, Any] = {}
     warnings = []
     for option in OPTIONS:
-        found = settings.get(option.key)
+        found = given.get(option.key)
         if option.field is None:
             if found is not None:
                 warnings.append(f"{found.key} ({found.origin}) has no effect here: {option.help}")
             continue
         values[option.field] = _parse(option, found) if found else option.default
-    return _checked(Config(**values, warnings=tuple(warnings)), settings)
+    return _checked(Config(**values, warnings=tuple(warnings)), given)
+
+
+def option_key(name: str) -> str | None:
+    """The key of the option that DJL calls `name`: it hands options over without their prefix."""
+    found = KNOWN.get(f"option.{name}") or KNOWN.get(name)
+    return found.key if found else None
 
 
 def _known(setting: Setting) -> str:

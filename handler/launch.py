@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 from handler import engines
 from handler.config import Config
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.remote import RemoteEngine
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
@@ -37,12 +39,20 @@ def choose_engine(config: Config) -> str:
 
 
 def engine_spec(config: Config) -> Spec:
-    """What a worker is to load; fetches or converts the model's files where that is needed."""
+    """What a worker is to load; fetches or converts the model's files where that is needed.
+
+    Raises:
+        ConfigError: there is no such engine or model.
+    """
     name = choose_engine(config)
+    try:
+        model = engines.prepare(name, config.model_id, config.dtype)
+    except OSError as error:
+        raise ConfigError(f"the model's files cannot be had: {error}") from error
     return Spec(
         name,
         EngineConfig(
-            model=engines.prepare(name, config.model_id, config.dtype),
+            model=model,
             dtype=config.dtype,
             max_sequences=config.max_rolling_batch_size,
             max_tokens_per_step=config.max_num_batched_tokens,
@@ -64,6 +74,27 @@ def start_engine(config: Config, spec: Spec) -> RemoteEngine:
     return RemoteEngine(
         spec, isolated=isolated, timeout=config.engine_timeout, load_timeout=config.model_loading_timeout
     )
+
+
+def load_tokenizer(spec: Spec) -> Tokenizer:
+    """The tokenizer of what a worker loads.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    try:
+        return engines.load_tokenizer(spec.engine, spec.config)
+    except ConfigError:
+        raise
+    except Exception as error:  # foreign code reading a foreign file
+        raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {error}") from error
+
+
+def calm_garbage_collector() -> None:
+    """Tokens come and go by the thousand and leave no cycles: look for those rarely, and not among what stays."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def schema_context(config: Config, spec: Spec) -> Context:

@@ -33,9 +33,11 @@ ALLOWED = {
         "framing",
         "hosts",
         "launch",
+        "models",
         "schemas",
         "text",
     },
+    "entry": {"hosts"},
 }
 ONLY_IN = {
     "uvicorn": "hosts",
@@ -72,6 +74,11 @@ def test_imports_go_one_way(path: Path) -> None:
         if top == "handler" and here in ALLOWED and module.count("."):
             target = module.removeprefix("handler.")
             assert any(target == allowed or target.startswith(f"{allowed}.") for allowed in ALLOWED[here]), module
+
+
+def test_djl_stays_in_its_place() -> None:
+    know_it = {path.relative_to(PACKAGE).as_posix() for path in FILES if "djl_python" in imports(path)}
+    assert know_it - {"entry.py"} == {f"hosts/djl/{name}.py" for name in ("__init__", "modes", "wire")}
 
 
 def test_no_file_is_long() -> None:

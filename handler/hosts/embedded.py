@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import itertools
 import logging
 import signal
@@ -13,16 +12,16 @@ import sys
 import time
 from types import FrameType
 
-from handler import engines, event_loop
+from handler import event_loop
 from handler.config import Config
-from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.base import EngineInfo
 from handler.engines.remote import State
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
 from handler.hosts.http import App
 from handler.hosts.listen import Server, bind
 from handler.hosts.service import Service
-from handler.launch import engine_spec, schema_context, start_engine
+from handler.launch import calm_garbage_collector, engine_spec, load_tokenizer, schema_context, start_engine
 from handler.schemas import choose
 
 log = logging.getLogger("handler.server")
@@ -39,10 +38,7 @@ def serve(config: Config, host: str, port: int) -> int:
         log.info("%s", warning)
     listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
     with contextlib.closing(listener):
-        try:
-            spec = engine_spec(config)
-        except OSError as error:
-            raise ConfigError(f"the model's files cannot be had: {error}") from error
+        spec = engine_spec(config)
         return event_loop.run(_serve(config, spec, listener))
 
 
@@ -57,7 +53,7 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
     progress = asyncio.ensure_future(_show_progress(f"{what} {spec.engine}"))
     engine = start_engine(config, spec)  # loads in its own process, the tokenizer meanwhile in this one
     try:
-        tokenizer = await _load_tokenizer(spec)
+        tokenizer = await asyncio.to_thread(load_tokenizer, spec)
     except BaseException:
         progress.cancel()
         engine.close()
@@ -73,7 +69,7 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
             print(f"{_CLEAR}ready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
             print(_greeting(listener), file=sys.stderr, flush=True)
 
-    _calm_garbage_collector()
+    calm_garbage_collector()
     schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
     context = schema_context(config, spec)
     service = Service(config, engine, tokenizer, schema, context)
@@ -87,15 +83,6 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
     if engine.info is None and not service.draining:
         raise ConfigError(f"the engine could not start: {engine.reason}")
     return 0
-
-
-async def _load_tokenizer(spec: Spec) -> Tokenizer:
-    try:
-        return await asyncio.to_thread(engines.load_tokenizer, spec.engine, spec.config)
-    except ConfigError:
-        raise
-    except Exception as error:  # foreign code reading a foreign file
-        raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {error}") from error
 
 
 _CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
@@ -114,13 +101,6 @@ async def _show_progress(what: str) -> None:
                 flush=True,
             )
         await asyncio.sleep(1)
-
-
-def _calm_garbage_collector() -> None:
-    """Tokens come and go by the thousand and leave no cycles: look for those rarely, and not among what stays."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def _describe(info: EngineInfo | None) -> str:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from handler.core import Delta, Finish, Request
 from handler.errors import InternalError, ServingError, Unavailable
 from handler.hosts.body import Writer
-from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
+from handler.hosts.record import Record
 from handler.schemas.base import Answer, Call
 from handler.text import Prompt
 
-log = logging.getLogger("handler.request")
+log = logging.getLogger("handler.exchange")
 
 Encode = Callable[[Request], Awaitable[Prompt]]
 
@@ -41,29 +40,20 @@ class Exchange:
         encode: Encode,
         gate: AbstractAsyncContextManager[object],
         pump: Pump,
-        metrics: Metrics,
-        request_id: str,
-        log_text: bool = False,
+        record: Record,
     ) -> None:
         self._call = call
         self._encode = encode
         self._gate = gate
         self._pump = pump
-        self._metrics = metrics
-        self._request_id = request_id
-        self._log_text = log_text
+        self._record = record
         self._reply = call.reply
         self._ids: set[int] = set()
         self._ended = asyncio.Event()
         self._pending: list[bytes] = []
         self._writer: Writer | None = None
-        self._received_at = time.perf_counter()
-        self._first_at = 0.0
-        self._num_prompt_tokens = 0
-        self._num_tokens = 0
-        self._outcome = ""
-        self._error = ""
         self.answer: Answer | None = None
+        self.failure: ServingError | None = None  # what `answer` is about, where it is not the answer asked for
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._run())
 
@@ -76,23 +66,20 @@ class Exchange:
         except ServingError as error:
             self._refuse(error)
         except Exception as error:
-            log.exception("id=%s: a bug", self._request_id)
+            log.exception("a bug")
             self._refuse(InternalError(f"internal error: {type(error).__name__}"))
 
     def _submit(self, prompts: Sequence[Prompt]) -> None:
         for index, (request, prompt) in enumerate(zip(self._call.requests, prompts, strict=True)):
-            self._num_prompt_tokens += len(prompt.ids)
+            self._record.num_prompt_tokens += len(prompt.ids)
             self._reply.start(index, len(prompt.ids))
             self._ids.add(self._pump.submit(request, prompt, functools.partial(self._feed, index)))
-        self._metrics.prompt_tokens.inc(self._num_prompt_tokens)
 
     def _feed(self, index: int, delta: Delta) -> None:
         """One delta of request number `index`: the hot path, once a token."""
-        if not self._first_at:
-            self._first_at = time.perf_counter()
-        self._num_tokens += len(delta.tokens)
+        self._record.note(delta)
         if delta.error is not None:
-            self._error = delta.error.public
+            self._record.error = delta.error.public
             if not (self._writer or self._pending):
                 self._refuse(delta.error)
                 return
@@ -118,47 +105,29 @@ class Exchange:
 
     def cancel(self) -> None:
         """The client is gone: nothing more is computed for it."""
-        if not self._outcome:
+        if not self._record.outcome:
             self._end("cancelled")
             self._task.cancel()
 
     def fail(self, error: ServingError) -> None:
         """End every request of this exchange with `error`, in the way that what was sent so far allows."""
         for index in range(len(self._call.requests)):
-            if not self._outcome:
+            if not self._record.outcome:
                 self._feed(index, Delta(0, 0, (), Finish.ERROR, error))
 
     def _refuse(self, error: ServingError) -> None:
-        self._error = error.public
-        self.answer = self._reply.refused(error)
-        outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if self._first_at else "refused"
+        self._record.error = error.public
+        self.answer, self.failure = self._reply.refused(error), error
+        outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if self._record.begun else "refused"
         self._end(outcome)
         if not self.begun.done():
             self.begun.set_result(None)
 
     def _end(self, outcome: str) -> None:
-        """Once, however it ends: what is still in the engine leaves it, the figures are written down."""
-        if self._outcome:
+        """Once, however it ends: the figures are written down, what is still in the engine leaves it."""
+        if self._record.outcome:
             return
-        self._outcome = outcome
+        self._record.close(outcome)
         for id in self._ids:
             self._pump.cancel(id)
         self._ended.set()
-        now = time.perf_counter()
-        seconds = now - self._received_at
-        metrics = self._metrics
-        metrics.requests.labels(outcome).inc()
-        metrics.duration.observe(seconds)
-        first = self._first_at - self._received_at if self._num_tokens else 0.0
-        if self._num_tokens:
-            metrics.first_token.observe(first)
-        if self._num_tokens > 1:
-            metrics.per_token.observe((now - self._first_at) / (self._num_tokens - 1))
-        log.info(
-            "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
-            self._request_id, outcome, self._num_prompt_tokens, self._num_tokens, first, seconds,
-            f" ignored={','.join(name[:64] for name in self._call.ignored[:32])!r}" if self._call.ignored else "",
-            f" error={self._error!r}" if self._error else "",
-        )  # fmt: skip
-        if self._log_text:
-            log.info("id=%s prompts=%r", self._request_id, [request.prompt for request in self._call.requests])

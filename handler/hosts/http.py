@@ -9,9 +9,8 @@ import asyncio
 import logging
 import re
 import time
-import urllib.parse
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from handler.errors import InternalError, ServingError, TooLarge, TooSlow
 from handler.framing import dumps
 from handler.hosts.body import BodyWriter, WholeBody
+from handler.hosts.intake import ignored_header
 from handler.hosts.service import Service
 from handler.schemas.base import Answer
 
@@ -94,7 +94,7 @@ class App:
             await asyncio.wait((exchange.begun, gone), return_when=asyncio.FIRST_COMPLETED)
             if not exchange.begun.done():
                 return None
-            extra = _ignored(call.ignored)
+            extra = [(name.encode(), value.encode()) for name, value in ignored_header(call.ignored).items()]
             if exchange.answer is not None:
                 await _send_answer(scope, send, exchange.answer, extra)
             elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece
@@ -233,14 +233,6 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _ignored(names: Sequence[str]) -> Headers:
-    """Names are the client's own text: quoted, so that they fit a header, and cut to what SageMaker lets through."""
-    if not names:
-        return []
-    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
-    return [(b"x-lmi-ignored-parameters", quoted[:1024].encode())]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 
 from handler.core import Request
 from handler.engines.base import EngineInfo, Tokenizer
@@ -101,6 +102,15 @@ class Intake:
                 f"parameters.max_new_tokens={wanted}: with {num_prompt} prompt tokens it must be at most "
                 f"{limit - num_prompt}, as the model takes {limit} in all"
             )
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The answer's header that reports names that mean nothing here.
+
+    They are the client's own text: quoted, so that they fit a header, and cut to what SageMaker lets through.
+    """
+    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
+    return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
 
 
 def _media_type(headers: Headers) -> str:

@@ -20,6 +20,7 @@ from handler.hosts.exchange import Exchange
 from handler.hosts.intake import Headers, Intake
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
+from handler.hosts.record import Record
 from handler.schemas.base import Call, Context, Schema
 from handler.text import Prompt
 
@@ -64,6 +65,7 @@ class Service:
             max_active=config.max_rolling_batch_size,
             max_queued=config.job_queue_size,
             queue_timeout=config.predict_timeout,
+            time_limit=config.request_time_limit or 0.0,
         )
         self.metrics = Metrics(queued=lambda: self.num_queued, active=lambda: self._batcher.num_active)
         self._pump = Pump(self._batcher, on_tokens=self.metrics.tokens.inc)
@@ -136,14 +138,18 @@ class Service:
 
     def exchange(self, call: Call, request_id: str) -> Exchange:
         """Put a call's requests to the engine."""
+        record = Record(
+            request_id,
+            prompts=[request.prompt for request in call.requests] if self.config.log_prompts else (),
+            ignored=call.ignored,
+            metrics=self.metrics,
+        )
         exchange = Exchange(
             call,
             encode=self._encode,
             gate=self._gate if self._gate is not None else contextlib.nullcontext(),
             pump=self._pump,
-            metrics=self.metrics,
-            request_id=request_id,
-            log_text=self.config.log_prompts,
+            record=record,
         )
         self._exchanges.add(exchange)
         return exchange

@@ -1,0 +1,32 @@
+# What DJL Serving imports: `option.entryPoint=handler.entry`. The property `handler`, which a client's header can set
+# where the front end does not watch it, picks the attribute of this module that is called. So nothing is here but the
+# functions that DJL is meant to call; everything is imported inside them (contract djl.md, sections 1.1 and 1.2).
+
+
+def handle(inputs):  # type: ignore[no-untyped-def]
+    """The first call loads the model, later ones are requests. Returns an Output; in async mode, something to await."""
+    try:
+        from handler.hosts import djl
+    except ImportError as error:
+        from djl_python import Output
+
+        return Output(code=500, message=f"the handler cannot start: {error}")
+    return djl.handle(inputs)
+
+
+def register_adapter(inputs):  # type: ignore[no-untyped-def]
+    from handler.hosts import djl
+
+    return djl.adapters(inputs)
+
+
+def unregister_adapter(inputs):  # type: ignore[no-untyped-def]
+    from handler.hosts import djl
+
+    return djl.adapters(inputs)
+
+
+def update_adapter(inputs):  # type: ignore[no-untyped-def]
+    from handler.hosts import djl
+
+    return djl.adapters(inputs)

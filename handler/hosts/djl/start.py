@@ -1,0 +1,154 @@
+"""From the properties of DJL's first call to a loaded engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler import models
+from handler.batcher import Batcher
+from handler.config import Config, Setting, load_config, option_key
+from handler.engines.base import Tokenizer
+from handler.engines.remote import RemoteEngine, State
+from handler.errors import ConfigError, ServingError
+from handler.hosts.intake import Intake
+from handler.hosts.steps import Steps
+from handler.launch import calm_garbage_collector, engine_spec, load_tokenizer, schema_context, start_engine
+from handler.schemas import choose
+from handler.schemas.base import Context, Schema
+
+log = logging.getLogger("handler.djl")
+
+_TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
+_TICK = 0.5  # seconds between looks at the engine while nobody asks for anything
+
+
+class Loaded(NamedTuple):
+    config: Config
+    engine: RemoteEngine
+    tokenizer: Tokenizer
+    schema: Schema
+    context: Context
+
+
+def is_passive() -> bool:
+    """Whether this process is a rank of an MPI world that has nothing to do: rank 0 has the engine beside it."""
+    return os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0"
+
+
+def load(properties: Mapping[str, Any], *, asynchronous: bool) -> Loaded:
+    """Start the engine and load the tokenizer.
+
+    The engine's process ends with the thread that calls this.
+
+    Raises:
+        ConfigError: a wrong option, or something that is missing; the message says what to change.
+    """
+    config = read_config(properties, asynchronous=asynchronous)
+    spec = engine_spec(config)
+    log.info("loading %s with %s", config.model_id or "no model", spec.engine)
+    engine = start_engine(config, spec)
+    try:
+        tokenizer = load_tokenizer(spec)
+    except BaseException:
+        engine.close()
+        raise
+    schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
+    return Loaded(config, engine, tokenizer, schema, schema_context(config, spec))
+
+
+def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
+    """The options, from the model directory's serving.properties and the environment, as the Java side has them.
+
+    Java hands over all options without their prefix, among properties of its own; a key that is no option of ours is
+    either one of those or stands in the file, where it is refused.
+    """
+    directory = Path(properties["model_dir"])
+    file = directory / "serving.properties"
+    settings = {
+        key: Setting(key, value, "DJL Serving")
+        for name, value in properties.items()
+        if (key := option_key(name)) and isinstance(value, str) and value
+    }
+    rolling = properties.get("rolling_batch") or "disable"  # Java steps a rolling batch only when the property is there
+    if asynchronous and rolling == "disable":
+        rolling = "auto"  # DJL's way of saying that it batches nothing itself; the handler does all the same
+    settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, "DJL Serving")
+    # SERVING_* are the server's own: the Java side has read them.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
+    config = load_config(properties=file if file.is_file() else None, environ=environ, settings=settings.values())
+    if config.request_time_limit is None:
+        config = replace(config, request_time_limit=_TIME_LIMIT)
+    if config.model_id is None and config.llm_engine != "echo":
+        config = replace(config, model_id=_own_model(directory))
+    return config
+
+
+def _own_model(directory: Path) -> str:
+    """The model that lies beside serving.properties."""
+    try:
+        models.locate(str(directory))
+    except ConfigError as error:
+        raise ConfigError(
+            f"option.model_id is not set ({models.DEMO!r} is a small model from PyPI), and {error}"
+        ) from None
+    return str(directory)
+
+
+def wait_ready(engine: RemoteEngine) -> None:
+    """Return when the engine is loaded.
+
+    Raises:
+        ConfigError: it could not be.
+    """
+    began = time.monotonic()
+    told = 0
+    while engine.state is State.LOADING:
+        try:
+            engine.step(0.5)
+        except ServingError:
+            break  # it says why in `reason`
+        if (waited := int(time.monotonic() - began) // 10) > told:
+            told = waited
+            log.info("still loading after %d s", told * 10)
+    if not engine.ready:
+        raise ConfigError(f"the engine could not start: {engine.reason}")
+    info = engine.info
+    assert info is not None, "a ready engine has said what it is"
+    log.info("ready after %.1f s: %s %s on %s, dtype %s, %d tokens", time.monotonic() - began,
+             info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
+    calm_garbage_collector()
+
+
+def stepwise(loaded: Loaded) -> tuple[Steps, threading.Lock]:
+    """The requests of a host without an event loop, and the lock under which they are to be used.
+
+    Between calls the worker stands still, so a thread looks after the engine: one that died is started again before
+    the next request comes, not after.
+    """
+    config, engine = loaded.config, loaded.engine
+    batcher = Batcher(
+        engine,
+        max_active=config.max_rolling_batch_size,
+        max_queued=config.job_queue_size,
+        queue_timeout=config.predict_timeout,
+        time_limit=config.request_time_limit or 0.0,
+    )
+    intake = Intake(loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info)
+    steps = Steps(batcher, intake, log_prompts=config.log_prompts)
+    lock = threading.Lock()
+
+    def look_after() -> None:
+        while True:
+            time.sleep(_TICK)
+            with lock:
+                steps.step(0.0)
+
+    threading.Thread(target=look_after, name="idle", daemon=True).start()
+    return steps, lock

@@ -1,0 +1,241 @@
+"""Drives a batcher without an event loop: a host that is called step by step (DJL's) opens places and steps them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from handler.batcher import Batcher
+from handler.core import Delta, Finish
+from handler.errors import GenerationFailed, InternalError, ServingError, Unavailable
+from handler.hosts.intake import Intake
+from handler.hosts.record import Record
+from handler.schemas.base import Answer, Call
+from handler.text import Prompt
+
+log = logging.getLogger("handler.steps")
+
+_LARGE = 1 << 13  # bytes of a body that is better tokenized while the neighbours' tokens go on
+_POLL = 0.002  # seconds between looks at what is being tokenized
+
+
+class Item(NamedTuple):
+    """One request as it arrives; header names in lower case."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Place:
+    """One client's answer as far as it has come.
+
+    `unsent` holds the bytes that nobody has fetched yet. `status` and `content_type` are settled when `begun`; a
+    `finished` place gets nothing more.
+    """
+
+    __slots__ = ("_call", "_encoding", "_ids", "_record", "begun", "committed", "content_type", "error", "finished",
+                  "ignored", "status", "unsent")  # fmt: skip
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._call: Call | None = None
+        self._encoding: Future[list[Prompt]] | None = None
+        self._ids: list[int] = []
+        self.unsent: list[bytes] = []
+        self.status = 200
+        self.error: ServingError | None = None
+        self.content_type = ""
+        self.ignored: Sequence[str] = ()
+        self.begun = False
+        self.committed = False  # its first bytes are on their way: the status cannot change any more
+        self.finished = False
+
+    def take(self, limit: int | None = None) -> bytes:
+        """The bytes to send now, at most `limit` and whole characters; possibly none."""
+        unsent = self.unsent
+        if not unsent:
+            return b""
+        data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
+        unsent.clear()
+        if limit is not None and len(data) > limit:
+            while data[limit] & 0xC0 == 0x80:  # amid a character
+                limit -= 1
+            unsent.append(data[limit:])
+            data = data[:limit]
+        self.committed = True
+        return data
+
+    def refuse(self, answer: Answer, error: ServingError) -> None:
+        """Nothing was sent yet: the whole answer is `answer`."""
+        self.status, self.content_type, self.error = answer.status, answer.content_type, error
+        self.unsent.append(answer.body)
+        self.begun = self.finished = True
+
+
+class Steps:
+    """All methods belong to one thread.
+
+    Args:
+        batcher: the requests in flight.
+        intake: reads requests.
+        log_prompts: `option.log_prompts`.
+    """
+
+    def __init__(self, batcher: Batcher, intake: Intake, *, log_prompts: bool = False) -> None:
+        self._batcher = batcher
+        self._intake = intake
+        self._log_prompts = log_prompts
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._by_id: dict[int, tuple[Place, int]] = {}
+        self._encoding: list[Place] = []
+        self._places: dict[Place, None] = {}
+
+    # -- places --------------------------------------------------------------------------------------------------
+
+    def open(self, item: Item) -> Place:
+        """Accept one request; one that is refused is finished at once, with its status and body."""
+        place = Place(Record(request_id(item.headers)))
+        self._places[place] = None
+        try:
+            self._intake.check_headers(item.headers)
+            self._batcher.check_room()
+            place._call = call = self._intake.read(item.body, item.headers)
+            place.ignored = call.ignored
+            place.content_type = call.reply.content_type
+            place._record = Record(
+                request_id(item.headers),
+                prompts=[request.prompt for request in call.requests] if self._log_prompts else (),
+                ignored=call.ignored,
+            )
+            if len(item.body) < _LARGE:
+                self._submit(place, self._encode(call))
+            else:
+                place._encoding = self._threads.submit(self._encode, call)
+                self._encoding.append(place)
+        except Exception as error:
+            self._fail(place, serving_error(error))
+        return place
+
+    def refused(self, error: ServingError) -> Place:
+        """A place that is answered with `error`."""
+        place = Place(Record("-"))
+        place.refuse(self._intake.schema.refused(error), error)
+        return place
+
+    def close(self, place: Place) -> None:
+        """Nothing more is wanted of it."""
+        if not place.finished:
+            self._end(place, "cancelled")
+
+    def reset(self) -> None:
+        """Forget every request."""
+        for place in list(self._places):
+            self.close(place)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def step(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for the engine's next message and hand out what it brought."""
+        if self._encoding:
+            self._submit_encoded()
+            timeout = min(timeout, _POLL) if self._encoding else timeout
+        by_id = self._by_id
+        for delta in self._batcher.step(timeout):
+            found = by_id.get(delta.id)
+            if found is None:
+                continue
+            place, index = found
+            try:
+                self._feed(place, index, delta)
+            except Exception as error:  # one client's answer must not stop the others'
+                self._fail(place, serving_error(error))
+
+    def run(self, items: Sequence[Item], seconds: float) -> list[Place]:
+        """Answer all of `items`, whole; what takes longer than `seconds` is ended with an error."""
+        deadline = time.monotonic() + seconds
+        places = [self.open(item) for item in items]
+        while not all(place.finished for place in places):
+            self.step(min(0.1, max(0.0, deadline - time.monotonic())))
+            if time.monotonic() >= deadline:
+                error = GenerationFailed(f"not finished within {seconds:g} s (option.predict_timeout)")
+                for place in places:
+                    self._fail(place, error)
+        return places
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    def _encode(self, call: Call) -> list[Prompt]:
+        return [self._intake.encode(request) for request in call.requests]
+
+    def _submit_encoded(self) -> None:
+        for place in self._encoding:
+            encoding = place._encoding
+            if encoding is not None and encoding.done() and not place.finished:
+                place._encoding = None
+                try:
+                    self._submit(place, encoding.result())
+                except Exception as error:
+                    self._fail(place, serving_error(error))
+        self._encoding = [place for place in self._encoding if place._encoding is not None and not place.finished]
+
+    def _submit(self, place: Place, prompts: Sequence[Prompt]) -> None:
+        assert place._call is not None, "only what was read is encoded"
+        for index, (request, prompt) in enumerate(zip(place._call.requests, prompts, strict=True)):
+            place._record.num_prompt_tokens += len(prompt.ids)
+            place._call.reply.start(index, len(prompt.ids))
+            id = self._batcher.submit(request, prompt)
+            place._ids.append(id)
+            self._by_id[id] = place, index
+
+    def _feed(self, place: Place, index: int, delta: Delta) -> None:
+        """The hot path, once a token."""
+        if delta.error is not None:
+            return self._fail(place, delta.error)
+        place._record.note(delta)
+        place.begun = True
+        assert place._call is not None
+        reply = place._call.reply
+        if data := reply.feed(index, delta):
+            place.unsent.append(data)
+        if reply.finished:
+            self._end(place, "ok")
+
+    def _fail(self, place: Place, error: ServingError) -> None:
+        """End one request with `error`, in the way that what was sent so far allows."""
+        if place.finished:
+            return
+        record, call = place._record, place._call
+        record.error = error.public
+        outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if place._ids else "refused"
+        self._end(place, outcome)
+        if call is None:
+            return place.refuse(self._intake.schema.refused(error), error)
+        if not call.streams or not (place.committed or place.unsent):
+            return place.refuse(call.reply.refused(error), error)
+        place.unsent.append(call.reply.feed(0, Delta(0, 0, (), Finish.ERROR, error)))
+
+    def _end(self, place: Place, outcome: str) -> None:
+        place.finished = place.begun = True
+        self._places.pop(place, None)
+        for id in place._ids:
+            if self._by_id.pop(id, None) is not None:
+                self._batcher.cancel(id)
+        place._record.close(outcome)
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """DJL's own id where there is one, else SageMaker's or the client's."""
+    for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
+        if found := headers.get(name):
+            return found[:128]
+    return "-"
+
+
+def serving_error(error: Exception) -> ServingError:
+    if isinstance(error, ServingError):
+        return error
+    log.error("a bug", exc_info=error)
+    return InternalError(f"internal error: {type(error).__name__}")
