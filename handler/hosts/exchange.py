@@ -161,4 +161,5 @@ class Exchange:
             f" error={self._error!r}" if self._error else "",
         )  # fmt: skip
         if self._log_text:
-            log.info("id=%s prompts=%r", self._request_id, [request.prompt for request in self._call.requests])
+            prompts = [request.messages or request.prompt for request in self._call.requests]
+            log.info("id=%s prompts=%r", self._request_id, prompts)
