@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -62,15 +62,31 @@ class Sampling:
         return max(self.n, self.best_of, self.num_beams)
 
 
+class Names(NamedTuple):
+    """What the client's dialect calls things, for messages about them."""
+
+    prompt: str = "inputs"
+    max_new_tokens: str = "parameters.max_new_tokens"
+    stop_token_ids: str = "parameters.stop_token_ids"
+
+
+LMI_NAMES = Names()
+
+
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue, and what the client wants to see of the continuation."""
+    """One prompt to continue, and what the client wants to see of the continuation.
+
+    The prompt is text, or messages that the model's chat template turns into text; then `prompt` is empty.
+    """
 
     prompt: str
     sampling: Sampling = field(default_factory=Sampling)
     truncate: int | None = None  # keep only the last n prompt tokens
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
+    messages: tuple[Mapping[str, str], ...] = ()  # each with `role` and `content`
+    names: Names = LMI_NAMES
 
 
 class Token(NamedTuple):

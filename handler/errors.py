@@ -45,7 +45,7 @@ class InvalidPayload(ServingError):
 
 
 class InvalidParameter(ServingError):
-    """The message begins with `parameters.NAME=VALUE`."""
+    """The message begins with `NAME=VALUE`, as the client names it: `parameters.top_p=2`."""
 
     kind = "validation"
     type = "BadRequestException"

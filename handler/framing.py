@@ -11,12 +11,13 @@ dumps = orjson.dumps
 
 
 class Framing(NamedTuple):
-    """`before` + JSON + `after` for each value."""
+    """`before` + JSON + `after` for each value; `end` once, after the last one."""
 
     name: str
     content_type: str
     before: bytes
     after: bytes
+    end: bytes = b""
 
     def encode(self, value: Any) -> bytes:
         data = dumps(value)
@@ -33,6 +34,8 @@ def _one_line(data: bytes) -> bytes:
 JSON = Framing("json", "application/json", b"", b"")
 JSONLINES = Framing("jsonlines", "application/jsonlines", b"", b"\n")
 SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
+SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
+"""Chat's events, as OpenAI ends them."""
 
 FRAMINGS = {framing.name: framing for framing in (JSON, JSONLINES, SSE)}
 """By the names that `option.output_formatter` uses (contract djl.md, section 4.3)."""

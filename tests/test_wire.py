@@ -1,4 +1,4 @@
-"""docs/wire.md's parameter table, held against the code: no row missing, no cell empty, each cell true."""
+"""docs/wire.md's parameter tables, held against the code: no row missing, no cell empty, each cell true."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from handler import engines
+from handler.schemas.chat import TABLE as CHAT
 from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
 from tests.servers import LiveServer
 
@@ -54,10 +55,29 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adapter_id": ("mine", {}),
 }
 
+CHAT_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "frequency_penalty": (0.5, {}),
+    "presence_penalty": (0.5, {}),
+    "logit_bias": ({"5": 1.0}, {}),
+    "logprobs": (True, {}),
+    "top_logprobs": (2, {"logprobs": True}),
+    "max_tokens": (2, {}),
+    "n": (2, {}),
+    "seed": (7, {}),
+    "stop": (["b"], {}),
+    "temperature": (0.5, {}),
+    "top_p": (0.5, {}),
+    "ignore_eos": (True, {}),
+    "model": ("gpt2", {}),
+    "user": ("test", {}),
+    "tools": ([{"type": "function"}], {}),
+    "response_format": ({"type": "json_object"}, {}),
+}
 
-def table() -> dict[str, dict[str, str]]:
+
+def table(heading: str = "### Parameters\n") -> dict[str, dict[str, str]]:
     """parameter -> column -> cell."""
-    lines = DOCUMENT.read_text().split("### Parameters")[1].splitlines()
+    lines = DOCUMENT.read_text().split(heading)[1].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     header, _, *body = rows[: next((i for i, row in enumerate(rows) if row[0] == "what"), len(rows))]
     found = {}
@@ -72,6 +92,12 @@ def test_every_parameter_has_its_row_and_no_cell_is_empty() -> None:
     rows = table()
     assert set(rows) == (set(PARAMETERS) | set(REQUEST_FIELDS)) - {"stream"}
     assert set(rows) == set(VALUES)
+    assert not [name for name, row in rows.items() if not all(row.values())]
+
+
+def test_every_chat_parameter_has_its_row_and_no_cell_is_empty() -> None:
+    rows = table("### Chat parameters\n")
+    assert set(rows) == set(CHAT.parameters) == set(CHAT_VALUES)
     assert not [name for name, row in rows.items() if not all(row.values())]
 
 
@@ -93,6 +119,30 @@ def check(server: LiveServer, engine: str, name: str) -> None:
         assert cell in ("supported", "emulated")
         assert found.status_code == 200, found.text
         assert "x-lmi-ignored-parameters" not in found.headers
+
+
+def check_chat(server: LiveServer, engine: str, name: str) -> None:
+    cell = table("### Chat parameters\n")[name][engine]
+    value, beside = CHAT_VALUES[name]
+    found = server.post({"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 4, **beside, name: value})
+    if cell == "refused":
+        assert found.status_code == 424
+        assert f'"error":"{name}=' in found.text
+    else:
+        assert cell in ("supported", "emulated", "ignored")
+        assert found.status_code == 200, found.text
+        assert "x-lmi-ignored-parameters" not in found.headers
+
+
+@pytest.mark.parametrize("name", CHAT_VALUES)
+def test_chat_on_echo(echo_server: LiveServer, name: str) -> None:
+    check_chat(echo_server, "echo", name)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", CHAT_VALUES)
+def test_chat_on_openvino(model_server: LiveServer, name: str) -> None:
+    check_chat(model_server, "openvino", name)
 
 
 @pytest.mark.parametrize("name", VALUES)

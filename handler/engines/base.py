@@ -96,6 +96,14 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Prompt:
         """The prompt's ids, special marks in the text recognised, none added but those the model always begins with."""
 
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        """Messages, each with `role` and `content`, as the model's chat template lays them out, up to where the
+        assistant's answer begins. Special marks are recognised and none added: the template has them all.
+
+        Raises:
+            InvalidPayload: the model has no chat template, or its template refuses these messages.
+        """
+
 
 @dataclass(frozen=True)
 class Capabilities:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from handler.core import Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
@@ -40,6 +40,11 @@ class EchoTokenizer:
         words = re.findall(r"\S+", text)
         ids = {word: id for id, word in enumerate(dict.fromkeys((*_CUES, *words)))}
         return Prompt(text, [ids[word] for word in words], Vocabulary([f" {word}".encode() for word in ids]))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        """Its chat template: a line `role: content` for each message, and `assistant:` at the end."""
+        lines = [f"{message['role']}: {message['content']}" for message in messages]
+        return self.encode("\n".join([*lines, "assistant:"]))
 
 
 class _Sequence:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +59,42 @@ class OpenVinoTokenizer:
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
 
     def encode(self, text: str) -> Prompt:
-        # The tokenizer holds the GIL for seconds on megabytes: what cannot fit is not given to it.
-        if len(text) > self._limit * self._longest:
-            raise InvalidPayload(f"'inputs' has more than the {self._limit} tokens that the tokenizer reads")
-        ids = self._tokenizer.encode(text).input_ids.data[0].tolist()
+        self._check_size(len(text), "inputs")
+        return self._encode(text, "inputs", add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        """As transformers and vLLM do it: the text is laid out, then read like any other.
+
+        So a special mark that a message itself contains counts as one, and its author can pretend to other roles. No
+        server escapes them today, and to do so would change what clients rely on (docs/wire.md, Chat).
+        """
+        if not self._tokenizer.chat_template:
+            raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
+        # Each message has at least one token of the template's own.
+        self._check_size(sum(len(message["content"]) + self._longest for message in messages), "messages")
+        try:
+            text = self._tokenizer.apply_chat_template([dict(message) for message in messages], True)
+        except RuntimeError as error:  # the template's raise_exception, or a fault in it
+            raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
+        self._check_size(len(text), "messages")
+        return self._encode(text, "messages", add_special_tokens=False)
+
+    def _check_size(self, num_characters: int, name: str) -> None:
+        """The tokenizer holds the GIL for seconds on megabytes: what cannot fit is not given to it."""
+        if num_characters > self._limit * self._longest:
+            raise InvalidPayload(f"'{name}' has more than the {self._limit} tokens that the tokenizer reads")
+
+    def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data[0].tolist()
         if len(ids) >= self._limit:
-            raise InvalidPayload(f"'inputs' has {self._limit} tokens or more, which is more than the tokenizer reads")
+            raise InvalidPayload(f"'{name}' has {self._limit} tokens or more, which is more than the tokenizer reads")
         return Prompt(text, ids, self._vocabulary)
+
+
+def _reason(error: RuntimeError) -> str:
+    """What a template itself says, out of what GenAI says around it: its source file, advice, the template's text."""
+    found = re.search(r"Minja's error: (.*?)(?: at row \d+|$)", str(error), re.DOTALL)
+    return (found[1] if found else str(error).partition(" at row")[0]).strip()[:300]
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:

@@ -77,29 +77,32 @@ class Intake:
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
-        prompt = self._tokenizer.encode(request.prompt)
+        if request.messages:
+            prompt = self._tokenizer.encode_chat(request.messages)
+        else:
+            prompt = self._tokenizer.encode(request.prompt)
         if request.truncate is not None:
             prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
         self._check_length(request, prompt)
         return prompt
 
     def _check_length(self, request: Request, prompt: Prompt) -> None:
-        num_prompt, wanted = len(prompt.ids), request.sampling.max_new_tokens
+        num_prompt, wanted, names = len(prompt.ids), request.sampling.max_new_tokens, request.names
         if not num_prompt:
-            raise InvalidPayload("'inputs' has no tokens")
+            raise InvalidPayload(f"'{names.prompt}' has no tokens")
         size = len(prompt.vocabulary)
         for id in request.sampling.stop_token_ids:
             if id >= size:
-                raise InvalidParameter(f"parameters.stop_token_ids: {id} is not in the vocabulary of {size} tokens")
+                raise InvalidParameter(f"{names.stop_token_ids}: {id} is not in the vocabulary of {size} tokens")
         info = self._engine_info()
         if info is None:  # nothing was ever loaded: the host turns requests away
             return
         limit = info.max_total_tokens
         if num_prompt >= limit:
-            raise InvalidPayload(f"'inputs' has {num_prompt} tokens; the model takes at most {limit - 1}")
+            raise InvalidPayload(f"'{names.prompt}' has {num_prompt} tokens; the model takes at most {limit - 1}")
         if num_prompt + wanted > limit:
             raise InvalidParameter(
-                f"parameters.max_new_tokens={wanted}: with {num_prompt} prompt tokens it must be at most "
+                f"{names.max_new_tokens}={wanted}: with {num_prompt} prompt tokens it must be at most "
                 f"{limit - num_prompt}, as the model takes {limit} in all"
             )
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-
 from handler.core import Delta
 from handler.hosts.metrics import Metrics
+from handler.schemas.base import Call
 
 log = logging.getLogger("handler.request")
 
@@ -17,22 +16,17 @@ class Record:
 
     Args:
         request_id: as the client knows it.
-        prompts: their texts, for those who want them in the log.
-        ignored: names that no dialect knows.
+        call: what was asked; None when it could not be read.
+        log_prompts: `option.log_prompts`.
         metrics: where the figures are counted; None where the host has no metrics of its own.
     """
 
     def __init__(
-        self,
-        request_id: str,
-        *,
-        prompts: Sequence[str] = (),
-        ignored: Sequence[str] = (),
-        metrics: Metrics | None = None,
+        self, request_id: str, call: Call | None = None, *, log_prompts: bool = False, metrics: Metrics | None = None
     ) -> None:
         self._request_id = request_id
-        self._prompts = prompts
-        self._ignored = ignored
+        self._call = call
+        self._log_prompts = log_prompts
         self._metrics = metrics
         self._received_at = time.perf_counter()
         self._first_at = 0.0
@@ -60,14 +54,16 @@ class Record:
         first = self._first_at - self._received_at if self._num_tokens else 0.0
         if self._metrics is not None:
             self._count(self._metrics, seconds, first)
+        ignored = self._call.ignored if self._call is not None else ()
         log.info(
             "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
             self._request_id, outcome, self.num_prompt_tokens, self._num_tokens, first, seconds,
-            f" ignored={','.join(name[:64] for name in self._ignored[:32])!r}" if self._ignored else "",
+            f" ignored={','.join(name[:64] for name in ignored[:32])!r}" if ignored else "",
             f" error={self.error!r}" if self.error else "",
         )  # fmt: skip
-        if self._prompts:
-            log.info("id=%s prompts=%r", self._request_id, list(self._prompts))
+        if self._log_prompts and self._call is not None:
+            prompts = [request.messages or request.prompt for request in self._call.requests]
+            log.info("id=%s prompts=%r", self._request_id, prompts)
 
     def _count(self, metrics: Metrics, seconds: float, first: float) -> None:
         metrics.requests.labels(self.outcome).inc()

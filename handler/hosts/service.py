@@ -138,12 +138,7 @@ class Service:
 
     def exchange(self, call: Call, request_id: str) -> Exchange:
         """Put a call's requests to the engine."""
-        record = Record(
-            request_id,
-            prompts=[request.prompt for request in call.requests] if self.config.log_prompts else (),
-            ignored=call.ignored,
-            metrics=self.metrics,
-        )
+        record = Record(request_id, call, log_prompts=self.config.log_prompts, metrics=self.metrics)
         exchange = Exchange(
             call,
             encode=self._encode,

@@ -105,11 +105,7 @@ class Steps:
             place._call = call = self._intake.read(item.body, item.headers)
             place.ignored = call.ignored
             place.content_type = call.reply.content_type
-            place._record = Record(
-                request_id(item.headers),
-                prompts=[request.prompt for request in call.requests] if self._log_prompts else (),
-                ignored=call.ignored,
-            )
+            place._record = Record(request_id(item.headers), call, log_prompts=self._log_prompts)
             if len(item.body) < _LARGE:
                 self._submit(place, self._encode(call))
             else:

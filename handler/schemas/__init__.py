@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from handler.schemas.base import Schema
 from handler.schemas.batch import DynamicBatch
+from handler.schemas.chat import Chat
+from handler.schemas.door import Closed, Door
 from handler.schemas.lmi import Lmi
 from handler.schemas.tgi import TgiCompat
 
-SCHEMAS: dict[str, Schema] = {schema.name: schema for schema in (Lmi(), TgiCompat(), DynamicBatch())}
+_LMI, _TGI, _BATCH = Lmi(), TgiCompat(), DynamicBatch()
+_NO_CHAT = "'messages': chat completions are not available for dynamic batching; they need rolling batch"
+
+SCHEMAS: dict[str, Schema] = {
+    schema.name: schema
+    for schema in (
+        Door(_LMI, {"messages": Chat(_LMI)}),
+        Door(_TGI, {"messages": Chat(_TGI)}),
+        Door(_BATCH, {"messages": Closed(_BATCH, _NO_CHAT)}),
+    )
+}
 
 
 def choose(*, rolling_batch: str, tgi_compat: bool) -> Schema:

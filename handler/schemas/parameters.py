@@ -40,9 +40,22 @@ class Parameter(NamedTuple):
     read: Callable[[Any], Any]
 
 
+class Table(NamedTuple):
+    """A dialect's parameters, and where its bodies have them."""
+
+    parameters: Mapping[str, Parameter]
+    prefix: str = ""
+
+
 def boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
+    return value
+
+
+def string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be a string")
     return value
 
 
@@ -164,6 +177,8 @@ PARAMETERS: dict[str, Parameter] = {
     "adapter_id": Parameter("", nothing(None, "the engine has no LoRA adapters")),
 }
 
+LMI = Table(PARAMETERS, "parameters.")
+
 REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "details": boolean,
     "return_full_text": boolean,
@@ -174,13 +189,16 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
 """Names under `parameters` that say something of the request, not of the sampling; the schema reads them."""
 
 
-def read_parameters(given: Mapping[str, Any], context: Context, *, defaults: Mapping[str, Any]) -> Sampling:
+def read_parameters(
+    given: Mapping[str, Any], context: Context, *, defaults: Mapping[str, Any], table: Table = LMI
+) -> Sampling:
     """The sampling that `given` asks for.
 
     Args:
-        given: the client's `parameters`.
+        given: the client's parameters; names that are not in the table are left to others.
         context: says which engine, and what it lacks.
         defaults: Sampling fields where this dialect's default differs from ours.
+        table: the dialect's parameters.
 
     Raises:
         InvalidParameter: naming the parameter, its value and what would have been right.
@@ -188,18 +206,19 @@ def read_parameters(given: Mapping[str, Any], context: Context, *, defaults: Map
     values: dict[str, Any] = dict(defaults)
     names: dict[str, str] = {}
     for name, value in given.items():
-        parameter = PARAMETERS.get(name)
+        parameter = table.parameters.get(name)
         if parameter is None or value is None:
             continue
+        name = f"{table.prefix}{name}"
         try:
             found = parameter.read(value)
         except ValueError as error:
-            raise InvalidParameter(f"parameters.{name}={show(value)}: {error}") from None
+            raise InvalidParameter(f"{name}={show(value)}: {error}") from None
         field = parameter.field
         if not field:
             continue
         if field in names and values[field] != found:
-            raise InvalidParameter(f"parameters.{name}={show(value)} contradicts parameters.{names[field]}")
+            raise InvalidParameter(f"{name}={show(value)} contradicts {names[field]}")
         values[field], names[field] = found, name
     sampling = Sampling(**values)
     _check_agreement(sampling, names, context)
@@ -211,7 +230,7 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, str], context: Cont
     """What parameters must be to each other."""
 
     def refuse(field: str, why: str) -> None:
-        raise InvalidParameter(f"parameters.{names[field]}={show(getattr(sampling, field))}: {why}")
+        raise InvalidParameter(f"{names[field]}={show(getattr(sampling, field))}: {why}")
 
     if sampling.min_new_tokens > sampling.max_new_tokens:
         refuse("min_new_tokens", f"must be at most max_new_tokens={sampling.max_new_tokens}")
@@ -241,8 +260,9 @@ def _check_support(sampling: Sampling, names: Mapping[str, str], context: Contex
         # The chosen token's own log-probability comes with every answer: one "alternative" asks for no more than that.
         neutral = value == _DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
         if not greedy and not neutral:
-            name = names.get(field, field)
-            raise InvalidParameter(f"parameters.{name}={show(value)}: the engine {context.engine} lacks it: {why}")
+            raise InvalidParameter(
+                f"{names.get(field, field)}={show(value)}: the engine {context.engine} lacks it: {why}"
+            )
 
 
 def show(value: Any) -> str:

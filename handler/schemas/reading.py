@@ -56,8 +56,7 @@ def read_object(body: Any) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'inputs'")
     if body.get("inputs") is None:
-        chat = "; chat completions are not served here yet" if "messages" in body else ""
-        raise InvalidPayload(f"the body has no 'inputs'{chat}")
+        raise InvalidPayload("the body has no 'inputs'")
     return body
 
 
@@ -94,6 +93,11 @@ def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], contex
     """Names that mean nothing here: never silently dropped."""
     found = [name for name in body if name not in _TOP_LEVEL]
     found += [f"parameters.{name}" for name in parameters if name not in PARAMETERS and name not in REQUEST_FIELDS]
+    return reported(found, body, context)
+
+
+def reported(found: list[str], body: Mapping[str, Any], context: Context) -> list[str]:
+    """The names that no one has read, to be named in the answer, unless they are refused."""
     if "adapters" in found and body["adapters"] not in (None, [], ""):
         raise InvalidPayload("'adapters': the engine has no LoRA adapters")
     if found and context.refuse_unknown:

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from handler.schemas.chat import TABLE as CHAT
+from handler.schemas.messages import ROLES
 from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
 from tests.servers import LiveServer, serve
 
@@ -30,6 +32,14 @@ names = st.sampled_from([*PARAMETERS, *REQUEST_FIELDS]) | st.text(max_size=10)
 bodies = st.fixed_dictionaries(
     {"inputs": st.text(max_size=30) | values},
     optional={"parameters": st.dictionaries(names, values, max_size=6) | values, "stream": st.booleans() | values},
+)
+
+parts = st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"]), "text": st.text(max_size=9) | values})
+contents = st.text(max_size=20) | st.lists(parts | values, max_size=3) | values
+messages = st.lists(st.fixed_dictionaries({"role": st.sampled_from(ROLES) | values, "content": contents}), max_size=3)
+chats = st.fixed_dictionaries(
+    {"messages": messages | values},
+    optional=dict.fromkeys([*CHAT.parameters, "stream", "inputs", "adapters", "other"], values),
 )
 
 
@@ -59,14 +69,14 @@ def check(found: httpx.Response) -> None:
             assert value["code"] == 424
             assert value["error"]
     else:
-        lines = [line.removeprefix("data: ") for line in found.text.split("\n") if line]
+        lines = [line.removeprefix("data: ") for line in found.text.split("\n") if line not in ("", "data: [DONE]")]
         assert lines
         for line in lines:
             json.loads(line)
 
 
 @QUIET
-@given(body=bodies)
+@given(body=bodies | chats)
 def test_bodies_of_the_right_shape_with_anything_in_them(server: LiveServer, client: httpx.Client, body: Any) -> None:
     try:
         data = json.dumps(body, allow_nan=True).encode()

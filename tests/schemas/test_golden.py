@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from handler.core import Delta
+from handler.schemas import chat
 from tests.schemas.answers import CONTEXT, answer, failing
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ASK = "What is"
+
+CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ASK}]}
 
 SAMPLED = {"do_sample": True, "seed": 42}
 
@@ -55,14 +58,36 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "dynamic_batch/bad_payload": ("dynamic_batch", {"inputs": []}, None),
     "dynamic_batch/stream": ("dynamic_batch_streaming", {"inputs": ASK}, None),
     "dynamic_batch/stream_fails": ("dynamic_batch_streaming", {"inputs": ASK}, failing(2)),
+    "chat/plain": ("lmi", CHAT, None),
+    "chat/logprobs": ("lmi", {**CHAT, "logprobs": True}, None),
+    "chat/top_logprobs": ("lmi", {**CHAT, "logprobs": True, "top_logprobs": 1}, None),
+    "chat/n": ("lmi", {**CHAT, "n": 2}, None),
+    "chat/stream": ("lmi", {**CHAT, "stream": True}, None),
+    "chat/stream_top_logprobs": ("lmi", {**CHAT, "stream": True, "logprobs": True, "top_logprobs": 1}, None),
+    "chat/stream_sse": ("lmi_sse", {**CHAT}, None),
+    "chat/stream_fails": ("lmi", {**CHAT, "stream": True}, failing(2)),
+    "chat/stream_fails_sse": ("lmi_sse", {**CHAT}, failing(1)),
+    "chat/fails": ("lmi", CHAT, failing(2)),
+    "chat/bad_payload": ("lmi", {"messages": [{"role": "user"}]}, None),
+    "chat/bad_parameter": ("lmi", {**CHAT, "temperature": 3}, None),
+    "chat/tgi_compat": ("tgi_compat", CHAT, None),
+    "chat/tgi_compat_stream": ("tgi_compat", {**CHAT, "stream": True}, None),
+    "chat/tgi_compat_stream_fails": ("tgi_compat", {**CHAT, "stream": True}, failing(2)),
+    "chat/tgi_compat_bad_parameter": ("tgi_compat", {**CHAT, "temperature": 3}, None),
+    "chat/dynamic_batch": ("dynamic_batch", CHAT, None),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_wire_bytes(name: str, request: pytest.FixtureRequest) -> None:
+def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "identity", lambda: ("chatcmpl-0", 1711997860))
     schema, body, script = CASES[name]
-    context = replace(CONTEXT, enable_streaming=schema.endswith("_streaming"))
-    found = answer(schema.removesuffix("_streaming"), body, script, context)
+    context = replace(
+        CONTEXT,
+        enable_streaming=schema.endswith("_streaming"),
+        output_formatter="sse" if schema.endswith("_sse") else None,
+    )
+    found = answer(schema.removesuffix("_streaming").removesuffix("_sse"), body, script, context)
     asked = json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
     path = GOLDEN / f"{name}.txt"

@@ -166,7 +166,7 @@ def test_several_sequences_do_not_stream() -> None:
         ({"inputs": ""}, "non-empty string"),
         ({"inputs": 5}, "non-empty string"),
         ({"inputs": None}, "no 'inputs'"),
-        ({"messages": []}, "chat completions are not served"),
+        ({"messages": []}, "'messages' must be a non-empty list"),
         ({"inputs": ["a", "b"]}, "one string under rolling batch"),
         ({"inputs": "a", "parameters": []}, "'parameters' must be an object"),
         ({"inputs": "a", "stream": "yes"}, "'stream' must be true or false"),

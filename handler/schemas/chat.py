@@ -1,0 +1,106 @@
+"""LMI's chat completions (its document "Chat Completions API Schema"): any inference body with `messages`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from handler.core import Names, Request, Sampling
+from handler.errors import InvalidParameter, ServingError
+from handler.framing import JSON, JSONLINES, SSE_DONE, Framing
+from handler.schemas.base import Answer, Call, Context
+from handler.schemas.chat_replies import ChatDocument, ChatStream, Completion, Failures
+from handler.schemas.messages import read_messages
+from handler.schemas.parameters import (
+    PARAMETERS,
+    Parameter,
+    Table,
+    boolean,
+    integer,
+    nothing,
+    number,
+    read_parameters,
+    string,
+    strings,
+)
+from handler.schemas.reading import read_stream, reported
+
+TABLE = Table(
+    {
+        "frequency_penalty": PARAMETERS["frequency_penalty"],
+        "presence_penalty": PARAMETERS["presence_penalty"],
+        "max_tokens": PARAMETERS["max_new_tokens"],
+        "n": PARAMETERS["n"],
+        "seed": PARAMETERS["seed"],
+        "stop": Parameter("stop", strings),
+        "temperature": Parameter("temperature", number(0, 2)),
+        "top_p": PARAMETERS["top_p"],
+        "ignore_eos": PARAMETERS["ignore_eos_token"],
+        "logprobs": Parameter("", boolean),
+        "top_logprobs": Parameter("top_logprobs", integer(0, 20)),
+        "logit_bias": Parameter("", nothing({}, "no engine here biases single tokens")),
+        "model": Parameter("", string),
+        "user": Parameter("", string),
+        # OpenAI's, which its clients send to LMI too: to leave them out would change the answer's kind
+        "tools": Parameter("", nothing([], "tool calls are not part of this version")),
+        "response_format": Parameter("", nothing({"type": "text"}, "structured output is not part of this version")),
+    }
+)
+
+_READ = {*TABLE.parameters, "messages", "stream", "inputs"}  # `inputs` is null here, or the body were no chat
+_NAMES = Names(prompt="messages", max_new_tokens="max_tokens")
+_FRAMINGS = {JSONLINES.name: JSONLINES, SSE_DONE.name: SSE_DONE}
+
+
+class Mode(Failures, Protocol):
+    """What a chat takes over from the dialect beside which it is served: its framing, and how it says what failed."""
+
+    name: str
+    stream_framing: Framing
+
+
+class Chat:
+    """Sampled unless `temperature` is 0, as OpenAI and LMI have it; the answer's length is LMI's, 30 tokens."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.name = f"{mode.name}_chat"
+        self._mode = mode
+
+    def parse(self, body: Mapping[str, Any], context: Context) -> Call:
+        messages, unknown = read_messages(body["messages"])
+        framing = self._framing(read_stream(body, {}), context)
+        ignored = reported([*(name for name in body if name not in _READ), *unknown], body, context)
+        sampling = _read_sampling(body, context)
+        request = Request("", sampling, messages=messages, names=_NAMES)
+        completion = Completion(
+            *identity(), logprobs=bool(body.get("logprobs")), top_logprobs=bool(sampling.top_logprobs)
+        )
+        if framing is JSON:
+            return Call((request,), ChatDocument(self._mode, completion, sampling.num_sequences), ignored)
+        if sampling.n > 1:
+            raise InvalidParameter(f"n={sampling.n}: must be 1 when streaming: only whole answers hold more")
+        return Call((request,), ChatStream(self._mode, completion, framing), ignored, streams=True)
+
+    def _framing(self, stream: bool, context: Context) -> Framing:
+        """`option.output_formatter` streams by itself; `json` leaves it to the client's `stream`, as in LMI."""
+        if context.output_formatter in _FRAMINGS:
+            return _FRAMINGS[context.output_formatter]
+        return _FRAMINGS[self._mode.stream_framing.name] if stream else JSON
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._mode.refused(error)
+
+
+def _read_sampling(body: Mapping[str, Any], context: Context) -> Sampling:
+    defaults = {"do_sample": body.get("temperature") != 0}  # of what is no number, nothing comes but a refusal
+    sampling = read_parameters(body, context, defaults=defaults, table=TABLE)
+    if sampling.top_logprobs and not body.get("logprobs"):
+        raise InvalidParameter(f"top_logprobs={sampling.top_logprobs}: needs logprobs=true")
+    return sampling
+
+
+def identity() -> tuple[str, int]:
+    """A completion's id and the time at which it was asked for."""
+    return f"chatcmpl-{uuid.uuid4().hex}", int(time.time())

@@ -1,0 +1,133 @@
+"""Chat completions being written: one object, or a chunk a token."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from handler.core import Delta, Finish, Token
+from handler.errors import ServingError
+from handler.framing import JSON, Framing
+from handler.schemas.base import Answer
+from handler.schemas.replies import Continuation
+
+_NO_TOKEN = Token(-1, "", None, True)  # an engine may end a sequence without a last token
+
+
+class Failures(Protocol):
+    """How a mode says that something failed."""
+
+    def stream_failure(self, error: ServingError) -> Any:
+        """The last value of a stream that broke off."""
+
+    def refused(self, error: ServingError) -> Answer:
+        """The answer when nothing has been sent yet."""
+
+
+class Completion(NamedTuple):
+    """What an answer says of itself, and of its tokens."""
+
+    id: str
+    created: int
+    logprobs: bool = False
+    top_logprobs: bool = False
+
+    def object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "choices": choices}
+
+    def probabilities(self, tokens: list[Token]) -> dict[str, Any] | None:
+        return {"content": [self._probability(token) for token in tokens if token.id >= 0]} if self.logprobs else None
+
+    def _probability(self, token: Token) -> dict[str, Any]:
+        """The alternatives are the chosen token alone, as in LMI: no engine here has others."""
+        own = {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
+        return {**own, "top_logprobs": [own] if self.top_logprobs else []}
+
+
+class ChatStream:
+    """A chunk a token; the role comes with the first, the reason of the end with the last."""
+
+    def __init__(self, failures: Failures, completion: Completion, framing: Framing) -> None:
+        self._failures = failures
+        self._completion = completion
+        self._framing = framing
+        self._begun = False
+        self.content_type = framing.content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        pass
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self.finished = delta.finish is not None
+        encode = self._framing.encode
+        if delta.error is not None:
+            return encode(self._failures.stream_failure(delta.error)) + self._framing.end
+        if delta.finish is None:
+            return b"".join([encode(self._chunk(token, None)) for token in delta.tokens])
+        *tokens, last = delta.tokens or (_NO_TOKEN,)
+        lines = [encode(self._chunk(token, None)) for token in tokens]
+        return b"".join([*lines, encode(self._chunk(last, delta.finish)), self._framing.end])
+
+    def _chunk(self, token: Token, finish: Finish | None) -> dict[str, Any]:
+        delta = {"content": token.text}
+        if not self._begun:
+            self._begun, delta["role"] = True, "assistant"
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": self._completion.probabilities([token]),
+            "finish_reason": None if finish is None else finish.value,
+        }
+        return self._completion.object("chat.completion.chunk", [choice])
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._failures.refused(error)
+
+
+class ChatDocument:
+    """One object, written when all sequences have ended; the choices are in the order of their seeds."""
+
+    content_type = JSON.content_type
+
+    def __init__(self, failures: Failures, completion: Completion, num_sequences: int) -> None:
+        self._failures = failures
+        self._completion = completion
+        self._sequences = [Continuation(index) for index in range(num_sequences)]
+        self._unfinished = num_sequences
+        self._num_prompt_tokens = 0
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        assert delta.error is None, "a failed document is written by refused()"
+        sequence = self._sequences[delta.sequence]
+        sequence.tokens += delta.tokens
+        if delta.finish is None:
+            return b""
+        sequence.finish = delta.finish
+        self._unfinished -= 1
+        self.finished = not self._unfinished
+        return JSON.encode(self._document()) if self.finished else b""
+
+    def _document(self) -> dict[str, Any]:
+        choices = [self._choice(sequence) for sequence in self._sequences]
+        num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
+        usage = {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": self._num_prompt_tokens + num_tokens,
+        }
+        return {**self._completion.object("chat.completion", choices), "usage": usage}
+
+    def _choice(self, sequence: Continuation) -> dict[str, Any]:
+        return {
+            "index": sequence.index,
+            "message": {"role": "assistant", "content": sequence.text},
+            "logprobs": self._completion.probabilities(sequence.tokens),
+            "finish_reason": sequence.finish.value,
+        }
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._failures.refused(error)

@@ -1,0 +1,51 @@
+"""One route, several dialects: the shape of a body says which of them reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.errors import InvalidPayload, ServingError
+from handler.schemas.base import Answer, Call, Context, Schema
+
+
+class Door:
+    """A body with `inputs` is the mode's own; of the others the first dialect whose field it has reads it.
+
+    Args:
+        mode: the dialect of this configuration, which also answers what no dialect can read.
+        others: the field by which a dialect is known -> the dialect.
+    """
+
+    def __init__(self, mode: Schema, others: Mapping[str, Schema]) -> None:
+        self.name = mode.name
+        self._mode = mode
+        self._others = others
+
+    def parse(self, body: Any, context: Context) -> Call:
+        return self._dialect(body).parse(body, context)
+
+    def _dialect(self, body: Any) -> Schema:
+        if isinstance(body, dict) and body.get("inputs") is None:
+            for field, dialect in self._others.items():
+                if field in body:
+                    return dialect
+        return self._mode
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._mode.refused(error)
+
+
+class Closed:
+    """A dialect that a mode does not have: refused by name, in the mode's own form."""
+
+    def __init__(self, mode: Schema, why: str) -> None:
+        self.name = f"no_{mode.name}"
+        self._mode = mode
+        self._why = why
+
+    def parse(self, body: Any, context: Context) -> Call:
+        raise InvalidPayload(self._why)
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._mode.refused(error)
