@@ -1,4 +1,5 @@
-# Two commands on a bare machine: `make serve` and `make test`. Needs python3 with venv and pip.
+# Two commands on a bare machine: `make serve` and `make test`. Needs python3 with venv and pip; `make djl` needs a JDK
+# and Maven too, or DJL Serving.
 PYTHON ?= python3
 VENV   ?= .venv
 PORT   ?= 8080
@@ -6,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve test lint format bench clean
+.PHONY: install dev serve djl test lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -25,8 +26,17 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,dev]'
 	@touch $@
 
+$(VENV)/.djl: $(VENV)/.installed
+	@echo "installing what DJL's Python worker imports ..."
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,djl]'
+	@touch $@
+
 serve: install
 	exec $(BIN)/lmi serve "$(MODEL)" --port $(PORT) $(OPTIONS)
+
+# Under DJL Serving (DJL_SERVING_HOME, else djl-serving on PATH), else under its Python engine from Maven Central.
+djl: $(VENV)/.djl
+	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
 	$(BIN)/pytest

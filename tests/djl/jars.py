@@ -29,7 +29,7 @@ def engine(version: str) -> Path:
 
     def fetch(scratch: Path) -> None:
         require("mvn")
-        print(f"fetching DJL's Python engine {version} from Maven Central (15 MB) ...", file=sys.stderr, flush=True)
+        print(f"fetching DJL's Python engine {version} from Maven Central (8 MB) ...", file=sys.stderr, flush=True)
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={scratch / 'lib'}"]
         maven = ["mvn", "-q", "-B", "-f", str(FRONT / "pom.xml"), f"-Ddjl.version={version}", *goal]
         done = subprocess.run(maven, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from tests.djl import models
+from tests.djl.launch import StartFailed
 from tests.djl.processes import group_members
-from tests.djl.servers import DjlServer, StartFailed, djl, newer, versions
+from tests.djl.servers import DjlServer, djl, newer, versions
 
 pytestmark = pytest.mark.djl
 
@@ -86,14 +87,14 @@ def test_error_with_a_line_break_cannot_be_a_status_line(rolling: tuple[str, Djl
 
 def test_first_piece_arrives_before_the_last_is_made(rolling: tuple[str, DjlServer]) -> None:
     version, server = rolling
-    began, times, pieces = time.monotonic(), [], []
+    times, pieces = [], []
     with httpx.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.1}, timeout=30) as reply:
         assert reply.headers["transfer-encoding"] == "chunked"
         for piece in reply.iter_raw():
-            times.append(time.monotonic() - began)
+            times.append(time.monotonic())
             pieces.append(piece.decode())
     assert "".join(pieces) == TEXT + " "
-    assert times[0] < 0.5 < 0.7 < times[-1]
+    assert times[-1] - times[0] > 0.4
     # 0.25 sends the first word at once and then four at a time.
     expected = [word + " " for word in TEXT.split()]
     assert pieces == (expected if newer(version, "0.28") else ["one ", "two three four five ", "six seven eight "])
@@ -193,15 +194,15 @@ def test_no_piece_in_time_closes_the_connection(strict: DjlServer) -> None:
 
 
 def test_async_mode(asynchronous: DjlServer) -> None:
-    began, times, pieces = time.monotonic(), [], []
+    times, pieces = [], []
     body = {"inputs": "a b c d", "wait": 0.2}
     with httpx.stream("POST", asynchronous.url + "/v1/chat/completions", json=body, timeout=30) as reply:
         assert reply.headers["content-type"] == "text/event-stream"
         for piece in reply.iter_raw():
-            times.append(time.monotonic() - began)
+            times.append(time.monotonic())
             pieces.append(piece)
     assert pieces == [f"data: {word}\n\n".encode() for word in "abcd"]
-    assert times[0] < 0.5 < 0.7 < times[-1]
+    assert times[-1] - times[0] > 0.4
 
 
 def test_async_mode_serves_many_at_once(asynchronous: DjlServer) -> None:

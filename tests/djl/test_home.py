@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.djl import home, servers
+from tests.djl.launch import StartFailed
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_its_version_is_the_one_under_test(serving: Path, monkeypatch: pytest.Mo
 
 def test_failing_start_shows_what_it_wrote(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DJL_SERVING_HOME", str(serving))
-    with pytest.raises(servers.StartFailed) as failed, servers.djl("0.28.0", {"option.rolling_batch": "auto"}):
+    with pytest.raises(StartFailed) as failed, servers.djl("0.28.0", {"option.rolling_batch": "auto"}):
         pass
     assert "DJL ended with status 3" in str(failed.value)
     assert "-m model::Python=file:" in str(failed.value)

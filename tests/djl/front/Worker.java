@@ -1,9 +1,9 @@
+import ai.djl.engine.Engine;
 import ai.djl.inference.Predictor;
 import ai.djl.modality.Input;
 import ai.djl.modality.Output;
 import ai.djl.repository.zoo.Criteria;
 import ai.djl.repository.zoo.ZooModel;
-import ai.djl.engine.Engine;
 import ai.djl.translate.NoopServingTranslatorFactory;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -41,8 +41,8 @@ final class Worker {
         batchSize = stepwise || async ? 1 : Integer.parseInt(settings.getOrDefault("batch_size", "1"));
         maxBatchDelay = Long.parseLong(settings.getOrDefault("max_batch_delay", "100"));
         queue = new LinkedBlockingQueue<>(Integer.parseInt(settings.getOrDefault("job_queue_size", "1000")));
+        Runtime.getRuntime().addShutdownHook(new Thread(this::close));
         predictor = load(directory, settings).newPredictor();
-        Runtime.getRuntime().addShutdownHook(new Thread(predictor::close));
         Thread thread = new Thread(this::run, "worker");
         thread.setDaemon(true);
         thread.start();
@@ -82,6 +82,14 @@ final class Worker {
         } catch (CompletionException error) {
             throw (Exception) error.getCause();
         }
+    }
+
+    /** While the model loads there is no predictor yet, and Python would go on loading. */
+    private void close() {
+        if (predictor != null) {
+            predictor.close();
+        }
+        ProcessHandle.current().children().forEach(ProcessHandle::destroyForcibly);
     }
 
     private void run() {
