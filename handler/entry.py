@@ -6,27 +6,27 @@
 def handle(inputs):  # type: ignore[no-untyped-def]
     """The first call loads the model, later ones are requests. Returns an Output; in async mode, something to await."""
     try:
-        from handler.hosts import djl
+        from handler.hosts.djl import worker
     except ImportError as error:
         from djl_python import Output
 
         return Output(code=500, message=f"the handler cannot start: {error}")
-    return djl.handle(inputs)
+    return worker.handle(inputs)
 
 
 def register_adapter(inputs):  # type: ignore[no-untyped-def]
-    from handler.hosts import djl
+    from handler.hosts.djl import worker
 
-    return djl.adapters(inputs)
+    return worker.adapters(inputs)
 
 
 def unregister_adapter(inputs):  # type: ignore[no-untyped-def]
-    from handler.hosts import djl
+    from handler.hosts.djl import worker
 
-    return djl.adapters(inputs)
+    return worker.adapters(inputs)
 
 
 def update_adapter(inputs):  # type: ignore[no-untyped-def]
-    from handler.hosts import djl
+    from handler.hosts.djl import worker
 
-    return djl.adapters(inputs)
+    return worker.adapters(inputs)

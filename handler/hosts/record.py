@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+
 from handler.core import Delta
 from handler.hosts.metrics import Metrics
 from handler.schemas.base import Call

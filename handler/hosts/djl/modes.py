@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from djl_python import Input, Output
 
 from handler.config import Config
-from handler.errors import InternalError, ServingError
-from handler.hosts.djl.wire import Dialect, PieceWriter, Sent, batched, headers_of, reason, single
+from handler.errors import InternalError, InvalidPayload, ServingError
+from handler.hosts.djl.wire import Dialect, PieceWriter, Sent, batched, headers_of, reason, refusal, single
 from handler.hosts.intake import ignored_header
 from handler.hosts.rolling import RollingHost
 from handler.hosts.service import Service
@@ -39,7 +39,7 @@ class Rolling:
     def answer(self, inputs: Input) -> Output:
         properties = inputs.get_properties()
         if "batch_size" not in properties:  # only a `handler` of the client's own comes past the rolling batch
-            return Output(code=400, message="this is a rolling batch; a request cannot choose its handler")
+            return refusal(InvalidPayload("property handler: a request cannot choose the function that answers it"))
         size = int(properties["batch_size"])
         with self._lock:
             if properties.get("reset_rollingbatch") == "true":

@@ -19,7 +19,14 @@ from handler.engines.remote import RemoteEngine, State
 from handler.errors import ConfigError, ServingError
 from handler.hosts.intake import Intake
 from handler.hosts.steps import Steps
-from handler.launch import calm_garbage_collector, engine_spec, load_tokenizer, schema_context, start_engine
+from handler.launch import (
+    calm_garbage_collector,
+    choose_engine,
+    engine_spec,
+    load_tokenizer,
+    schema_context,
+    start_engine,
+)
 from handler.schemas import choose
 from handler.schemas.base import Context, Schema
 
@@ -37,9 +44,16 @@ class Loaded(NamedTuple):
     context: Context
 
 
-def is_passive() -> bool:
-    """Whether this process is a rank of an MPI world that has nothing to do: rank 0 has the engine beside it."""
-    return os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0"
+def is_passive(properties: Mapping[str, Any], version: tuple[int, ...]) -> bool:
+    """Whether this process is a rank of an MPI world that has nothing to do: the engine runs beside rank 0.
+
+    Raises:
+        ConfigError: this Java side would wait for the answers of all ranks and take the last one's.
+    """
+    world, rank = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("SIZE", "RANK"))
+    if world not in ("", "1") and version < (0, 29) and properties.get("rolling_batch") != "trtllm":
+        raise ConfigError("option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm")
+    return rank not in ("", "0")
 
 
 def load(properties: Mapping[str, Any], *, asynchronous: bool) -> Loaded:
@@ -76,6 +90,8 @@ def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
         for name, value in properties.items()
         if (key := option_key(name)) and isinstance(value, str) and value
     }
+    if properties.get("tensor_parallel_degree") == "0":  # Java counted the GPUs and found none
+        del settings["option.tensor_parallel_degree"]
     rolling = properties.get("rolling_batch") or "disable"  # Java steps a rolling batch only when the property is there
     if asynchronous and rolling == "disable":
         rolling = "auto"  # DJL's way of saying that it batches nothing itself; the handler does all the same
@@ -85,7 +101,7 @@ def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
     config = load_config(properties=file if file.is_file() else None, environ=environ, settings=settings.values())
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
-    if config.model_id is None and config.llm_engine != "echo":
+    if config.model_id is None and choose_engine(config) != "echo":
         config = replace(config, model_id=_own_model(directory))
     return config
 

@@ -18,6 +18,7 @@ from handler.framing import dumps
 from handler.hosts.intake import ignored_header
 from handler.hosts.rolling import Piece
 from handler.hosts.steps import Item, Place
+from handler.schemas.base import front_end_error
 
 MAX_REASON = 1000
 """Characters of an error that becomes an HTTP reason phrase; SageMaker takes 4,096 bytes of headers in all."""
@@ -151,6 +152,12 @@ def batched(inputs: Input) -> dict[int, Item]:
 
 def headers_of(place: Place) -> dict[str, str]:
     return {"Content-Type": place.content_type, **ignored_header(place.ignored)}
+
+
+def refusal(error: ServingError) -> Output:
+    """A whole answer outside of any batch."""
+    output = Output(code=error.status, message=reason(error))
+    return output.add_property("Content-Type", "application/json").add(dumps(front_end_error(error)), key="data")
 
 
 def reason(error: ServingError) -> str:

@@ -1,0 +1,91 @@
+"""What `handler.entry` calls: the first call loads, the others are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from djl_python import Input, Output
+
+from handler.errors import ConfigError, InvalidPayload
+from handler.hosts.djl.modes import Async, Dynamic, Passive, Rolling
+from handler.hosts.djl.start import Loaded, is_passive, load, stepwise, wait_ready
+from handler.hosts.djl.wire import MAX_REASON, dialect, refusal
+from handler.hosts.service import Service
+
+log = logging.getLogger("handler.djl")
+
+_host: Rolling | Dynamic | Async | Passive | None = None  # loaded by the first call
+
+
+def handle(inputs: Input) -> Any:
+    """An Output; in async mode, which shows by its running loop, an awaitable of one or of an iterator of them."""
+    return _handle_async(inputs) if _is_async() else _handle(inputs)
+
+
+def adapters(inputs: Input) -> Any:
+    """DJL's calls to register, update or unregister a LoRA adapter."""
+    output = refusal(InvalidPayload("LoRA adapters are not supported by the engine"))
+    return _awaitable(output) if _is_async() else output
+
+
+def _is_async() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _awaitable(output: Output) -> Output:
+    return output
+
+
+def _handle(inputs: Input) -> Output:
+    global _host
+    if _host is not None and not isinstance(_host, Async):
+        return _host.answer(inputs)
+    properties = inputs.get_properties()
+    try:
+        if is_passive(properties, dialect().version):
+            _host = Passive()
+        else:
+            loaded = load(properties, asynchronous=False)
+            wait_ready(loaded.engine)
+            _host = _synchronous(loaded, properties)
+    except Exception as error:
+        return _cannot_start(error)
+    return Output()
+
+
+def _synchronous(loaded: Loaded, properties: Mapping[str, Any]) -> Rolling | Dynamic:
+    spoken = dialect()
+    steps, lock = stepwise(loaded)
+    # Before 0.28 the Java side steps whenever the property is there, be it `disable`.
+    if loaded.config.rolling_batch != "disable" or (spoken.version < (0, 28) and "rolling_batch" in properties):
+        return Rolling(steps, lock, spoken)
+    return Dynamic(steps, lock, loaded.config)
+
+
+async def _handle_async(inputs: Input) -> Any:
+    global _host
+    if isinstance(_host, Async):
+        return await _host.answer(inputs)
+    try:
+        loaded = load(inputs.get_properties(), asynchronous=True)  # on this thread, with which the engine would end
+        await asyncio.to_thread(wait_ready, loaded.engine)
+        service = Service(loaded.config, loaded.engine, loaded.tokenizer, loaded.schema, loaded.context)
+        service.start()
+        _host = Async(service, dialect())
+    except Exception as error:
+        return _cannot_start(error)
+    return Output()
+
+
+def _cannot_start(error: Exception) -> Output:
+    """The Java side shows the message and gives the model up."""
+    message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    log.error("cannot start: %s", message, exc_info=not isinstance(error, ConfigError))
+    return Output(code=500, message=" ".join(message.split())[:MAX_REASON])
