@@ -47,6 +47,11 @@ final class Settings {
         return found != null ? Integer.parseInt(found) : Integer.getInteger(key, otherwise);
     }
 
+    /** One that a model's own file may set, and the server for all models. */
+    static int number(Map<String, String> model, String key, int otherwise) {
+        return model.containsKey(key) ? Integer.parseInt(model.get(key)) : number(key, otherwise);
+    }
+
     static boolean flag(String name) {
         return Boolean.parseBoolean(System.getenv().getOrDefault(name, System.getProperty(name)));
     }

@@ -38,9 +38,9 @@ final class Worker {
         Map<String, String> settings = Settings.ofModel(directory);
         boolean stepwise = !settings.getOrDefault("option.rolling_batch", "disable").equals("disable");
         boolean async = Boolean.parseBoolean(settings.get("option.async_mode"));
-        batchSize = stepwise || async ? 1 : Integer.parseInt(settings.getOrDefault("batch_size", "1"));
-        maxBatchDelay = Long.parseLong(settings.getOrDefault("max_batch_delay", "100"));
-        queue = new LinkedBlockingQueue<>(Integer.parseInt(settings.getOrDefault("job_queue_size", "1000")));
+        batchSize = stepwise || async ? 1 : Settings.number(settings, "batch_size", 1);
+        maxBatchDelay = Settings.number(settings, "max_batch_delay", 100);
+        queue = new LinkedBlockingQueue<>(Settings.number(settings, "job_queue_size", 1000));
         Runtime.getRuntime().addShutdownHook(new Thread(this::close));
         predictor = load(directory, settings).newPredictor();
         Thread thread = new Thread(this::run, "worker");
@@ -80,7 +80,7 @@ final class Worker {
         try {
             return job.output.join();
         } catch (CompletionException error) {
-            throw (Exception) error.getCause();
+            throw error.getCause() instanceof Exception ? (Exception) error.getCause() : error;
         }
     }
 
@@ -125,7 +125,7 @@ final class Worker {
             for (int i = 0; i < jobs.size(); i++) {
                 jobs.get(i).output.complete(outputs.get(i));
             }
-        } catch (Exception error) {
+        } catch (Throwable error) { // an Error too: without this thread every later request would wait for ever
             jobs.forEach(job -> job.output.completeExceptionally(error));
         }
     }
