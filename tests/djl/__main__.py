@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -29,7 +30,7 @@ def main() -> int:
             return _serve(arguments, Path(scratch))
     except KeyboardInterrupt:
         return 0
-    except (ConfigError, jars.Unavailable, FileNotFoundError) as error:
+    except (ConfigError, jars.Unavailable, OSError) as error:
         print(f"djl: {error}", file=sys.stderr)
     except AssertionError as error:  # its further lines are the log, which has been shown
         print(f"djl: {str(error).splitlines()[0]}", file=sys.stderr)
@@ -46,11 +47,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _serve(arguments: argparse.Namespace, scratch: Path) -> int:
+    socket.create_server(("127.0.0.1", arguments.port)).close()  # taken? DJL would say so after the model has loaded
     serving = home.find()
     version = home.version(serving) if serving else jars.VERSIONS[-1]
     model_id = _model_id(arguments.model, scratch)
     more = "\n".join([f"option.model_id={model_id}", *arguments.options])  # of a key's values the last one counts
-    model = write_model(scratch / "model", f"{_properties()}\n{more}\n")
+    model = write_model(scratch / "model", f"{PROPERTIES.read_text()}\n{more}\n")
     what = f"DJL Serving {version} in {serving}" if serving else f"DJL's Python engine {version} behind tests/djl/front"
     progress = Progress(f"loading {arguments.model} under {what}")
     server = Djl.start(serving, version, scratch, model, arguments.port, show=progress.show)
@@ -66,12 +68,6 @@ def _serve(arguments: argparse.Namespace, scratch: Path) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         progress.end()
         server.stop()
-
-
-def _properties() -> str:
-    if PROPERTIES.is_file():
-        return PROPERTIES.read_text()
-    return "engine=Python\noption.entryPoint=handler.entry\noption.rolling_batch=auto\nminWorkers=1\nmaxWorkers=1\n"
 
 
 def _model_id(model: str, scratch: Path) -> Path:

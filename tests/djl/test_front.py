@@ -133,7 +133,9 @@ def test_ping(rolling: tuple[str, DjlServer]) -> None:
     assert (reply.status_code, reply.json()) == (200, {"model": {"status": "Healthy"}})
 
 
-@pytest.mark.parametrize("header", [{"handler": "x"}, {"Handler": "x"}, {"X-Amzn-SageMaker-Custom-Attributes": "a=b;handler=x"}])
+@pytest.mark.parametrize(
+    "header", [{"handler": "x"}, {"Handler": "x"}, {"X-Amzn-SageMaker-Custom-Attributes": "a=b;handler=x"}]
+)
 def test_a_request_cannot_choose_the_function(rolling: tuple[str, DjlServer], header: dict[str, str]) -> None:
     reply = rolling[1].post({"inputs": "a b"}, headers=header)
     assert (reply.status_code, reply.json()["code"]) == (400, 400)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.djl, pytest.mark.model]
 
 def make_djl(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
     with log.open("wb") as out:
-        return subprocess.Popen([sys.executable, "-m", "tests.djl", "--port", "0", *arguments], stderr=out)
+        return subprocess.Popen([sys.executable, "-m", "tests.djl", "--port=0", *arguments], stderr=out)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
@@ -48,3 +49,10 @@ def test_unknown_model_is_refused_before_anything_starts(tmp_path: Path) -> None
     log = tmp_path / "log"
     assert make_djl(log, "/no/such/model").wait(30) == 1
     assert log.read_text().startswith("djl: there is no model at '/no/such/model'")
+
+
+def test_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert make_djl(log, f"--port={taken.getsockname()[1]}").wait(30) == 1
+    assert re.fullmatch(r"djl: .*Address already in use.*\n", log.read_text())
