@@ -1,0 +1,59 @@
+"""The handlers to compare, each as the model directory from which DJL starts it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+_HERE = Path(__file__).parent
+_ALL = {
+    "engine": "Python",
+    "option.max_rolling_batch_size": "256",
+    "option.output_formatter": "jsonlines",  # DJL 0.25 knows no `stream` in a request
+    "job_queue_size": "2000",
+    "minWorkers": "1",
+    "maxWorkers": "1",
+}
+
+
+class Handler(NamedTuple):
+    """`own` are its lines of serving.properties beside those that all have; `source` its model.py, if it needs one."""
+
+    name: str
+    own: dict[str, str]
+    source: Path | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.source is None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What DJL's Java side sends when the model is loaded."""
+        return {key.removeprefix("option."): value for key, value in (_ALL | self.own).items()}
+
+    def write(self, directory: Path) -> Path:
+        """Make the model's directory."""
+        directory.mkdir(parents=True)
+        if self.source:
+            shutil.copyfile(self.source, directory / "model.py")
+        lines = [f"{key}={value}\n" for key, value in (_ALL | self.own).items()]
+        (directory / "serving.properties").write_text("".join(lines))
+        return directory
+
+
+NULL = Handler("null", {"option.rolling_batch": "auto"}, _HERE / "null.py")
+UPSTREAM = Handler("upstream", {"option.rolling_batch": "trtllm", "option.model_id": "none"}, _HERE / "upstream.py")
+
+
+def ours(isolation: str, pace: float = 0.0) -> Handler:
+    """`isolation` is where its engine runs, process or thread; `pace` its steps a second, 0 for as fast as it goes."""
+    own = {
+        "option.entryPoint": "handler.entry",
+        "option.rolling_batch": "auto",
+        "option.llm_engine": "echo",
+        "option.engine_isolation": isolation,
+        "option.echo_tokens_per_second": f"{pace:g}",
+    }
+    return Handler(f"ours, engine in a {isolation}", own)

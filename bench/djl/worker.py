@@ -1,0 +1,128 @@
+"""One Python worker of DJL's, started and talked to as DJL's Java side does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cpu import cpu_seconds
+
+from djl.wire import Reply, Wire
+
+_STARTED = "Python engine started."  # what Java waits for, too
+
+
+class Worker:
+    """Made by `start`."""
+
+    def __init__(self, process: subprocess.Popen[str], wire: Wire) -> None:
+        self._process = process
+        self._wire = wire
+        self._last: deque[str] = deque(maxlen=20)
+        self._started = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def connect(self, path: str) -> None:
+        self._started.wait()
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the worker did not start:\n{self.log}")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._stream = self._socket.makefile("rb")
+
+    def call(self, properties: Mapping[str, str], contents: Sequence[tuple[str, bytes]]) -> Reply:
+        try:
+            self._socket.sendall(self._wire.request({**properties, "handler": "handle"}, contents))
+            reply = self._wire.reply(self._stream)
+        except OSError as error:
+            raise RuntimeError(f"{error}:\n{self.log}") from None
+        if reply.code >= 300:
+            raise RuntimeError(f"the worker answers {reply.code} {reply.message}:\n{self.log}")
+        return reply
+
+    def string_map(self, data: bytes) -> dict[str, str]:
+        return self._wire.string_map(data)
+
+    def cpu(self) -> tuple[float, float]:
+        """Seconds of the worker process itself, and of the processes that it started."""
+        children = sum(map(cpu_seconds, _children(self._process.pid)))
+        return cpu_seconds(self._process.pid) - children, children
+
+    @property
+    def log(self) -> str:
+        return "".join(self._last).rstrip()
+
+    def close(self) -> None:
+        """It ends when its connection does."""
+        if hasattr(self, "_socket"):
+            self._stream.close()
+            self._socket.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(5)
+
+    def _read(self) -> None:
+        """Always, for a full pipe would stop it."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._last.append(line)
+                if _STARTED in line:
+                    self._started.set()
+        self._process.wait()
+        self._started.set()
+
+
+def _children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+@contextlib.contextmanager
+def start(python: Path, engine: Path, model: Path, properties: Mapping[str, str]) -> Iterator[Worker]:
+    """A worker that has loaded the model.
+
+    Args:
+        python: the interpreter.
+        engine: the directory that holds djl_python.
+        model: the model's directory.
+        properties: of its serving.properties, as `handler.model_properties` makes them.
+    """
+    with tempfile.TemporaryDirectory(prefix="djl-worker-") as scratch:
+        path = f"{scratch}/socket"
+        command = [str(python), str(engine / "djl_python_engine.py"), "--sock-type", "unix", "--sock-name", path]
+        command += ["--model-dir", str(model), "--entry-point", properties.get("entryPoint", "model.py")]
+        process = subprocess.Popen(command, cwd=model, env=_environment(engine, model), **_PIPES)
+        worker = Worker(process, Wire(engine))
+        try:
+            worker.connect(path)
+            worker.call({**properties, "model_dir": str(model)}, [])
+            yield worker
+        finally:
+            worker.close()
+
+
+_PIPES: dict[str, Any] = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.STDOUT,
+    "text": True,
+}
+
+
+def _environment(engine: Path, model: Path) -> dict[str, str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("OPTION_", "SERVING_"))}
+    path = [*filter(None, [os.environ.get("PYTHONPATH")]), str(engine), str(model)]
+    return {**clean, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
