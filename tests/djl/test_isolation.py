@@ -1,0 +1,175 @@
+"""What one client, or a dead engine, may do to the others under DJL: nothing but what it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.djl.servers import DjlServer, djl, newer, versions
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.djl
+
+OPTIONS = {
+    "option.entryPoint": "handler.entry",
+    "option.llm_engine": "echo",
+    "option.engine_isolation": "process",
+    "option.echo_cues": "true",
+    "option.echo_tokens_per_second": "60",
+    "option.max_rolling_batch_size": "64",
+}
+ROLLING = {"option.rolling_batch": "auto"}
+ASYNC = {"option.async_mode": "true", "option.rolling_batch": "disable"}
+CASES = [*((version, ROLLING) for version in versions()), *((version, ASYNC) for version in versions("0.31"))]
+
+
+@pytest.fixture(
+    scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'rolling' if case[1] is ROLLING else 'async'}"
+)
+def server(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
+    version, mode = request.param
+    with djl(version, {**OPTIONS, **mode}) as server:
+        yield server
+
+
+class Got(NamedTuple):
+    status: int
+    text: str
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return json.loads(self.text.splitlines()[-1])
+
+
+def stream(server: DjlServer, text: Any, tokens: int = 60, **headers: str) -> Got:
+    body = {"inputs": text, "parameters": {"max_new_tokens": tokens}, "stream": True}
+    with httpx.stream("POST", server.url + "/invocations", json=body, headers=headers, timeout=30) as response:
+        return Got(response.status_code, b"".join(response.iter_bytes()).decode())
+
+
+def together(server: DjlServer, texts: list[Any], tokens: int = 60) -> list[Got]:
+    with ThreadPoolExecutor(len(texts)) as threads:
+        return list(threads.map(lambda text: stream(server, text, tokens), texts))
+
+
+def test_no_token_is_crossed_among_32_streams_with_bad_neighbours(server: DjlServer) -> None:
+    bad: list[Any] = ["", ["a list"], "<refuse>", None, 7]
+    texts = [bad[i // 3 % len(bad)] if i % 3 == 0 else f"{i}a {i}b {i}c" for i in range(32)]
+    for i, (text, got) in enumerate(zip(texts, together(server, texts), strict=True)):
+        if i % 3 == 0:
+            assert got.status == 424, (text, got)
+            assert got.last["code"] == 424
+        else:
+            assert got.status == 200, (text, got)
+            assert got.last["generated_text"] == "".join(f" {i}{'abc'[k % 3]}" for k in range(60))
+            assert len(got.text.splitlines()) == 60
+
+
+def test_a_killed_engine_ends_each_stream_with_an_error_and_the_next_are_served(server: DjlServer) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        running = [threads.submit(stream, server, f"{i}x {i}y", 600) for i in range(8)]
+        time.sleep(1.0)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        for i, got in enumerate(future.result(10) for future in running):
+            lines = [json.loads(line) for line in got.text.splitlines()]
+            assert len(lines) > 20
+            assert [line["token"]["text"] for line in lines[:4]] == [f" {i}x", f" {i}y", f" {i}x", f" {i}y"]
+            assert "signal 9" in lines[-1]["error"]
+            assert lines[-1]["details"]["finish_reason"] == "error"
+    assert stream(server, "a b", 2).last["generated_text"] == " a b"
+
+
+def test_an_engine_that_dies_at_rest_is_back_before_anybody_asks(server: DjlServer) -> None:
+    dead = server.engine_pid()
+    os.kill(dead, signal.SIGKILL)
+
+    def replaced() -> bool:
+        try:
+            return server.engine_pid() != dead
+        except (AssertionError, ValueError, IndexError):
+            return False
+
+    wait_for(replaced, 10, "no new engine")
+    assert stream(server, "a b", 2).last["generated_text"] == " a b"
+
+
+@pytest.mark.parametrize("cue", ["<raise>", "<die>"])
+def test_an_engine_that_breaks_before_the_first_token_is_a_real_error(server: DjlServer, cue: str) -> None:
+    assert stream(server, cue, 3).status == 424
+    assert stream(server, "a b", 2).last["generated_text"] == " a b"
+
+
+def test_clients_that_leave_do_not_stop_the_others(server: DjlServer) -> None:
+    body = {"inputs": "g o", "parameters": {"max_new_tokens": 3000}, "stream": True}
+    for _ in range(8):
+        with httpx.stream("POST", server.url + "/invocations", json=body, timeout=30) as response:
+            next(response.iter_bytes())
+    began = time.monotonic()
+    assert stream(server, "a b", 30).last["generated_text"] == " a b" * 15
+    assert time.monotonic() - began < 5
+
+
+def test_a_new_request_does_not_wait_for_a_slow_neighbours_step() -> None:
+    """The neighbour's tokens come every two seconds; the new one is refused at once all the same."""
+    for version in versions():
+        slow = {**OPTIONS, **ROLLING, "option.echo_tokens_per_second": "0.5"}
+        with djl(version, slow) as server, ThreadPoolExecutor(1) as threads:
+            neighbour = threads.submit(stream, server, "a b", 3)
+            time.sleep(0.7)
+            began = time.monotonic()
+            assert stream(server, ["a list"]).status == 424
+            assert time.monotonic() - began < 0.5
+            assert neighbour.result(20).last["generated_text"] == " a b a"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"batch_size": "7"},
+        {"reset_rollingbatch": "true"},
+        {"batch_000.data": "x", "request_tracking_id": "nobody"},
+        {"X-Amzn-SageMaker-Custom-Attributes": "reset_rollingbatch=true;batch_size=9;model_dir=/"},
+        {"input_formatter": "os.system", "output_formatter": "print", "device_id": "7", "model_dir": "/"},
+    ],
+    ids=lambda headers: next(iter(headers)),
+)
+def test_headers_are_only_headers(server: DjlServer, headers: dict[str, str]) -> None:
+    """They become properties of the request, among DJL's own."""
+    with ThreadPoolExecutor(1) as threads:
+        neighbour = threads.submit(stream, server, "n m", 60)
+        time.sleep(0.2)
+        assert stream(server, "a b", 4, **headers).last["generated_text"] == " a b a b"
+        assert neighbour.result(10).last["generated_text"] == " n m" * 30
+
+
+def test_a_client_cannot_choose_the_handler(server: DjlServer) -> None:
+    got = stream(server, "a b", 2, handler="register_adapter")
+    assert got.status == 400
+    assert "handler can't be overridden" in got.text
+
+
+@pytest.mark.parametrize("version", versions())
+def test_nothing_but_the_handlers_can_be_called(version: str) -> None:
+    """Even where the front end lets the property through; 0.25's rolling batch takes no notice of it."""
+    names = ["handle", "register_adapter", "unregister_adapter", "update_adapter"]
+    names += ["os", "djl_python", "worker", "__class__", "__dict__", "__builtins__", "__init__", "__import__"]
+    with djl(version, {**OPTIONS, **ROLLING}, env={"ALLOW_REQUEST_HANDLER_OVERRIDE": "true"}) as server:
+        for name in names:
+            got = stream(server, "a b", 2, handler=name)
+            assert got.status == (424 if newer(version, "0.28") else 200), name
+        assert stream(server, "a b", 2).last["generated_text"] == " a b"
+
+
+def test_the_entry_points_namespace_is_bare() -> None:
+    import handler.entry
+
+    public = {name for name in vars(handler.entry) if not name.startswith("__")}
+    assert public == {"handle", "register_adapter", "unregister_adapter", "update_adapter"}

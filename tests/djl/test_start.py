@@ -1,0 +1,77 @@
+"""A worker that cannot start says why, at once and in one line; one that can, in each shape of model directory."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.djl.launch import StartFailed
+from tests.djl.servers import djl, versions
+
+pytestmark = pytest.mark.djl
+
+OURS = {"option.entryPoint": "handler.entry", "option.rolling_batch": "auto"}
+ECHO = {**OURS, "option.llm_engine": "echo"}
+
+
+@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize(
+    ("properties", "told"),
+    [
+        ({**ECHO, "option.max_rolling_batch_sise": "3"}, "did you mean 'option.max_rolling_batch_size'?"),
+        ({**ECHO, "option.dtype": "int99"}, "option.dtype=int99: must be one of"),
+        ({**OURS, "option.llm_engine": "vllm"}, "the engine 'vllm'"),
+        ({**OURS, "option.model_id": "/nowhere"}, "there is no model at '/nowhere'"),
+        (OURS, "option.model_id is not set"),
+    ],
+    ids=["unknown option", "wrong value", "engine missing", "no such model", "no model"],
+)
+def test_a_wrong_start_says_why_at_once(version: str, properties: dict[str, str], told: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(StartFailed) as failed, djl(version, properties):
+        pass
+    assert told in str(failed.value)
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_missing_package_is_named(version: str) -> None:
+    """A module in the model directory comes before the installed one."""
+    broken = {"orjson.py": "raise ImportError(\"No module named 'orjson'\")\n"}
+    with pytest.raises(StartFailed) as failed, djl(version, ECHO, broken):
+        pass
+    assert "the handler cannot start: No module named 'orjson'" in str(failed.value)
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_model_py_may_bring_the_handler_itself(version: str) -> None:
+    files = {"model.py": "from handler.entry import handle\n"}
+    with djl(version, {"option.llm_engine": "echo", "option.rolling_batch": "auto"}, files) as server:
+        assert server.post({"inputs": "a b", "parameters": {"max_new_tokens": 2}}).json() == {"generated_text": " a b"}
+
+
+@pytest.mark.parametrize("version", versions())
+def test_the_environment_sets_options(version: str) -> None:
+    env = {"OPTION_LLM_ENGINE": "echo", "OPTION_TGI_COMPAT": "true", "SERVING_ROLLING_BATCH_BUFFER": "1"}
+    with djl(version, OURS, env=env) as server:
+        body = {"inputs": "a b", "parameters": {"max_new_tokens": 2, "details": False}}
+        assert server.post(body).json() == [{"generated_text": " a b"}]
+
+
+@pytest.mark.parametrize("version", versions())
+def test_without_rolling_batch_java_and_the_handler_agree_on_dynamic_batching(version: str) -> None:
+    properties = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo"}
+    with djl(version, properties) as server:
+        answer = server.post({"inputs": ["a b", "c"], "parameters": {"max_new_tokens": 2}}).json()
+    assert answer == [{"generated_text": " a b"}, {"generated_text": " c c"}]
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_request_that_never_ends_is_ended(version: str) -> None:
+    """DJL never says that a client has left."""
+    limits = {**ECHO, "option.request_time_limit": "1", "option.echo_tokens_per_second": "20"}
+    with djl(version, limits) as server:
+        lines = server.post({"inputs": "a b", "parameters": {"max_new_tokens": 5000}, "stream": True}).text.splitlines()
+    assert 10 < len(lines) < 60
+    assert "not finished within 1 s (option.request_time_limit)" in lines[-1]
