@@ -73,10 +73,8 @@ class Threads:
                 continue
             try:
                 result = job.function(*job.arguments)
-            except Exception as error:
+            except BaseException as error:
                 job.future.set_exception(error)
-            except BaseException as error:  # it must not end the event loop
-                job.future.set_exception(FormatterFailed(f"model.py's formatter raised {type(error).__name__}"))
             else:
                 job.future.set_result(result)
             if job.abandoned:

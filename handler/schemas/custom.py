@@ -36,10 +36,10 @@ def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords
     """
     try:
         return formatter.function(*arguments, **keywords)
-    except (Exception, SystemExit) as error:
-        log.exception("formatter %s of model.py failed", formatter.name)
-        message = f"formatter {formatter.name!r} of model.py raised {type(error).__name__}"
-        raise FormatterFailed(message, str(error)[:500]) from error
+    except BaseException as error:  # SystemExit and its like too: it is one request's failure
+        what = _named(formatter)
+        log.exception("%s failed", what)
+        raise FormatterFailed(f"{what} raised {type(error).__name__}", _said(error)) from error
 
 
 class CustomReader:
@@ -86,12 +86,12 @@ class CustomReader:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             text.encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise self._bad("returned what is not JSON", str(error)) from None
+            raise self._bad("returned what is not JSON", _said(error)) from None
         plain: dict[str, Any] = json.loads(text)
         return plain
 
     def _bad(self, what: str, detail: str = "") -> FormatterFailed:
-        return FormatterFailed(f"input formatter {self._formatter.name!r} of model.py {what}", detail)
+        return FormatterFailed(f"{_named(self._formatter)} {what}", detail)
 
 
 class CustomSchema:
@@ -117,7 +117,7 @@ class CustomSchema:
         return call._replace(reply=reply, foreign=True)
 
     def _reshaped(self, request: Request, streams: bool) -> Reply:
-        layout = Reshaped(self._schema, functools.partial(run, self._formatter), self._formatter.name)
+        layout = Reshaped(self._schema, functools.partial(run, self._formatter), _named(self._formatter))
         if streams:
             return StreamReply(layout, request, self._schema.stream_framing)
         return DocumentReply(layout, request)
@@ -254,21 +254,31 @@ class CustomReply:
 
     def _checked(self, found: Any) -> str:
         if not isinstance(found, str):
-            what = f"output formatter {self._formatter.name!r} of model.py returned {_kind(found)}"
-            raise FormatterFailed(f"{what}; it must return a string")
+            raise FormatterFailed(f"{_named(self._formatter)} returned {_kind(found)}; it must return a string")
         return found
 
     def _encode(self, text: str) -> bytes:
         try:
             return text.encode()
         except UnicodeEncodeError:
-            what = f"output formatter {self._formatter.name!r} of model.py returned half a surrogate pair"
-            raise FormatterFailed(what) from None
+            raise FormatterFailed(f"{_named(self._formatter)} returned half a surrogate pair") from None
 
 
 def _shown(token: Token) -> Shown:
     return Shown(token.id, token.text, token.logprob, token.special or None)
 
 
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)[:500].encode(errors="replace").decode()
+    except Exception:  # its own __str__ is foreign too
+        return ""
+
+
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else type(value).__name__
+
+
+def _named(formatter: InputFormatter | OutputFormatter) -> str:
+    kind = "input" if isinstance(formatter, InputFormatter) else "output"
+    return f"{kind} formatter {formatter.name!r} of model.py"

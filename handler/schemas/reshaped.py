@@ -36,11 +36,10 @@ class Reshaped:
 
     def _changed(self, value: Any) -> Any:
         found = self._change(value)
-        what = f"output formatter {self._name!r} of model.py returned"
         if found is None:
-            raise FormatterFailed(f"{what} None; it must return a dict")
+            raise FormatterFailed(f"{self._name} returned None; it must return a dict")
         try:
             dumps(found)
         except TypeError as error:
-            raise FormatterFailed(f"{what} what is not JSON", str(error)) from None
+            raise FormatterFailed(f"{self._name} returned what is not JSON", str(error)) from None
         return found
