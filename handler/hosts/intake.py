@@ -12,7 +12,7 @@ from handler.engines.base import EngineInfo, Tokenizer
 from handler.errors import InvalidParameter, InvalidPayload, UnsupportedMedia
 from handler.formatters.loading import Formatters
 from handler.schemas.base import Call, Context, Schema
-from handler.schemas.custom import CustomReader, CustomSchema, with_output
+from handler.schemas.custom import CustomReader, with_output
 from handler.schemas.reading import decode
 from handler.text import Prompt
 
@@ -86,11 +86,7 @@ class Intake:
         Raises:
             ServingError: what the schema says of a body that it refuses, or FormatterFailed.
         """
-        if self._reader is None:
-            return self.schema.parse(_decoded(body, headers), self._context)
-        value, given = self._reader.read(body, headers)
-        if isinstance(self.schema, CustomSchema):
-            return self.schema.parse(value, self._context, given)
+        value = _decoded(body, headers) if self._reader is None else self._reader.read(body, headers)
         return self.schema.parse(value, self._context)
 
     def encode(self, request: Request) -> Prompt:

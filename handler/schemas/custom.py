@@ -18,6 +18,7 @@ from handler.formatters import Token as Shown
 from handler.formatters.loading import Formatters, InputFormatter, OutputFormatter, Style
 from handler.framing import JSON, JSONLINES, SSE
 from handler.schemas.base import Answer, Call, Context, Reply, Schema
+from handler.schemas.door import Door
 from handler.schemas.lmi import Lmi
 from handler.schemas.replies import DocumentReply, StreamReply
 from handler.schemas.reshaped import Reshaped
@@ -42,6 +43,12 @@ def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords
         raise FormatterFailed(f"{what} raised {type(error).__name__}", _said(error)) from error
 
 
+class Formatted(dict[str, Any]):
+    """A body that an input formatter made; `given` is its own object, for the output formatter, if it made one."""
+
+    given: Any = None
+
+
 class CustomReader:
     """From a body's bytes to what a schema parses, by way of the user's input formatter.
 
@@ -62,8 +69,8 @@ class CustomReader:
         accepts = formatter.accepts
         self._keywords = {name: value for name, value in keywords.items() if accepts is None or name in accepts}
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
-        """The body that the schema is to parse, and the formatter's own object for the output formatter, if any.
+    def read(self, body: bytes, headers: Mapping[str, str]) -> Formatted:
+        """The body that the schema is to parse.
 
         Raises:
             FormatterFailed, InvalidPayload: the formatter failed; the body is not JSON and it wants it decoded.
@@ -72,23 +79,24 @@ class CustomReader:
         given = self._decode(body, headers) if formatter.takes_payload else Input(body, headers)
         found = run(formatter, given, **self._keywords)
         if isinstance(found, dict):
-            return self._plain(found), None
+            return self._plain(found)
         if getattr(found, "input_text", None) is None:
             raise self._bad(f"returned {_kind(found)}; it must return a RequestInput with input_text, or a dict")
         value = {"inputs": found.input_text, "parameters": getattr(found, "parameters", None)}
         if adapters := getattr(found, "adapters", None):
             value["adapters"] = adapters
-        return self._plain(value), found
+        plain = self._plain(value)
+        plain.given = found
+        return plain
 
-    def _plain(self, value: dict[str, Any]) -> dict[str, Any]:
+    def _plain(self, value: dict[str, Any]) -> Formatted:
         """As a JSON body would have brought it: the schema must not meet foreign objects, or share the user's."""
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             text.encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise self._bad("returned what is not JSON", _said(error)) from None
-        plain: dict[str, Any] = json.loads(text)
-        return plain
+        return Formatted(json.loads(text))
 
     def _bad(self, what: str, detail: str = "") -> FormatterFailed:
         return FormatterFailed(f"{_named(self._formatter)} {what}", detail)
@@ -102,7 +110,7 @@ class CustomSchema:
         self._schema = schema
         self._formatter = formatter
 
-    def parse(self, body: Any, context: Context, given: Any = None) -> Call:
+    def parse(self, body: Any, context: Context) -> Call:
         call = self._schema.parse(body, context)
         parameters = body.get("parameters") or {}
         if parameters.get("output_formatter") is not None:
@@ -110,6 +118,7 @@ class CustomSchema:
         request = call.requests[0]
         if self._formatter.style is Style.VALUE:
             return call._replace(reply=self._reshaped(request, call.streams), foreign=True)
+        given = getattr(body, "given", None)
         if given is None:
             given = TextInput(input_text=request.prompt, parameters={**parameters, "stream": call.streams})
         tgi_compat = self.name == "tgi_compat"
@@ -127,14 +136,20 @@ class CustomSchema:
 
 
 def with_output(schema: Schema, formatters: Formatters) -> Schema:
-    """The schema, its answers written by the user's output formatter if there is one.
+    """The schema, its answers to `inputs` written by the user's output formatter if there is one.
 
-    Only LMI's rolling-batch dialects have one; `launch` refuses the rest at start.
+    Only LMI's rolling-batch dialects have one; `launch` refuses the rest at start. Chat completions keep their form.
     """
-    if formatters.output is None:
+    formatter = formatters.output
+    if formatter is None:
         return schema
-    assert isinstance(schema, Lmi), schema.name
-    return CustomSchema(schema, formatters.output)
+
+    def wrap(mode: Schema) -> Schema:
+        assert isinstance(mode, Lmi), mode.name
+        return CustomSchema(mode, formatter)
+
+    assert isinstance(schema, Door), schema.name
+    return schema.with_mode(wrap)
 
 
 class CustomReply:

@@ -14,7 +14,7 @@ from handler.formatters import RequestInput, TextGenerationOutput, TextInput
 from handler.formatters.loading import Formatters, InputFormatter, OutputFormatter, Style
 from handler.schemas import SCHEMAS
 from handler.schemas.base import Call
-from handler.schemas.custom import CustomReader, CustomSchema, with_output
+from handler.schemas.custom import CustomReader, Formatted, with_output
 from handler.schemas.reading import decode
 from tests.schemas.answers import CONTEXT, deltas
 
@@ -174,6 +174,11 @@ def test_a_request_may_ask_for_a_built_in_formatter() -> None:
     assert (found.foreign, found.reply.content_type) == (False, "application/json")
 
 
+def test_chat_completions_keep_their_form() -> None:
+    chat = {"inputs": None, "messages": [{"role": "user", "content": "hi"}]}
+    assert not call(take, chat).foreign
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------
 
 
@@ -217,9 +222,8 @@ def test_an_engines_failure_does_not_go_through_the_users_code() -> None:
 
 
 def test_server_sent_events_end_in_one() -> None:
-    formatter = OutputFormatter("f", take, Style.OUTPUT, "text/event-stream")
-    lmi = SCHEMAS["lmi"]
-    found = CustomSchema(lmi, formatter).parse({"inputs": "hi", "stream": True}, CONTEXT)  # type: ignore[arg-type]
+    formatters = Formatters(output=OutputFormatter("f", take, Style.OUTPUT, "text/event-stream"))
+    found = with_output(SCHEMAS["lmi"], formatters).parse({"inputs": "hi", "stream": True}, CONTEXT)
     assert found.reply.content_type == "text/event-stream"
     failure = found.reply.feed(0, Delta(1, 0, (), Finish.ERROR, GenerationFailed("it died")))
     assert failure == b'data: {"error":"it died","code":424}\n\n'
@@ -228,7 +232,7 @@ def test_server_sent_events_end_in_one() -> None:
 # -- input formatters --------------------------------------------------------------------------------------------
 
 
-def read(function: Function, body: Any = b"{}", *, payload: bool = False, **keywords: Any) -> tuple[Any, Any]:
+def read(function: Function, body: Any = b"{}", *, payload: bool = False, **keywords: Any) -> Formatted:
     formatter = InputFormatter("f", function, payload, None)
     return CustomReader(formatter, lambda body, headers: decode(body), keywords).read(body, {"content-type": "x/y"})
 
@@ -243,37 +247,37 @@ def test_an_input_has_djl_pythons_getters() -> None:
         assert (input_item.get_batches(), input_item.is_empty()) == ([input_item], False)
         return {"inputs": input_item.get_as_string(), **kwargs}
 
-    assert read(look, '{"a": "é"}'.encode(), more=1)[0] == {"inputs": '{"a": "é"}', "more": 1}
+    assert read(look, '{"a": "é"}'.encode(), more=1) == {"inputs": '{"a": "é"}', "more": 1}
 
 
 def test_a_request_input_becomes_a_body_and_is_kept() -> None:
     made = TextInput(input_text="hi", parameters={"max_new_tokens": 3, "stop": ("a",)})
-    value, given = read(lambda item: made)
+    value = read(lambda item: made)
     assert value == {"inputs": "hi", "parameters": {"max_new_tokens": 3, "stop": ["a"]}}
-    assert given is made
+    assert value.given is made
 
 
 def test_its_result_is_checked_like_any_body() -> None:
     parse = SCHEMAS["lmi"].parse
-    value, _ = read(lambda item: TextInput(input_text="hi", parameters={"top_p": 7}))
+    value = read(lambda item: TextInput(input_text="hi", parameters={"top_p": 7}))
     with pytest.raises(InvalidParameter, match="top_p=7"):
         parse(value, CONTEXT)
-    value, _ = read(lambda item: {"inputs": "hi", "model": "x", "parameters": {"foo": 1}})
+    value = read(lambda item: {"inputs": "hi", "model": "x", "parameters": {"foo": 1}})
     assert parse(value, CONTEXT).ignored == ["model", "parameters.foo"]
-    value, _ = read(lambda item: TextInput(input_text="hi", adapters=["x"]))
+    value = read(lambda item: TextInput(input_text="hi", adapters=["x"]))
     with pytest.raises(InvalidPayload, match="adapters"):
         parse(value, CONTEXT)
 
 
 def test_a_payload_comes_decoded() -> None:
-    assert read(lambda value: {"inputs": value["q"]}, b'{"q": "hi"}', payload=True)[0] == {"inputs": "hi"}
+    assert read(lambda value: {"inputs": value["q"]}, b'{"q": "hi"}', payload=True) == {"inputs": "hi"}
     with pytest.raises(InvalidPayload, match="not valid JSON"):
         read(lambda value: value, b"{", payload=True)
 
 
 def test_keywords_go_only_to_who_takes_them() -> None:
     formatter = InputFormatter("f", lambda item: {"inputs": "x"}, False, frozenset())
-    assert CustomReader(formatter, lambda body, headers: None, {"tokenizer": 1}).read(b"", {})[0] == {"inputs": "x"}
+    assert CustomReader(formatter, lambda body, headers: None, {"tokenizer": 1}).read(b"", {}) == {"inputs": "x"}
 
 
 @pytest.mark.parametrize(
