@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ class Config:
     dtype: str
     tensor_parallel_degree: str
     output_formatter: str | None
+    input_formatter: str | None
+    formatter_threads: int
     tgi_compat: bool
     enable_streaming: bool
     unknown_parameters: str
@@ -60,6 +62,11 @@ class Config:
     job_queue_size: int
     max_request_size: int
     warnings: tuple[str, ...] = ()
+    directory: Path | None = field(default=None, compare=False)  # where serving.properties lies
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # of what was set: key -> where
+
+    def where(self, key: str) -> str:
+        return self.origins.get(key, "default")
 
 
 def load_config(
@@ -102,7 +109,9 @@ def load_config(
                 warnings.append(f"{found.key} ({found.origin}) has no effect here: {option.help}")
             continue
         values[option.field] = _parse(option, found) if found else option.default
-    return _checked(Config(**values, warnings=tuple(warnings)), given)
+    origins = {key: setting.origin for key, setting in given.items()}
+    directory = properties.absolute().parent if properties else None
+    return _checked(Config(**values, warnings=tuple(warnings), directory=directory, origins=origins))
 
 
 def option_key(name: str) -> str | None:
@@ -181,12 +190,9 @@ def _from_environment(environ: Mapping[str, str]) -> Iterable[Setting]:
             yield Setting(key, environ[name], f"environment variable {name}")
 
 
-def _checked(config: Config, settings: Mapping[str, Setting]) -> Config:
+def _checked(config: Config) -> Config:
     """What must agree between options."""
-
-    def where(key: str) -> str:
-        return settings[key].origin if key in settings else "default"
-
+    where = config.where
     if config.rolling_batch == "disable":
         if config.enable_streaming and config.batch_size > 1:
             raise ConfigError(

@@ -9,6 +9,7 @@
         ├── TooSlow          408    the body did not arrive in time
         ├── TooLarge         413    the body exceeds max_request_size
         ├── GenerationFailed 424    the engine raised, hung or died while it worked on the request
+        ├── FormatterFailed  424    a function of the user's model.py raised, or returned what cannot be used
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
         └── Unavailable      503    not accepted: the queue is full, the engine is down, the server is stopping
 
@@ -75,6 +76,18 @@ class TooLarge(ServingError):
 
 class GenerationFailed(ServingError):
     type = "EngineException"
+
+
+class FormatterFailed(ServingError):
+    """`detail` is what the user's exception said, which may hold the client's text."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(f"{message}: {detail}" if detail else message)
+        self._public = message
+
+    @property
+    def public(self) -> str:
+        return self._public
 
 
 class Unavailable(ServingError):

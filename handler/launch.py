@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 from handler import engines
 from handler.config import Config
@@ -10,6 +11,8 @@ from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.remote import RemoteEngine
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
+from handler.formatters.loading import Formatters, choose, find_formatters
+from handler.framing import FRAMINGS
 from handler.schemas.base import Context
 
 _BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
@@ -97,11 +100,44 @@ def calm_garbage_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def model_formatters(config: Config, directory: Path | None = None) -> Formatters:
+    """What a model.py brings; importing it runs it.
+
+    Args:
+        config: may name which formatters are meant.
+        directory: where model.py lies; by default beside serving.properties, else in the model's own directory.
+
+    Raises:
+        ConfigError: model.py cannot be used, or an option names what it does not have.
+    """
+    found = find_formatters(directory or _directory(config))
+    try:
+        key, name = "option.input_formatter", config.input_formatter
+        read = choose(found.inputs, name, "input")
+        key, name = "option.output_formatter", config.output_formatter
+        write = None if name in FRAMINGS else choose(found.outputs, name, "output")
+    except ValueError as error:
+        raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} by {key}") from None
+    if write is not None and config.rolling_batch == "disable":
+        raise ConfigError(
+            f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
+            f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
+        )
+    return Formatters(read, write, config)
+
+
+def _directory(config: Config) -> Path | None:
+    """Where DJL would have model.py: beside serving.properties, which lies in the model's own directory if anywhere."""
+    if config.directory is not None:
+        return config.directory
+    return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
+
+
 def schema_context(config: Config, spec: Spec) -> Context:
     return Context(
         engine=spec.engine,
         lacks=engines.capabilities(spec.engine).lacks,
-        output_formatter=config.output_formatter,
+        output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,
         enable_streaming=config.enable_streaming,

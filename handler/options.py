@@ -98,7 +98,9 @@ OPTIONS = (
     Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 where it has it)"),
     Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "devices a model is spread over; CPU engines have one"),
     # how answers look
-    Option("option.output_formatter", "output_formatter", one_of("json", "jsonlines", "sse"), None, "framing of answers; by default json, or jsonlines (tgi_compat: sse) when streaming"),
+    Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) when streaming; or the name of a model.py's output formatter (formatters.md), which is the default where there is one"),
+    Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md); not needed where there is only one"),
+    Option("option.formatter_threads", "formatter_threads", integer(1, 256), 1, "threads that a model.py's formatters run on; with more than one they must be thread-safe"),
     Option("option.tgi_compat", "tgi_compat", boolean, False, "answers laid out as TGI's"),
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "names that no dialect knows: reported in x-lmi-ignored-parameters, or refused"),

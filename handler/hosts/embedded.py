@@ -18,10 +18,18 @@ from handler.engines.base import EngineInfo
 from handler.engines.remote import State
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
+from handler.formatters.loading import Formatters
 from handler.hosts.http import App
 from handler.hosts.listen import Server, bind
 from handler.hosts.service import Service
-from handler.launch import calm_garbage_collector, engine_spec, load_tokenizer, schema_context, start_engine
+from handler.launch import (
+    calm_garbage_collector,
+    engine_spec,
+    load_tokenizer,
+    model_formatters,
+    schema_context,
+    start_engine,
+)
 from handler.schemas import choose
 
 log = logging.getLogger("handler.server")
@@ -38,8 +46,9 @@ def serve(config: Config, host: str, port: int) -> int:
         log.info("%s", warning)
     listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
     with contextlib.closing(listener):
+        formatters = model_formatters(config)
         spec = engine_spec(config)
-        return event_loop.run(_serve(config, spec, listener))
+        return event_loop.run(_serve(config, spec, listener, formatters))
 
 
 def _leave(sig: int, frame: FrameType | None) -> None:
@@ -47,7 +56,7 @@ def _leave(sig: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
+async def _serve(config: Config, spec: Spec, listener: socket.socket, formatters: Formatters) -> int:
     began = time.perf_counter()
     what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
     progress = asyncio.ensure_future(_show_progress(f"{what} {spec.engine}"))
@@ -72,7 +81,7 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket) -> int:
     calm_garbage_collector()
     schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
     context = schema_context(config, spec)
-    service = Service(config, engine, tokenizer, schema, context)
+    service = Service(config, engine, tokenizer, schema, context, formatters)
     server = Server(App(service), drain=service.drain, busy=lambda: service.num_requests, give_up=service.give_up)
     service.start(changed)
     try:

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from handler.core import Delta, Finish, Request
 from handler.errors import InternalError, ServingError, Unavailable
 from handler.hosts.body import Writer
+from handler.hosts.foreign import Offloaded, Threads
 from handler.hosts.pump import Pump
 from handler.hosts.record import Record
 from handler.schemas.base import Answer, Call
@@ -31,6 +32,7 @@ class Exchange:
         call: what was asked, with the reply that renders it.
         encode: checks a request and turns its text into ids; may raise ServingError.
         gate: entered before the requests are put to the engine, left when they have ended.
+        threads: where replies with foreign code are written.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Exchange:
         gate: AbstractAsyncContextManager[object],
         pump: Pump,
         record: Record,
+        threads: Threads | None = None,
     ) -> None:
         self._call = call
         self._encode = encode
@@ -48,6 +51,11 @@ class Exchange:
         self._pump = pump
         self._record = record
         self._reply = call.reply
+        self._sink = self._feed
+        self._offloaded: Offloaded | None = None
+        if call.foreign and threads is not None:
+            self._reply = self._offloaded = Offloaded(call.reply, threads, self._deliver)
+            self._sink = self._offloaded.put
         self._ids: set[int] = set()
         self._ended = asyncio.Event()
         self._pending: list[bytes] = []
@@ -73,7 +81,7 @@ class Exchange:
         for index, (request, prompt) in enumerate(zip(self._call.requests, prompts, strict=True)):
             self._record.num_prompt_tokens += len(prompt.ids)
             self._reply.start(index, len(prompt.ids))
-            self._ids.add(self._pump.submit(request, prompt, functools.partial(self._feed, index)))
+            self._ids.add(self._pump.submit(request, prompt, functools.partial(self._sink, index)))
 
     def _feed(self, index: int, delta: Delta) -> None:
         """One delta of request number `index`: the hot path, once a token."""
@@ -96,6 +104,17 @@ class Exchange:
                 self.begun.set_result(None)
         if self._reply.finished:
             self._end("failed" if delta.error is not None else "ok")
+
+    def _deliver(self, index: int, delta: Delta) -> None:
+        """A delta whose bytes were made elsewhere, outside of the pump's steps."""
+        if self._record.outcome:
+            return
+        try:
+            self._feed(index, delta)
+        except Exception as error:
+            log.exception("an answer could not be written: a bug")
+            self._feed(index, Delta(0, 0, (), Finish.ERROR, InternalError(f"internal error: {type(error).__name__}")))
+        self._pump.flush()
 
     def stream_to(self, writer: Writer) -> None:
         """From now on the bytes go to `writer`, first those that have gathered."""
@@ -130,4 +149,6 @@ class Exchange:
         self._record.close(outcome)
         for id in self._ids:
             self._pump.cancel(id)
+        if self._offloaded is not None:
+            self._offloaded.close()
         self._ended.set()

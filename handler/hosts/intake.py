@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from handler.core import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.errors import InvalidParameter, InvalidPayload, UnsupportedMedia
+from handler.formatters.loading import Formatters
 from handler.schemas.base import Call, Context, Schema
+from handler.schemas.custom import CustomReader, with_output
 from handler.schemas.reading import decode
 from handler.text import Prompt
 
 Headers = Mapping[str, str]
 """A request's headers, names in lower case."""
+
+NO_FORMATTERS = Formatters()
 
 _JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
@@ -36,12 +41,23 @@ class Intake:
         context: what the schema needs to know of the rest.
         tokenizer: the engine's.
         engine_info: what the engine says of itself; None while it has not been loaded.
+        formatters: what a model.py has the bodies read and the answers written by.
     """
 
     def __init__(
-        self, schema: Schema, context: Context, tokenizer: Tokenizer, engine_info: Callable[[], EngineInfo | None]
+        self,
+        schema: Schema,
+        context: Context,
+        tokenizer: Tokenizer,
+        engine_info: Callable[[], EngineInfo | None],
+        formatters: Formatters = NO_FORMATTERS,
     ) -> None:
-        self.schema = schema
+        self.schema = with_output(schema, formatters)
+        self._reader: CustomReader | None = None
+        if formatters.input is not None:
+            keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
+            self._reader = CustomReader(formatters.input, _decoded, keywords)
+        self._any_media = formatters.input is not None and not formatters.input.takes_payload
         self._context = context
         self._tokenizer = tokenizer
         self._engine_info = engine_info
@@ -59,6 +75,8 @@ class Intake:
         if encoding not in ("", "identity"):
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
         media = _media_type(headers)
+        if self._any_media:
+            return
         if media != "text/plain" and not _JSON_TYPES.fullmatch(media):
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json or text/plain")
 
@@ -66,9 +84,9 @@ class Intake:
         """What the body asks for, plain text being a prompt.
 
         Raises:
-            ServingError: what the schema says of a body that it refuses.
+            ServingError: what the schema says of a body that it refuses, or FormatterFailed.
         """
-        value = {"inputs": _utf8(body)} if _media_type(headers) == "text/plain" else decode(body)
+        value = _decoded(body, headers) if self._reader is None else self._reader.read(body, headers)
         return self.schema.parse(value, self._context)
 
     def encode(self, request: Request) -> Prompt:
@@ -114,6 +132,20 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """
     quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
     return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
+
+
+class FormatterTokenizer:
+    """What input formatters get as `tokenizer`. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text).ids
+
+
+def _decoded(body: bytes, headers: Headers) -> Any:
+    return {"inputs": _utf8(body)} if _media_type(headers) == "text/plain" else decode(body)
 
 
 def _media_type(headers: Headers) -> str:

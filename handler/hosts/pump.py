@@ -82,11 +82,15 @@ class Pump:
                 failure = InternalError(f"internal error: {type(error).__name__}")
                 with contextlib.suppress(Exception):
                     sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
+        self.flush()
+        if num_tokens:
+            self._on_tokens(num_tokens)
+
+    def flush(self) -> None:
+        """Send what was written; a step does so at its end, who writes at another time does it himself."""
         chunks, self._chunks = self._chunks, []
         for writer, data, last in chunks:
             try:
                 writer.write(data, last=last)
             except Exception:
                 log.exception("a chunk could not be sent: a bug")
-        if num_tokens:
-            self._on_tokens(num_tokens)

@@ -15,9 +15,11 @@ from handler.core import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.remote import RemoteEngine, State
 from handler.errors import Unavailable
+from handler.formatters.loading import Formatters
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
-from handler.hosts.intake import Headers, Intake
+from handler.hosts.foreign import Threads
+from handler.hosts.intake import NO_FORMATTERS, Headers, Intake
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
 from handler.hosts.record import Record
@@ -36,6 +38,7 @@ class Service:
         tokenizer: the engine's; used on threads.
         schema: what /invocations speaks.
         context: what the schema needs to know of the rest.
+        formatters: what a model.py has the bodies read and the answers written by.
     """
 
     def __init__(
@@ -45,16 +48,20 @@ class Service:
         tokenizer: Tokenizer,
         schema: Schema,
         context: Context,
+        formatters: Formatters = NO_FORMATTERS,
     ) -> None:
         self.config = config
-        self.schema = schema
-        self.intake = Intake(schema, context, tokenizer, lambda: engine.info)
+        self.intake = Intake(schema, context, tokenizer, lambda: engine.info, formatters)
+        self.schema = self.intake.schema
         self.draining = False
         self.num_requests = 0  # being read or answered, the last byte's delivery included
         self._exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
         self.started_at = time.time()
         self._engine = engine
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._foreign: Threads | None = None
+        if formatters.input is not None or formatters.output is not None:
+            self._foreign = Threads(config.formatter_threads, config.predict_timeout)
         self._gate: BatchGate | None = None
         if config.rolling_batch == "disable":
             self._gate = BatchGate(
@@ -89,6 +96,8 @@ class Service:
         self._pump.close()
         self._engine.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._foreign is not None:
+            self._foreign.close()
 
     def give_up(self) -> None:
         """End what is under way with an error that the clients can read."""
@@ -131,7 +140,10 @@ class Service:
         (self._gate or self._batcher).check_room()
 
     async def read(self, body: bytes, headers: Headers) -> Call:
-        """The body as the schema reads it; a large one is read off the event loop."""
+        """The body as the schema reads it; off the event loop when it is large, or when a model.py reads it."""
+        if self._foreign is not None:
+            call: Call = await self._foreign.call(self.intake.read, body, headers)
+            return call
         if len(body) < _LARGE:
             return self.intake.read(body, headers)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.read, body, headers)
@@ -145,6 +157,7 @@ class Service:
             gate=self._gate if self._gate is not None else contextlib.nullcontext(),
             pump=self._pump,
             record=record,
+            threads=self._foreign,
         )
         self._exchanges.add(exchange)
         return exchange

@@ -65,12 +65,17 @@ class Reply(Protocol):
 
 
 class Call(NamedTuple):
-    """What one HTTP request asks for: one or more prompts, and how to write their answer."""
+    """What one HTTP request asks for: one or more prompts, and how to write their answer.
+
+    With `foreign`, the reply runs functions of the user's model.py: `feed` may take its time, and raises
+    FormatterFailed when they fail; it is then fed a delta with that error, as with any other failure.
+    """
 
     requests: Sequence[Request]
     reply: Reply
     ignored: Sequence[str] = ()
     streams: bool = False
+    foreign: bool = False
 
 
 class Schema(Protocol):

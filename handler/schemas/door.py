@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from handler.errors import InvalidPayload, ServingError
@@ -31,6 +31,10 @@ class Door:
                 if field in body:
                     return dialect
         return self._mode
+
+    def with_mode(self, change: Callable[[Schema], Schema]) -> Door:
+        """The same, but what reads and answers bodies with `inputs` is changed."""
+        return Door(change(self._mode), self._others)
 
     def refused(self, error: ServingError) -> Answer:
         return self._mode.refused(error)

@@ -17,6 +17,7 @@ from handler.config import Config, Setting, load_config, option_key
 from handler.engines.base import Tokenizer
 from handler.engines.remote import RemoteEngine, State
 from handler.errors import ConfigError, ServingError
+from handler.formatters.loading import Formatters
 from handler.hosts.intake import Intake
 from handler.hosts.steps import Steps
 from handler.launch import (
@@ -24,6 +25,7 @@ from handler.launch import (
     choose_engine,
     engine_spec,
     load_tokenizer,
+    model_formatters,
     schema_context,
     start_engine,
 )
@@ -42,6 +44,7 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer
     schema: Schema
     context: Context
+    formatters: Formatters
 
 
 def is_passive(properties: Mapping[str, Any], version: tuple[int, ...]) -> bool:
@@ -65,6 +68,7 @@ def load(properties: Mapping[str, Any], *, asynchronous: bool) -> Loaded:
         ConfigError: a wrong option, or something that is missing; the message says what to change.
     """
     config = read_config(properties, asynchronous=asynchronous)
+    formatters = model_formatters(config, Path(properties["model_dir"]))
     spec = engine_spec(config)
     log.info("loading %s with %s", config.model_id or "no model", spec.engine)
     engine = start_engine(config, spec)
@@ -74,7 +78,7 @@ def load(properties: Mapping[str, Any], *, asynchronous: bool) -> Loaded:
         engine.close()
         raise
     schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-    return Loaded(config, engine, tokenizer, schema, schema_context(config, spec))
+    return Loaded(config, engine, tokenizer, schema, schema_context(config, spec), formatters)
 
 
 def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
@@ -156,7 +160,7 @@ def stepwise(loaded: Loaded) -> tuple[Steps, threading.Lock]:
         queue_timeout=config.predict_timeout,
         time_limit=config.request_time_limit or 0.0,
     )
-    intake = Intake(loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info)
+    intake = Intake(loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info, loaded.formatters)
     steps = Steps(batcher, intake, log_prompts=config.log_prompts)
     lock = threading.Lock()
 

@@ -1,0 +1,152 @@
+"""What input formatters return and output formatters get; names and meanings are those of LMI's guides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Token:
+    """A token of the answer, or of the prompt. `log_prob` is None where the engine gave none."""
+
+    __slots__ = ("error_msg", "id", "log_prob", "request_id", "special_token", "text")
+
+    def __init__(
+        self,
+        id: int,
+        text: str,
+        log_prob: float | None = None,
+        special_token: bool | None = None,
+        error_msg: str | None = None,
+    ) -> None:
+        self.id = id
+        self.text = text
+        self.log_prob = log_prob
+        self.special_token = special_token
+        self.error_msg = error_msg
+        self.request_id: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Token({self.id}, {self.text!r}, {self.log_prob})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As LMI's answers show it."""
+        value: dict[str, Any] = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
+        return {**value, "special_token": True} if self.special_token else value
+
+    def as_tgi_dict(self) -> dict[str, Any]:
+        """As TGI's answers show it."""
+        value: dict[str, Any] = {"id": self.id, "text": self.text, "logprob": self.log_prob}
+        return {**value, "special": True} if self.special_token else value
+
+
+class Sequence:
+    """One continuation as far as it has come; `get_next_token` walks through its tokens once."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.top_tokens: list[list[Token]] = []
+        self.cumulative_log_prob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | None = None
+        self._taken = 0
+
+    def append(self, token: Token, finish_reason: str | None = None) -> None:
+        """One token more, the last one when there is a `finish_reason`."""
+        self.tokens.append(token)
+        self.cumulative_log_prob += token.log_prob or 0.0
+        self.finish_reason = finish_reason
+
+    @property
+    def num_taken(self) -> int:
+        """How many tokens `get_next_token` has given out."""
+        return self._taken
+
+    def has_next_token(self) -> bool:
+        return self._taken < len(self.tokens)
+
+    def get_next_token(self) -> tuple[Token | None, int, bool, bool]:
+        """The next token, its index, and whether it is the first and the last one; (None, 0, False, False) for now
+        when all that there are have been taken."""
+        if not self.has_next_token():
+            return None, 0, False, False
+        index = self._taken
+        self._taken += 1
+        last = self.finish_reason is not None and index == len(self.tokens) - 1
+        return self.tokens[index], index, index == 0, last
+
+    def get_last_token(self) -> Token | None:
+        """The token that ended the sequence, once it has ended."""
+        return self.tokens[-1] if self.finish_reason is not None and self.tokens else None
+
+    def has_next_top_tokens(self) -> bool:
+        return False
+
+    def get_next_top_tokens(self) -> list[Token] | None:
+        return None
+
+
+@dataclass
+class RequestInput:
+    """What a client asks for. Subclasses may have fields of their own, which the output formatter sees again.
+
+    Attributes:
+        request_id: set by us, unique in the process.
+        parameters: as in a body's `parameters`; `stream` may stand here.
+        tgi_compat: `option.tgi_compat`, set by us.
+    """
+
+    request_id: int | None = None
+    client_request_id: str | None = None
+    output_formatter: Any = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    server_parameters: dict[str, Any] = field(default_factory=dict)
+    tgi_compat: bool = False
+
+
+@dataclass
+class TextInput(RequestInput):
+    """`input_text` is the prompt, or under dynamic batching a list of them."""
+
+    input_text: Any = None
+    input_ids: list[int] | None = None
+    adapters: Any = None
+    tokenizer: Any = None
+
+
+@dataclass
+class RequestOutput:
+    request_id: int
+    input: Any
+    finished: bool = False
+
+
+@dataclass
+class TextGenerationOutput(RequestOutput):
+    """The answer as far as it has come.
+
+    Attributes:
+        sequences: by index; one, unless `n`, `best_of` or `num_beams` asked for more.
+        best_sequence_index: which of them is the answer; certain when `finished`.
+        prompt_tokens_details: the prompt's tokens, where `decoder_input_details` asked for them.
+        other_sequences_indices: those returned beside the best, the more probable first; when `finished`.
+    """
+
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    best_sequence_index: int = 0
+    prompt_tokens_details: list[Token] = field(default_factory=list)
+    other_sequences_indices: list[int] = field(default_factory=list)
+
+    def get_tokens_as_dict(self, sequence_index: int = 0) -> list[dict[str, Any]]:
+        return self._shown(self.sequences[sequence_index].tokens)
+
+    def get_prompt_tokens_as_dict(self) -> list[dict[str, Any]]:
+        return self._shown(self.prompt_tokens_details)
+
+    def get_top_tokens_as_dict(self, sequence_index: int = 0) -> list[list[dict[str, Any]]]:
+        return [self._shown(tokens) for tokens in self.sequences[sequence_index].top_tokens]
+
+    def _shown(self, tokens: list[Token]) -> list[dict[str, Any]]:
+        if getattr(self.input, "tgi_compat", False):
+            return [token.as_tgi_dict() for token in tokens]
+        return [token.as_dict() for token in tokens]

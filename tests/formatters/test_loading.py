@@ -1,0 +1,175 @@
+"""Which functions of a model.py are found, and what is said at start of those that cannot be used."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from handler.config import load_config
+from handler.errors import ConfigError
+from handler.formatters.loading import Decorated, Formatters, Style, find_formatters
+from handler.launch import model_formatters
+from tests.formatters_model import DJL, LEGACY, LINES, OWN, PAYLOADS, write_model
+
+
+@pytest.fixture(autouse=True)
+def _imports_are_undone() -> Iterator[None]:
+    modules, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+def find(directory: Path, text: str) -> Decorated:
+    write_model(directory, text)
+    return find_formatters(directory)
+
+
+def refused(directory: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        find(directory, text)
+    return str(caught.value)
+
+
+def launched(directory: Path, text: str | None, *options: str) -> Formatters:
+    if text is not None:
+        write_model(directory, text)
+    (directory / "serving.properties").write_text("\n".join(options))
+    return model_formatters(load_config(properties=directory / "serving.properties", environ={}))
+
+
+def test_without_a_model_py_there_are_none(tmp_path: Path) -> None:
+    assert find_formatters(tmp_path) == find_formatters(None) == Decorated({}, {})
+
+
+def test_decorated_functions_are_found(tmp_path: Path) -> None:
+    found = find(tmp_path, OWN + LINES)
+    assert list(found.inputs) == ["read_question"]
+    assert not found.inputs["read_question"].takes_payload
+    assert [(name, one.style) for name, one in found.outputs.items()] == [("write_lines", Style.OUTPUT)]
+
+
+def test_djl_pythons_own_decorators_are_found(tmp_path: Path) -> None:
+    pytest.importorskip("djl_python.input_parser", exc_type=ImportError)
+    found = find(tmp_path, DJL + LINES)
+    assert (list(found.inputs), list(found.outputs)) == (["read_question"], ["write_lines"])
+
+
+@pytest.mark.parametrize(
+    ("text", "style"),
+    [
+        (LEGACY, Style.LEGACY),
+        (PAYLOADS, Style.VALUE),
+        ("def f(output): ...\nf.is_output_formatter = True", Style.OUTPUT),
+        ("def f(output, more=None, **others): ...\nf.is_output_formatter = True", Style.OUTPUT),
+        ("from typing import Dict, Any\ndef f(x: Dict[str, Any]): ...\nf.is_output_formatter = True", Style.VALUE),
+        ("def f(x: 'dict[str, str]'): ...\nf.is_output_formatter = True", Style.VALUE),
+    ],
+)
+def test_styles_are_told_apart_by_signature(tmp_path: Path, text: str, style: Style) -> None:
+    assert [one.style for one in find(tmp_path, text).outputs.values()] == [style]
+
+
+def test_a_payloads_formatter_is_told_apart(tmp_path: Path) -> None:
+    assert find(tmp_path, PAYLOADS).inputs["rename"].takes_payload
+
+
+def test_a_function_under_two_names_is_one(tmp_path: Path) -> None:
+    assert list(find(tmp_path, LEGACY + "again = write_legacy\n").outputs) == ["write_legacy"]
+
+
+def test_a_content_type_may_be_given(tmp_path: Path) -> None:
+    text = "from handler.formatters import *\n@output_formatter(content_type='text/event-stream')\ndef f(output): ...\n"
+    assert find(tmp_path, text).outputs["f"].content_type == "text/event-stream"
+
+
+def test_what_somebody_has_imported_is_used(tmp_path: Path) -> None:
+    """DJL imports model.py as its entry point: state in it must not exist twice."""
+    write_model(tmp_path, LEGACY)
+    spec = importlib.util.spec_from_file_location("djl_hash_of_path", tmp_path / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["djl_hash_of_path"] = module
+    spec.loader.exec_module(module)
+    assert find_formatters(tmp_path).outputs["write_legacy"].function is module.write_legacy
+    assert "model" not in sys.modules
+
+
+def test_it_is_imported_once_and_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "beside_model.py").write_text("WORD = 'x'\n")
+    text = "from beside_model import WORD\nassert WORD == 'x'\n" + LEGACY
+    first = find(tmp_path, text)
+    assert sys.modules["model"].write_legacy is first.outputs["write_legacy"].function
+    assert find_formatters(tmp_path).outputs["write_legacy"].function is first.outputs["write_legacy"].function
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a = 1\nb = a +\n", ", line 2: SyntaxError"),
+        ("\n\nimport nowhere_at_all\n", ", line 3: ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("def f():\n    raise KeyError('x')\nf()\n", ", line 2: KeyError: 'x'"),
+        ("import sys\nsys.exit(3)\n", ", line 2: SystemExit: 3"),
+        ("from djl_python_not import x", "line 1"),
+        ("async def f(x): ...\nf.is_output_formatter = True", "line 1: formatter 'f' must be a plain function"),
+        ("def f(x): yield\nf.is_input_formatter = True", "must be a plain function"),
+        ("\ndef f(a, b): ...\nf.is_output_formatter = True", "line 2: output formatter 'f' takes 2 arguments"),
+        ("def f(): ...\nf.is_input_formatter = True", "must take one argument"),
+        ("def f(a, b): ...\nf.is_input_formatter = True", "must take one argument"),
+        ("def f(a): ...\nf.is_output_formatter, f.content_type = True, 'a\\r\\nb'", "is not a content type"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, text: str, wanted: str) -> None:
+    message = refused(tmp_path, text)
+    assert message.startswith(str(tmp_path / "model.py"))
+    assert wanted in message
+
+
+def test_a_missing_djl_python_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "djl_python", None)
+    assert "the same names come from handler.formatters" in refused(tmp_path, DJL)
+
+
+TWO = LEGACY + "\n@output_formatter\ndef other(output): ...\n"
+
+
+def test_options_choose(tmp_path: Path) -> None:
+    found = launched(tmp_path, TWO, "option.output_formatter=other")
+    assert found.output is not None
+    assert found.output.name == "other"
+
+
+@pytest.mark.parametrize("name", ["json", "jsonlines", "sse"])
+def test_a_built_in_formatter_by_option_beats_model_py(tmp_path: Path, name: str) -> None:
+    assert launched(tmp_path, LEGACY, f"option.output_formatter={name}").output is None
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "wanted"),
+    [
+        (None, "option.output_formatter=xml", "must be json, jsonlines, sse, or the name of an @output_formatter"),
+        (LEGACY, "option.output_formatter=xml", "and it has write_legacy"),
+        (LEGACY, "option.input_formatter=xml", "and there is none"),
+        (TWO, "", "model.py has several output formatters, write_legacy, other: one must be chosen"),
+        (LEGACY, "option.rolling_batch=disable", "'write_legacy' is for rolling batch"),
+    ],
+)
+def test_a_wrong_choice_says_what_there_is(tmp_path: Path, text: str | None, option: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        launched(tmp_path, text, option)
+    assert wanted in str(caught.value)
+    assert ("serving.properties, line 1" in str(caught.value)) == bool(option)
+
+
+def test_it_lies_in_the_models_directory_where_there_is_no_serving_properties(tmp_path: Path) -> None:
+    write_model(tmp_path, LEGACY)
+    config = load_config(overrides=[f"option.model_id={tmp_path}"], environ={})
+    assert model_formatters(config).output is not None
+    file = load_config(overrides=[f"option.model_id={tmp_path / 'x.gguf'}"], environ={})
+    assert model_formatters(file).output is None
