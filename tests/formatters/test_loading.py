@@ -13,7 +13,7 @@ from handler.config import load_config
 from handler.errors import ConfigError
 from handler.formatters.loading import Decorated, Formatters, Style, find_formatters
 from handler.launch import model_formatters
-from tests.formatters_model import DJL, LEGACY, LINES, OWN, PAYLOADS, write_model
+from tests.formatters_model import LEGACY, LINES, OWN, PAYLOADS, write_model
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +52,6 @@ def test_decorated_functions_are_found(tmp_path: Path) -> None:
     assert list(found.inputs) == ["read_question"]
     assert not found.inputs["read_question"].takes_payload
     assert [(name, one.style) for name, one in found.outputs.items()] == [("write_lines", Style.OUTPUT)]
-
-
-def test_djl_pythons_own_decorators_are_found(tmp_path: Path) -> None:
-    pytest.importorskip("djl_python.input_parser", exc_type=ImportError)
-    found = find(tmp_path, DJL + LINES)
-    assert (list(found.inputs), list(found.outputs)) == (["read_question"], ["write_lines"])
 
 
 @pytest.mark.parametrize(
