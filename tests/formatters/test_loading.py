@@ -13,7 +13,7 @@ from handler.config import load_config
 from handler.errors import ConfigError
 from handler.formatters.loading import Decorated, Formatters, Style, find_formatters
 from handler.launch import model_formatters
-from tests.formatters_model import LEGACY, LINES, OWN, PAYLOADS, write_model
+from tests.formatters_model import DJL, LEGACY, LINES, OWN, PAYLOADS, write_model
 
 
 @pytest.fixture(autouse=True)
