@@ -39,7 +39,7 @@ def send(channel: socket.socket, message: Any) -> None:
 def receive(channel: socket.socket) -> bytes:
     """What lies there, waiting for something; raises HostGone when the other end is closed."""
     try:
-        data = channel.recv(1 << 18)
+        data = channel.recv(1 << 16)
     except OSError as error:
         raise HostGone from error
     if not data:

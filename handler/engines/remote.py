@@ -25,7 +25,7 @@ from handler.errors import GenerationFailed
 
 log = logging.getLogger("handler.engine")
 
-_RECEIVE_BYTES = 1 << 20
+_RECEIVE_BYTES = 1 << 16  # Python clears as much for each call; a large one costs more than all that we do with it
 _MAX_BACKOFF = 30.0  # seconds between attempts to start a broken engine
 _BACKOFF = 0.5
 

@@ -12,8 +12,12 @@ from handler.hosts.steps import Item, Place, Steps
 
 log = logging.getLogger("handler.rolling")
 
-_IDLE = 0.01
-"""Seconds that a step waits when nobody has anything to say: a new request waits no longer than this for its turn."""
+_IDLE = 0.03
+"""Seconds that a step waits when nobody has anything to say: a new request waits no longer than this for its turn.
+
+Longer than most engines take for a token: then no step comes back empty, and a new request, which could not join the
+engine's step amid it, waits for little more than that step's end.
+"""
 
 _BEGIN = 0.1
 """Seconds that a step waits for the first word on its new requests where an empty first piece would settle their

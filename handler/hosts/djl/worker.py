@@ -12,7 +12,7 @@ from djl_python import Input, Output
 from handler.errors import ConfigError, InvalidPayload
 from handler.hosts.djl.modes import Async, Dynamic, Passive, Rolling
 from handler.hosts.djl.start import Loaded, is_passive, load, stepwise, wait_ready
-from handler.hosts.djl.wire import MAX_REASON, dialect, refusal
+from handler.hosts.djl.wire import MAX_REASON, dialect, read_ahead, refusal
 from handler.hosts.service import Service
 
 log = logging.getLogger("handler.djl")
@@ -22,7 +22,9 @@ _host: Rolling | Dynamic | Async | Passive | None = None  # loaded by the first 
 
 def handle(inputs: Input) -> Any:
     """An Output; in async mode, which shows by its running loop, an awaitable of one or of an iterator of them."""
-    return _handle_async(inputs) if _is_async() else _handle(inputs)
+    if _host is not None and not isinstance(_host, Async):
+        return _host.answer(inputs)
+    return _handle_async(inputs) if _is_async() else _load(inputs)
 
 
 def adapters(inputs: Input) -> Any:
@@ -43,10 +45,8 @@ async def _awaitable(output: Output) -> Output:
     return output
 
 
-def _handle(inputs: Input) -> Output:
+def _load(inputs: Input) -> Output:
     global _host
-    if _host is not None and not isinstance(_host, Async):
-        return _host.answer(inputs)
     properties = inputs.get_properties()
     try:
         if is_passive(properties, dialect().version):
@@ -57,6 +57,7 @@ def _handle(inputs: Input) -> Output:
             _host = _synchronous(loaded, properties)
     except Exception as error:
         return _cannot_start(error)
+    read_ahead()
     return Output()
 
 
@@ -83,6 +84,7 @@ async def _handle_async(inputs: Input) -> Any:
         _host = Async(service, dialect())
     except Exception as error:
         return _cannot_start(error)
+    read_ahead()
     return Output()
 
 
