@@ -1,0 +1,398 @@
+"""The request table through DJL in each of its modes: what it answers is what the embedded server answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests import request_table
+from tests.djl.servers import DjlServer, djl, newer, versions
+from tests.request_table import Row
+from tests.servers import LiveServer, serve, wait_for
+
+pytestmark = pytest.mark.djl
+
+HANDLER = {"option.entryPoint": "handler.entry", "option.llm_engine": "echo", "option.echo_cues": "true"}
+NEVER = "999"
+
+
+class Mode(NamedTuple):
+    """`options` are those of both servers, `djl` those of DJL alone."""
+
+    rows: tuple[Row, ...]
+    options: dict[str, str]
+    djl: dict[str, str]
+
+
+_TGI = {"option.tgi_compat": "true"}
+_STEPS = {"option.rolling_batch": "auto"}
+_ASYNC = {"option.rolling_batch": "disable", "option.async_mode": "true"}
+_STREAMING = {"option.enable_streaming": "true"}
+_BATCH = {"batch_size": "4", "max_batch_delay": "10"}
+MODES = {
+    "rolling": Mode(request_table.ROLLING, {}, _STEPS),
+    "rolling tgi": Mode(request_table.ROLLING, _TGI, _STEPS),
+    "async": Mode(request_table.ROLLING, {}, _ASYNC),
+    "async tgi": Mode(request_table.ROLLING, _TGI, _ASYNC),
+    "dynamic": Mode(request_table.DYNAMIC, {}, _BATCH),
+    "dynamic streaming": Mode(request_table.DYNAMIC_STREAM, _STREAMING, {}),
+}
+
+
+class Answer(NamedTuple):
+    """`body` is text, or the value of a JSON body of which only that counts."""
+
+    status: int
+    content_type: str
+    ignored: str | None
+    body: Any
+
+
+# -- the differences -------------------------------------------------------------------------------------------------
+
+
+class Difference(NamedTuple):
+    """What some versions cannot do as docs/wire.md has it.
+
+    Attributes:
+        reason: why.
+        since, before: the versions, `since` included.
+        modes: the beginning of their names.
+        rows: the rows' names; None for all.
+        instead: from the answer that it should be to the one that it is; None where none comes.
+    """
+
+    reason: str
+    since: str
+    before: str
+    modes: tuple[str, ...]
+    rows: tuple[str, ...] | None
+    instead: Callable[[Answer], Answer] | None
+
+    def applies(self, version: str, mode: str, row: Row) -> bool:
+        at = newer(version, self.since) and not newer(version, self.before)
+        return at and mode.startswith(self.modes) and (self.rows is None or row.name in self.rows)
+
+
+_ALL = ("rolling", "async", "dynamic")
+
+
+def _refused(message: str) -> Callable[[Answer], Answer]:
+    """Our own refusal, of whichever schema: its error is what counts."""
+    return lambda answer: Answer(424, "application/json", None, {"error": message, "code": 424})
+
+
+DIFFERENCES = (
+    Difference(
+        "Java reads a form's fields, so a body that only says it is a form is none",
+        "0", NEVER, _ALL, ("form that is JSON",),
+        _refused("the body is not valid JSON: Expecting value at line 1 column 1"),
+    ),
+    Difference(
+        "query parameters and the body lie in one map, where the first `data` is the body",
+        "0", NEVER, _ALL, ("query that is a body",),
+        _refused("the body is not valid JSON: Expecting value at line 1 column 1"),
+    ),
+    Difference(
+        "custom attributes become properties, like headers",
+        "0", NEVER, _ALL, ("adapter in custom attributes",),
+        _refused("header adapter: LoRA adapters are not supported by the engine"),
+    ),
+    Difference(
+        "Java cannot write a step with a request that has no content: it ends the worker and tells nobody",
+        "0", "0.28", ("rolling",), ("empty form",), None,
+    ),
+    Difference(
+        "Java names the type of all answers itself, after option.output_formatter, and knows no headers of one request",
+        "0", "0.28", ("rolling",), None,
+        lambda answer: answer._replace(content_type="application/json", ignored=None),
+    ),
+    Difference(
+        "a step's first piece begins the answer even when it is empty, so the status is spent with the first token",
+        "0", "0.29", ("rolling",), ("failing: amid the answer",),
+        lambda answer: answer._replace(status=200),
+    ),
+    Difference(
+        "Java makes the body of an error itself, and forgets the rest",
+        "0.29", NEVER, ("rolling", "async"), None,
+        lambda answer: answer if answer.status < 400 else answer._replace(body=_error(answer.body)),
+    ),
+)  # fmt: skip
+
+
+def _error(body: Any) -> dict[str, Any]:
+    value = json.loads(body) if isinstance(body, str) else body
+    return {"error": value["error"], "code": value["code"]}
+
+
+def differences(version: str, mode: str, row: Row) -> list[Difference]:
+    return [difference for difference in DIFFERENCES if difference.applies(version, mode, row)]
+
+
+def is_answered(version: str, mode: str, row: Row) -> bool:
+    return all(difference.instead for difference in differences(version, mode, row))
+
+
+def expected(version: str, mode: str, row: Row, answer: Answer) -> Answer:
+    """What this version makes of the embedded server's answer."""
+    for difference in differences(version, mode, row):
+        assert difference.instead is not None
+        answer = difference.instead(answer)
+    return answer
+
+
+# -- asking ----------------------------------------------------------------------------------------------------------
+
+
+def post(url: str, row: Row) -> Answer:
+    found = httpx.post(f"{url}/invocations{row.query}", content=row.content, headers=row.headers, timeout=30)
+    ignored = found.headers.get("x-lmi-ignored-parameters")
+    return Answer(found.status_code, found.headers["content-type"], ignored, settled(found.content.decode(), row))
+
+
+def settled(text: str, row: Row) -> str:
+    """Without what differs between two answers to the same request."""
+    text = re.sub(r'"id":"chatcmpl-[^"]+","', '"id":"chatcmpl-","', text)
+    text = re.sub(r'"created":1\d{9},', '"created":1,', text)
+    return re.sub(r'"seed":\d+', '"seed":1', text) if b'"seed"' not in row.content else text
+
+
+def values(answer: Answer) -> list[Any]:
+    """The JSON values of a body, as its content type frames them; [DONE] is one of them."""
+    text = answer.body
+    if answer.content_type == "application/json":
+        return [json.loads(text)]
+    if answer.content_type == "application/jsonlines":
+        *lines, rest = text.split("\n")
+    else:
+        assert answer.content_type == "text/event-stream"
+        *lines, rest = text.split("\n\n")
+        assert all(line.startswith("data: ") for line in lines)
+        lines = [line.removeprefix("data: ") for line in lines]
+    assert lines
+    assert rest == ""
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def said(answer: Answer) -> str:
+    """The generated text of any schema, or an error's text."""
+    found = [value for value in values(answer) if value != "[DONE]"]
+    if answer.status >= 400:
+        return str(found[0]["error"])
+    if answer.content_type == "application/json" and isinstance(found[0], list):
+        return "|".join(value["generated_text"] for value in found[0])
+    if answer.content_type == "application/json" and "generated_text" in found[0]:
+        return str(found[0]["generated_text"])
+    return "".join(_piece(value) for value in found)
+
+
+def _piece(value: dict[str, Any]) -> str:
+    if "outputs" in value:
+        return str(value["outputs"][0])
+    if "choices" in value:
+        choice = value["choices"][0]
+        return str((choice.get("message") or choice["delta"])["content"])
+    return str(value["token"]["text"]) if "token" in value else ""  # else the error at the end of a stream
+
+
+# -- the servers -----------------------------------------------------------------------------------------------------
+
+
+class Embedded:
+    """The embedded server in each configuration, started when first asked; it is asked every row once."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._servers: dict[str, LiveServer] = {}
+        self._answers: dict[tuple[str, str], Answer] = {}
+
+    def answer(self, mode: str, row: Row) -> Answer:
+        kind = mode.replace("async", "rolling")
+        if (kind, row.name) not in self._answers:
+            self._answers[kind, row.name] = post(self._server(kind).url, row)
+        return self._answers[kind, row.name]
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _server(self, kind: str) -> LiveServer:
+        if kind not in self._servers:
+            options = {"option.echo_cues": "true", **MODES[kind].options}
+            if kind.startswith("dynamic"):
+                options["option.rolling_batch"] = "disable"
+            pairs = (part for key, value in options.items() for part in ("-o", f"{key}={value}"))
+            server = self._stack.enter_context(serve("--engine", "echo", *pairs))
+            server.wait_ready()
+            self._servers[kind] = server
+        return self._servers[kind]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Embedded]:
+    found = Embedded()
+    with contextlib.closing(found):
+        yield found
+
+
+def start(version: str, mode: str) -> contextlib.AbstractContextManager[DjlServer]:
+    """DJL in a mode; before 0.28 no rolling_batch at all is what switches it off."""
+    options = {**HANDLER, **MODES[mode].options, **MODES[mode].djl}
+    if mode.startswith("dynamic") and newer(version, "0.28"):
+        options["option.rolling_batch"] = "disable"
+    return djl(version, options)
+
+
+PLACES = [(version, mode) for mode in MODES for version in versions(since="0.31" if mode.startswith("async") else "0")]
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
+    with start(*request.param) as found:
+        yield found
+
+
+# -- the tests -------------------------------------------------------------------------------------------------------
+
+
+def _name(row: Row) -> str:
+    return row.name.replace(" ", "-")
+
+
+@pytest.mark.parametrize(
+    ("mode", "row"),
+    [
+        pytest.param(mode, row, id=f"{mode}-{_name(row)}")
+        for mode in MODES
+        if not mode.startswith("async")
+        for row in MODES[mode].rows
+    ],
+)
+def test_embedded_server_says_what_the_table_says(embedded: Embedded, mode: str, row: Row) -> None:
+    answer = embedded.answer(mode, row)
+    assert answer.status == row.status
+    text = said(answer)
+    if row.status == 200:
+        assert text == (text if row.says is None else row.says)
+    else:
+        assert row.says is not None
+        assert row.says in text
+
+
+@pytest.mark.parametrize(
+    ("server", "version", "mode", "row"),
+    [
+        pytest.param((version, mode), version, mode, row, id=f"{version}-{mode}-{_name(row)}")
+        for version, mode in PLACES
+        for row in MODES[mode].rows
+        if is_answered(version, mode, row)
+    ],
+    indirect=["server"],
+    scope="module",
+)
+def test_djl_answers_as_the_embedded_server(
+    server: DjlServer, embedded: Embedded, version: str, mode: str, row: Row
+) -> None:
+    wanted = expected(version, mode, row, embedded.answer(mode, row))
+    found = post(server.url, row)
+    if isinstance(wanted.body, dict):
+        found = found._replace(body=_error(found.body))
+    assert found == wanted
+
+
+def test_differences_are_about_rows_that_exist() -> None:
+    rows = {row.name for mode in MODES.values() for row in mode.rows}
+    assert {name for difference in DIFFERENCES for name in difference.rows or ()} <= rows
+
+
+@pytest.mark.parametrize("version", [version for version in versions() if not newer(version, "0.28")])
+def test_a_request_without_content_gets_no_answer_before_0_28_and_service_goes_on(version: str) -> None:
+    row = next(row for row in request_table.ROLLING if row.name == "empty form")
+
+    def is_served() -> bool:
+        with contextlib.suppress(httpx.HTTPError):  # while Java starts another worker
+            return server.post({"inputs": "a b", "parameters": {"max_new_tokens": 3}}).status_code == 200
+        return False
+
+    with djl(version, {**HANDLER, **_STEPS}, env={"SERVING_CHUNKED_READ_TIMEOUT": "1"}) as server:
+        first = server.worker_pid()
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(server.url, row)
+        wait_for(is_served, 10, "nobody is served")
+        assert server.worker_pid() != first
+
+
+# -- dynamic batches -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=versions())
+def batching(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
+    """Four requests a batch, and time enough for them to meet."""
+    options = {**HANDLER, "batch_size": "4", "max_batch_delay": "1000"}
+    if newer(request.param, "0.28"):
+        options["option.rolling_batch"] = "disable"
+    with djl(request.param, options) as found:
+        yield found
+
+
+BAD = [
+    {"inputs": "x", "parameters": {"top_p": 9}},
+    {"inputs": "x <refuse>"},
+    {"parameters": {}},
+    b'{"inputs": "x',
+    {"inputs": ["x", "  "]},
+    {"inputs": "x", "stream": True},
+    b"",
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.decode() if isinstance(bad, bytes) else json.dumps(bad))
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_batch_of_four_with_a_bad_one(batching: DjlServer, bad: Any, position: int) -> None:
+    good: list[tuple[Any, str]] = [
+        ({"inputs": "a b", "parameters": {"max_new_tokens": 3}}, '[{"generated_text":" a b a"}]'),
+        (
+            {"inputs": ["c", "ü 🙂"], "parameters": {"max_new_tokens": 2, "return_full_text": True}},
+            '[{"generated_text":"c c c"},{"generated_text":"ü 🙂 ü 🙂"}]',
+        ),
+        ({"inputs": "d e f", "parameters": {"stop": ["e"], "do_sample": True}}, '[{"generated_text":" d "}]'),
+    ]
+    bodies = [body for body, _ in good]
+    bodies.insert(position, bad)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda body: _send(batching, body), bodies))
+    refused = found.pop(position)
+    assert [answer.text for answer in found] == [text for _, text in good]
+    # One status and one type for all of a batch; that the bad one has 200 shows that the four were one.
+    assert {(answer.status_code, answer.headers["content-type"]) for answer in (*found, refused)} == {
+        (200, "application/json")
+    }
+    value = refused.json()
+    assert (value["code"], value["message"]) == (424, "invoke handler failure")
+    assert value["error"]
+
+
+def _send(server: DjlServer, body: Any) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    headers = {"content-type": "application/json"}
+    return httpx.post(server.url + "/invocations", content=content, headers=headers, timeout=30)
+
+
+def test_many_batches_bring_everybody_his_own(batching: DjlServer) -> None:
+    texts = [f"w{number} " + "v " * (number % 5) for number in range(40)]
+
+    def lengths(number: int) -> dict[str, Any]:
+        return {"inputs": texts[number], "parameters": {"max_new_tokens": 1 + number % 7, "return_full_text": True}}
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda number: batching.post(lengths(number)).json(), range(40)))
+    for number, (text, answer) in enumerate(zip(texts, found, strict=True)):
+        words = text.split()
+        continued = "".join(f" {words[step % len(words)]}" for step in range(1 + number % 7))
+        assert answer == [{"generated_text": text + continued}]

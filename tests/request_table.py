@@ -1,0 +1,241 @@
+"""Requests that every host must answer alike, a row each, with what the echo engine says to it.
+
+Made for `option.echo_cues=true`. What a value of the wire looks like in full is in tests/golden; here counts that
+nothing is lost on the way through a host.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+
+class Row(NamedTuple):
+    """`body` is sent as JSON unless it is bytes, which are sent as they are.
+
+    `says` is the generated text of an answer, the texts of a list joined by `|`, or a part of an error's text; None
+    is for what the schemas say differently.
+    """
+
+    name: str
+    status: int
+    says: str | None
+    body: Any
+    headers: dict[str, str]
+    query: str = ""
+
+    @property
+    def content(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+
+JSON = {"content-type": "application/json"}
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+UNICODE = 'é 日本語 🙂 👩\u200d🚀 עברית "quoted" back\\slash a\u0301 \U00020000 a\u2028b c\x85d <b>'
+WORDS = "".join(f" {word}" for word in UNICODE.split())  # as the echo engine says them
+
+
+def ask(name: str, says: str | None = " a b c a b", prompt: Any = "a b c", **parameters: Any) -> Row:
+    """One prompt with parameters."""
+    body = {"inputs": prompt, "parameters": {"max_new_tokens": 5, **parameters}}
+    return Row(name, 200, says, body, JSON)
+
+
+def refuse(name: str, says: str, prompt: Any = "a b c", **parameters: Any) -> Row:
+    return ask(name, says, prompt, **parameters)._replace(status=424)
+
+
+def stream(row: Row) -> Row:
+    return row._replace(name=f"stream: {row.name}", body={**row.body, "stream": True})
+
+
+def send(name: str, status: int, says: str, body: Any, headers: dict[str, str] | None = None, query: str = "") -> Row:
+    """Whatever it is."""
+    return Row(name, status, says, body, JSON if headers is None else headers, query)
+
+
+def chat(name: str, says: str | None, *contents: str, status: int = 200, **fields: Any) -> Row:
+    """Messages of the user and of the assistant in turn."""
+    messages = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(contents)]
+    return Row(f"chat: {name}", status, says, {"messages": messages, "max_tokens": 5, **fields}, JSON)
+
+
+def header(name: str, status: int, says: str, **headers: str) -> Row:
+    """`_ASK` with headers."""
+    return send(name, status, says, _ASK, {**JSON, **{key.replace("_", "-"): text for key, text in headers.items()}})
+
+
+_ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
+_NO_ADAPTERS = "LoRA adapters are not supported by the engine"
+# Names that DJL's protocol itself uses, in its own spelling.
+_DJLS = {"batch_size": "7", "reset_rollingbatch": "true", "rolling_batch": "disable", "output_formatter": "sse"}
+
+ENVELOPE = (
+    send("charset", 200, " a b a", _ASK, {"content-type": "application/json; charset=utf-8"}),
+    send("json by another name", 200, " a b a", _ASK, {"content-type": "application/vnd.x+json"}),
+    send("no content type", 200, " a b a", _ASK, {}),
+    send("form that is JSON", 200, " a b a", _ASK, FORM),
+    send("empty form", 424, "not valid JSON", b"", FORM),
+    send("plain text", 200, " a ü 🙂" * 10, "a ü 🙂".encode(), {"content-type": "text/plain"}),
+    send("plain text in another charset", 424, "not UTF-8", "a ü".encode("latin-1"), {"content-type": "text/plain"}),
+    send("unsupported media", 415, "'text/csv'", b"a,b", {"content-type": "text/csv"}),
+    send("unsupported encoding", 415, "'gzip'", _ASK, {**JSON, "content-encoding": "gzip"}),
+    header("session header", 424, "stateful sessions", X_Amzn_SageMaker_Session_Id="NEW_SESSION"),
+    header("adapter header", 424, _NO_ADAPTERS, X_Amzn_SageMaker_Adapter_Identifier="mine"),
+    header("adapter property", 424, _NO_ADAPTERS, adapter="mine"),
+    header("target model header", 424, "multi-model hosting", X_Amzn_SageMaker_Target_Model="mine"),
+    header("custom attributes", 200, " a b a", X_Amzn_SageMaker_Custom_Attributes="a=b;c=d"),
+    header("adapter in custom attributes", 200, " a b a", X_Amzn_SageMaker_Custom_Attributes="adapter=mine"),
+    header("accept", 200, " a b a", accept="application/jsonlines"),
+    send("headers named as DJL's own", 200, " a b a", _ASK, {**JSON, **_DJLS}),
+    send("query", 200, " a b a", _ASK, query="?seed=1&batch_000.data=x&inputs=y"),
+    send("query that is a body", 200, " a b a", _ASK, query="?data=x"),
+    send("malformed", 424, "not valid JSON", b'{"inputs": "a'),
+    send("malformed UTF-8", 424, "not UTF-8", b'{"inputs": "\xff"}'),
+    send("number", 424, "must be a JSON object", b"7"),
+    send("key twice", 424, 'the key "inputs" stands twice', b'{"inputs": "a", "inputs": "b"}'),
+    send("NaN", 424, "NaN", b'{"inputs": "a", "parameters": {"temperature": NaN}}'),
+    send("lone surrogate", 424, "surrogate", b'{"inputs": "\\ud800"}'),
+    send("text after the document", 424, "not valid JSON", b'{"inputs": "a"} more'),
+    send("missing inputs", 424, "no 'inputs'", {"parameters": {}}),
+    send("empty inputs", 424, "'inputs' must be", {"inputs": ""}),
+    send("inputs without tokens", 424, "'inputs' has no tokens", {"inputs": "   "}),
+    send("inputs a number", 424, "'inputs' must be", {"inputs": 7}),
+    send("inputs null", 424, "no 'inputs'", {"inputs": None}),
+    send("parameters a list", 424, "'parameters' must be an object", {"inputs": "a", "parameters": [1]}),
+    send("stream a string", 424, "'stream'", {"inputs": "a", "stream": "yes"}),
+    send("adapters in the body", 424, "'adapters'", {**_ASK, "adapters": ["mine"]}),
+    send("unknown names", 200, " a a", {"inputs": "a", "m": 1, "parameters": {"max_new_tokens": 2, "ä\r\nx: y": 2}}),
+)  # fmt: skip
+"""Media, headers, and bodies that are no request."""
+
+GENERATION = (
+    send("defaults", 200, " a b c" * 10, {"inputs": "a b c"}),
+    ask("plain"),
+    ask("full text", "a b c a b c a b", return_full_text=True),
+    ask("stop", " a b ", "a b c d", stop_sequences=["c"], include_stop_str_in_output=False),
+    ask("stop in the mode's own way", None, "a b c d", stop_sequences=["c"]),
+    ask("stop across tokens", " a b c", "a b c d", stop=["b c", "nowhere"], include_stop_str_in_output=True),
+    ask("stop token", " a b", "a b c d", stop_token_ids=[5], include_stop_str_in_output=True),
+    ask("truncate", " c c c c c", truncate=1),
+    ask("truncate a long prompt", " y z y z y", "y z " * 3000, truncate=2),
+    ask("unicode", UNICODE + WORDS, UNICODE, max_new_tokens=len(UNICODE.split()), return_full_text=True),
+    ask("line ends and escapes", ' "x" \\n\x1b "x" \\n\x1b "x"', '\r\n\t"x" \\n\x1b'),
+    ask("seed", do_sample=True, seed=2**64 - 1, temperature=0.5, top_k=3, top_p=0.9),
+    ask("min_length", min_length=3),
+    ask("long answer", " lorem ipsum" * 1000, "lorem ipsum " * 50, max_new_tokens=2000),
+    ask("null means absent", temperature=None, stop=None),
+    refuse("temperature", "parameters.temperature=-1: ", temperature=-1),
+    refuse("top_p", "parameters.top_p=7: ", top_p=7),
+    refuse("top_k a string", 'parameters.top_k="3": ', top_k="3"),
+    refuse("no new tokens", "parameters.max_new_tokens=0: ", max_new_tokens=0),
+    refuse("more than the context", "with 3 prompt tokens it must be at most", max_new_tokens=1 << 21),
+    refuse("truncate to nothing", "parameters.truncate=0: ", truncate=0),
+    refuse("negative seed", "parameters.seed=-1: ", seed=-1),
+    refuse("empty stop", "parameters.stop=", stop=[""]),
+    refuse("names that disagree", "contradicts", stop=["a"], stop_sequences=["b"]),
+    refuse("stop token outside the vocabulary", "stop_token_ids: 999", stop_token_ids=[999]),
+    refuse("error beyond ASCII", "é <日本> & '\\r\\n\\\"🙂", temperature="é <日本> & '\r\n\"🙂"),
+    refuse("long error", "xxxx...: must be a number", temperature="x" * 5000),
+    refuse("not in the engine", "the engine echo lacks it", bad_sequences=["b"]),
+    refuse("adapter_id", "the engine has no LoRA adapters", adapter_id="mine"),
+    refuse("failing: refused by the engine", "refused on cue", "a <refuse>"),
+    refuse("failing: at once", "raised on cue", "<raise> a"),
+)
+"""Parameters of whole answers, which all modes have."""
+
+AMID = refuse("failing: amid the answer", "raised on cue", "a b <raise>")
+_STOP = ask("stop across tokens", " a b c", "a b c d", stop=["b c"], include_stop_str_in_output=True, details=True)
+_PART = {"type": "text", "text": "a"}
+_IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+ROLLING = (
+    *ENVELOPE,
+    *GENERATION,
+    AMID,
+    ask("details", details=True),
+    ask("no details", details=False),
+    ask("details and a stop", " a b c", "a b c d", stop=["c"], include_stop_str_in_output=True, details=True),
+    ask("details of unicode", WORDS, UNICODE, max_new_tokens=len(UNICODE.split()), details=True),
+    ask("n", n=3),
+    ask("best_of", best_of=3, do_sample=True, seed=1),
+    ask("best_of and n, no seed", best_of=3, n=2, do_sample=True, details=True),
+    refuse("best_of below n", "parameters.best_of=2: ", best_of=2, n=3),
+    refuse("n above the batch", "parameters.n=33: ", n=33),
+    refuse("decoder_input_details", "parameters.decoder_input_details=true: ", decoder_input_details=True),
+    refuse("beams", "parameters.num_beams=2: ", num_beams=2),
+    refuse("unknown formatter", "parameters.output_formatter=", output_formatter="xml"),
+    ask("json", output_formatter="json"),
+    ask("jsonlines", output_formatter="jsonlines"),
+    ask("sse", output_formatter="sse"),
+    refuse("list", "'inputs' must be one string under rolling batch", ["a", "b"]),
+    stream(ask("plain")),
+    stream(ask("details", details=True)),
+    stream(ask("no details", details=False)),
+    stream(ask("json", output_formatter="json")),
+    stream(ask("jsonlines", output_formatter="jsonlines", details=True)),
+    stream(ask("sse", output_formatter="sse", details=True)),
+    stream(ask("one token", " a", max_new_tokens=1)),
+    stream(ask("long", " lorem ipsum" * 1000, "lorem ipsum " * 50, max_new_tokens=2000)),
+    stream(ask("full text", return_full_text=True)),
+    stream(ask("stop in the mode's own way", None, "a b c d", stop=["c"])),
+    stream(_STOP),
+    stream(ask("unicode", WORDS, UNICODE, max_new_tokens=len(UNICODE.split()), details=True)),
+    stream(ask("seed", do_sample=True, seed=7)),
+    stream(refuse("several", "must be 1 when streaming", n=2)),
+    stream(refuse("top_p", "parameters.top_p=7: ", top_p=7)),
+    stream(refuse("failing: at once", "raised on cue", "<raise> a")),
+    stream(ask("failing: amid the answer", " a b", "a b <raise>")),
+    send("stream in parameters", 200, " a b a", {"inputs": "a b", "parameters": {"max_new_tokens": 3, "stream": True}}),
+    send("stream with unknown names", 200, " a b a", {**_ASK, "stream": True, "x": 1}),
+    send("inputs and messages", 200, " a b a", {**_ASK, "messages": [{"role": "user", "content": "x"}]}),
+    chat("plain", " user: a ü assistant: user:", "a ü"),
+    chat("turns", " user: a assistant: b user:", "a", "b", "c"),
+    chat("n", " user: a assistant: user: a", "a", n=2),
+    chat("logprobs", " user: a assistant: user: a", "a", logprobs=True, top_logprobs=1),
+    chat("stop", " user: ", "a", stop=["a"]),
+    chat("seed", " user: a assistant: user: a", "a", temperature=0.7, seed=3),
+    chat("unknown names", " user: a assistant: user: a", "a", top_k=3),
+    chat("stream", " user: a assistant: user: a", "a", stream=True),
+    chat("stream of unicode", f" user:{WORDS} assistant:", UNICODE, stream=True, max_tokens=len(UNICODE.split()) + 2),
+    chat("stream with logprobs", " user: a assistant: user: a", "a", stream=True, logprobs=True, top_logprobs=1),
+    chat("stream failing amid", " user: a", "a <raise>", stream=True),
+    chat("stream refused", "temperature=3: ", "a", status=424, stream=True, temperature=3),
+    chat("temperature", "temperature=3: ", "a", status=424, temperature=3),
+    chat("more than the context", "prompt tokens it must be at most", "a", status=424, max_tokens=1 << 21),
+    chat("tools", "tools=", "a", status=424, tools=[{"type": "function"}]),
+    chat("no messages", "'messages' must be", status=424),
+    send("chat: role", 424, "messages[0]", {"messages": [{"role": "tool", "content": "a"}]}),
+    send("chat: image", 424, "'image_url'", {"messages": [{"role": "user", "content": [_PART, _IMAGE]}]}),
+    send("chat: parts", 200, " user: a", {"messages": [{"role": "user", "content": [_PART]}], "max_tokens": 2}),
+)
+"""LMI's schema and TGI_COMPAT, under rolling batch and in async mode."""
+
+DYNAMIC = (
+    *ENVELOPE,
+    *GENERATION,
+    AMID,
+    ask("list", " a a a a a| b c b c b| ü 🙂 ü 🙂 ü", ["a", "b c", "ü 🙂"]),
+    ask("list of one", " a a a a a", ["a"]),
+    refuse("list with an empty string", "'inputs' must be", ["a", ""]),
+    refuse("list without tokens in one", "'inputs' has no tokens", ["a", "  "]),
+    refuse("empty list", "'inputs' must be", []),
+    refuse("too long a list", "33 prompts", ["a"] * 33),
+    refuse("failing: one of a list", "refused on cue", ["a", "<refuse>"]),
+    refuse("details", "parameters.details", details=True),
+    refuse("decoder_input_details", "parameters.decoder_input_details", decoder_input_details=True),
+    refuse("n", "must be 1", n=2),
+    stream(refuse("not by request", "'stream'")),
+    chat("not here", "not available for dynamic batching", "a", status=424),
+)
+"""Dynamic batch, whose answers are lists."""
+
+DYNAMIC_STREAM = (
+    *GENERATION,
+    ask("failing: amid the answer", " a b", "a b <raise>"),
+    ask("list of one", " a a a a a", ["a"]),
+    refuse("list", "'inputs' must be one string", ["a", "b"]),
+    send("malformed", 424, "not valid JSON", b'{"inputs": "a'),
+    send("unknown names", 200, " a b a", {**_ASK, "x": 1}),
+)
+"""Dynamic batch with option.enable_streaming=true."""
