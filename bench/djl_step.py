@@ -3,7 +3,7 @@
 Two parts, each with all handlers in turns, on every version of DJL's Python engine that Maven Central has:
 what a streamed token costs the worker's process, and tokens a second through DJL's Java side. Needs Java and Maven.
 
-    python bench/djl_step.py [--versions 0.25.0,0.34.0] [--repeat 3] [--paces 0,50,200] [--only steps]
+    python bench/djl_step.py [--versions 0.25.0,0.34.0] [--repeat 3] [--paces 0,200] [--only steps]
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
     add("--repeat", type=int, default=3, help="medians are of so many (default %(default)s)")
     add("--tokens", type=int, default=256, help="of every answer (default %(default)s)")
     add("--sizes", type=numbers, default="1,32,128", help="requests a step (default %(default)s)")
-    add("--paces", type=numbers, default="0,50,200", help="engine steps a second, 0: no pause (default %(default)s)")
+    add("--paces", type=numbers, default="0,200", help="engine steps a second, 0: no pause (default %(default)s)")
     add("--clients", type=numbers, default="32,128", help="that stream (default %(default)s)")
     add("--seconds", type=float, default=4.0, help="of each measurement with clients (default %(default)s)")
     add("--processes", type=int, default=1, help="of the load generator (default %(default)s)")

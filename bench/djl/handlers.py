@@ -18,15 +18,16 @@ _ALL = {
 
 
 class Handler(NamedTuple):
-    """`own` are its lines of serving.properties beside those that all have; `source` its model.py, if it needs one."""
+    """`own` are its lines of serving.properties beside those that all have; `source` its model.py, if it needs one.
+
+    `paced`: its engine keeps a pace of its own.
+    """
 
     name: str
     own: dict[str, str]
     source: Path | None = None
-
-    @property
-    def is_ours(self) -> bool:
-        return self.source is None
+    is_ours: bool = False
+    paced: bool = False
 
     @property
     def options(self) -> dict[str, str]:
@@ -47,6 +48,14 @@ NULL = Handler("null", {"option.rolling_batch": "auto"}, _HERE / "null.py")
 UPSTREAM = Handler("upstream", {"option.rolling_batch": "trtllm", "option.model_id": "none"}, _HERE / "upstream.py")
 
 
+FREE = Handler(
+    "ours, engine that costs nothing",
+    {"option.rolling_batch": "auto", "option.llm_engine": "echo"},
+    _HERE / "free.py",
+    is_ours=True,
+)
+
+
 def ours(isolation: str, pace: float = 0.0) -> Handler:
     """`isolation` is where its engine runs, process or thread; `pace` its steps a second, 0 for as fast as it goes."""
     own = {
@@ -56,4 +65,4 @@ def ours(isolation: str, pace: float = 0.0) -> Handler:
         "option.engine_isolation": isolation,
         "option.echo_tokens_per_second": f"{pace:g}",
     }
-    return Handler(f"ours, engine in a {isolation}", own)
+    return Handler(f"ours, echo in a {isolation}", own, is_ours=True, paced=True)

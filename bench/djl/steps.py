@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from djl import environment, rolling
-from djl.handlers import NULL, UPSTREAM, Handler, ours
+from djl.handlers import FREE, NULL, UPSTREAM, Handler, ours
 from djl.ratios import over_others, verdict
 from djl.rolling import Cost
 from djl.worker import Worker, start
@@ -22,10 +22,11 @@ from tests.djl import jars
 
 _LEAST_TOKENS = 16384  # of one measurement as fast as it goes, so that it lasts a fraction of a second at any size
 _NOTE = """\
-Null and upstream bring every request a token a step, on an engine that costs nothing. Where our engine is in a process,
-the worker's CPU is the handler's alone, too; where it is in a thread, the engine's work is in the figure. As fast as it
-goes, our engine does not wait for the handler: a step brings what has come since the last, which is cheap. Only at a
-pace does a step mean the same for all. Upstream's handler in DJL 0.25 writes no details."""
+Null, upstream, and ours on an engine that costs nothing: every step brings every request a token; the worker's CPU is
+the handler's. Ours with echo in a process: the way real engines run; their CPU is not in the figure, the messages from
+them are. As fast as it goes echo does not wait for the handler, and a step brings what has come since the last: many
+tokens a request, which is cheap. At a pace it brings one, after a sleep more than the others'. With echo in a thread
+its work is in the figure. Upstream's handler in DJL 0.25 writes no details."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def run(plan: Plan) -> dict[str, Any]:
     """The whole measurement; prints the table, returns what belongs into the JSON line."""
     rows: list[dict[str, Any]] = []
     for version, pace in itertools.product(plan.versions, plan.paces):
-        compared = [NULL, UPSTREAM, *(ours(isolation, pace) for isolation in plan.isolations)]
+        compared = [NULL, UPSTREAM, FREE, *(ours(isolation, pace) for isolation in plan.isolations)]
         with _workers(version, compared) as workers:
             for size in plan.sizes:
                 point = _Point(version, pace, size)
@@ -69,7 +70,7 @@ def run(plan: Plan) -> dict[str, Any]:
     print(f"CPU of the worker's process a streamed token, answers of {plan.tokens} tokens, {plan.repeat} times:")
     print(_show(rows))
     print(_NOTE)
-    met = verdict(rows, "ours / upstream <= 0.5 at 32 and more requests a step, <= 1 at fewer")
+    met = verdict(rows, "as fast as it goes, ours / upstream <= 0.5 at 32 and more requests a step, <= 1 at fewer")
     return {"tokens": plan.tokens, "repeat": plan.repeat, "met": met, "rows": rows}
 
 
@@ -95,7 +96,7 @@ def _measure(
     costs: dict[str, list[Cost]] = {handler.name: [] for handler in compared}
     for _ in range(plan.repeat):
         for handler, worker in zip(compared, workers, strict=True):
-            pace = 0.0 if handler.is_ours else point.pace  # our engine keeps it, as a real one would
+            pace = 0.0 if handler.paced else point.pace  # an engine of its own keeps it, as a real one would
             batches = [rolling.measure(worker, point.size, plan.tokens, pace) for _ in range(rounds)]
             cost = Cost(*map(sum, zip(*batches, strict=True)))
             costs[handler.name].append(cost)
@@ -120,7 +121,7 @@ def _summarize(point: _Point, compared: Sequence[Handler], costs: Mapping[str, S
             "engine_us_per_token": statistics.median(cost.engine_microseconds for cost in found),
             "tokens_a_request_and_step": statistics.median(cost.tokens / cost.steps / point.size for cost in found),
             **over,
-            "met": over["over_upstream"] <= point.target if handler.is_ours else None,
+            "met": over["over_upstream"] <= point.target if handler.is_ours and not point.pace else None,
         }
         rows.append(row)
     return rows
