@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from cpu import cpu_seconds
 
 from djl import environment
-from djl.handlers import NULL, UPSTREAM, Handler, ours
+from djl.handlers import FREE, NULL, UPSTREAM, Handler, ours
 from djl.ratios import over_others, verdict
 from handler.bench import figures
 from handler.bench.client import Target
@@ -69,7 +69,7 @@ class Turn(NamedTuple):
 def run(plan: Plan) -> dict[str, Any]:
     """The whole measurement; prints the table, returns what belongs into the JSON line."""
     rows: list[dict[str, Any]] = []
-    compared = [NULL, UPSTREAM, *map(ours, plan.isolations)]
+    compared = [NULL, UPSTREAM, FREE, *map(ours, plan.isolations)]
     for version in plan.versions:
         with _servers(version, compared) as running:
             for clients in plan.clients:
