@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from handler.schemas.base import Answer, Call
 from handler.text import Prompt
 
 log = logging.getLogger("handler.steps")
+
+MAX_REASON = 1000
+"""Characters of an error; SageMaker takes 4,096 bytes of headers in all."""
 
 _LARGE = 1 << 13  # bytes of a body that is better tokenized while the neighbours' tokens go on
 _POLL = 0.002  # seconds between looks at what is being tokenized
@@ -149,17 +153,28 @@ class Steps:
             except Exception as error:  # one client's answer must not stop the others'
                 self._fail(place, serving_error(error))
 
+    def begin(self, item: Item, seconds: float) -> Place:
+        """Open a place and wait until its answer has begun, at most `seconds`."""
+        place = self.open(item)
+        self._step_until([place], lambda: place.begun, seconds)
+        return place
+
     def run(self, items: Sequence[Item], seconds: float) -> list[Place]:
         """Answer all of `items`, whole; what takes longer than `seconds` is ended with an error."""
-        deadline = time.monotonic() + seconds
         places = [self.open(item) for item in items]
-        while not all(place.finished for place in places):
-            self.step(min(0.1, max(0.0, deadline - time.monotonic())))
-            if time.monotonic() >= deadline:
+        self._step_until(places, lambda: all(place.finished for place in places), seconds)
+        return places
+
+    def _step_until(self, places: Sequence[Place], done: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            left = deadline - time.monotonic()
+            if left <= 0:
                 error = GenerationFailed(f"not finished within {seconds:g} s (option.predict_timeout)")
                 for place in places:
                     self._fail(place, error)
-        return places
+                return
+            self.step(min(0.1, left))
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -203,6 +218,7 @@ class Steps:
         """End one request with `error`, in the way that what was sent so far allows."""
         if place.finished:
             return
+        error = _in_one_line(error)
         record, call = place._record, place._call
         record.error = error.public
         outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if place._ids else "refused"
@@ -228,6 +244,16 @@ def request_id(headers: Mapping[str, str]) -> str:
         if found := headers.get(name):
             return found[:128]
     return "-"
+
+
+def _in_one_line(error: ServingError) -> ServingError:
+    """Java makes an HTTP reason phrase of the message, where a line break would end the head."""
+    message = " ".join(error.message.split())[:MAX_REASON]
+    if message == error.message:
+        return error
+    shown = copy.copy(error)
+    shown.args = (message,)
+    return shown
 
 
 def serving_error(error: Exception) -> ServingError:

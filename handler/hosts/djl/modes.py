@@ -82,9 +82,7 @@ class Dynamic:
 
     def _stream(self, item: Item) -> Output:
         with self._lock:
-            place = self._steps.open(item)
-            while not place.begun:
-                self._steps.step(0.1)
+            place = self._steps.begin(item, self._seconds)
         if place.error is not None:
             return _whole(place)
         output = Output()
@@ -123,29 +121,30 @@ class Async:
         return self._outputs(single(inputs))
 
     async def _outputs(self, item: Item) -> AsyncIterator[Output]:
-        """Always ends with a last piece: an iterator that stops without one leaves its client waiting."""
-        service = self._service
+        """Ends with a last piece, whatever happens: without one, Java lets the client wait."""
         try:
-            service.intake.check_headers(item.headers)
-            service.check_room()
-            call = await service.read(item.body, item.headers)
+            async for output in self._answer(item):
+                yield output
         except Exception as error:
-            refusal = serving_error(error)
-            yield self._refused(refusal, service.schema.refused(refusal))
-            return
+            failure = serving_error(error)
+            yield self._failed(failure, self._service.schema.refused(failure))
+
+    async def _answer(self, item: Item) -> AsyncIterator[Output]:
+        service = self._service
+        service.intake.check_headers(item.headers)
+        service.check_room()
+        call = await service.read(item.body, item.headers)
         exchange = service.exchange(call, request_id(item.headers))
-        headers = ignored_header(call.ignored)
+        headers = {"Content-Type": call.reply.content_type, **ignored_header(call.ignored)}
         try:
             await exchange.begun
             if exchange.failure is not None and exchange.answer is not None:
-                yield self._refused(exchange.failure, exchange.answer)
+                yield self._failed(exchange.failure, exchange.answer)
             elif exchange.answer is not None:
-                headers = {"Content-Type": exchange.answer.content_type, **headers}
                 yield _output(self._writer.piece(exchange.answer.body, last=True), headers)
             else:
                 chunks = Chunks()
                 exchange.stream_to(chunks)
-                headers = {"Content-Type": call.reply.content_type, **headers}
                 last = False
                 while not last:
                     data, last = await chunks.next()
@@ -154,7 +153,7 @@ class Async:
         finally:
             exchange.cancel()
 
-    def _refused(self, error: ServingError, answer: Answer) -> Output:
+    def _failed(self, error: ServingError, answer: Answer) -> Output:
         return _output(self._writer.failure(error, answer.body), {"Content-Type": answer.content_type})
 
 

@@ -167,8 +167,11 @@ def stepwise(loaded: Loaded) -> tuple[Steps, threading.Lock]:
     def look_after() -> None:
         while True:
             time.sleep(_TICK)
-            with lock:
-                steps.step(0.0)
+            try:
+                with lock:
+                    steps.step(0.0)
+            except Exception:
+                log.exception("a bug")
 
     threading.Thread(target=look_after, name="idle", daemon=True).start()
     return steps, lock

@@ -17,11 +17,8 @@ from handler.errors import ServingError
 from handler.framing import dumps
 from handler.hosts.intake import ignored_header
 from handler.hosts.rolling import Piece
-from handler.hosts.steps import Item, Place
+from handler.hosts.steps import MAX_REASON, Item, Place
 from handler.schemas.base import front_end_error
-
-MAX_REASON = 1000
-"""Characters of an error that becomes an HTTP reason phrase; SageMaker takes 4,096 bytes of headers in all."""
 
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
 

@@ -12,8 +12,9 @@ from djl_python import Input, Output
 from handler.errors import ConfigError, InvalidPayload
 from handler.hosts.djl.modes import Async, Dynamic, Passive, Rolling
 from handler.hosts.djl.start import Loaded, is_passive, load, stepwise, wait_ready
-from handler.hosts.djl.wire import MAX_REASON, dialect, read_ahead, refusal
+from handler.hosts.djl.wire import dialect, read_ahead, refusal
 from handler.hosts.service import Service
+from handler.hosts.steps import MAX_REASON
 
 log = logging.getLogger("handler.djl")
 
