@@ -9,13 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.driver import Driver
+from tests.clients.driver import HUBS, Driver, driving
 from tests.servers import LiveServer, serve, wait_for
 
 _ECHO = ("--engine", "echo", "-o", "option.tgi_compat=true")
-
-_HUBS = {"0.36": "text-generation", "1.33": "langchain", "2.4": "huggingface-hub"}
-"""Major versions of huggingface_hub differ in their HTTP library; each comes with one of the environments."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -25,30 +22,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", params=["sync", "async"])
 def text_generation(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with _driving("text-generation", "drive_text_generation", request.param) as driver:
+    with driving("text-generation", "drive_text_generation", request.param) as driver:
         yield driver
 
 
-@pytest.fixture(scope="session", params=[(hub, mode) for hub in _HUBS for mode in ("sync", "async")], ids="-".join)
+@pytest.fixture(scope="session", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
 def huggingface_hub(request: pytest.FixtureRequest) -> Iterator[Driver]:
     hub, mode = request.param
-    with _driving(_HUBS[hub], "drive_huggingface_hub", mode) as driver:
+    with driving(HUBS[hub], "drive_huggingface_hub", mode) as driver:
         yield driver
 
 
 @pytest.fixture(scope="session", params=["sync", "async"])
 def langchain(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with _driving("langchain", "drive_langchain", request.param) as driver:
+    with driving("langchain", "drive_langchain", request.param) as driver:
         yield driver
-
-
-@contextlib.contextmanager
-def _driving(environment: str, script: str, mode: str) -> Iterator[Driver]:
-    driver = Driver(environment, script, asynchronous=mode == "async")
-    try:
-        yield driver
-    finally:
-        driver.close()
 
 
 @pytest.fixture(scope="session")

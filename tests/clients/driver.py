@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.clients import venvs
 
 _SCRIPTS = Path(__file__).parent / "scripts"
+
+HUBS = {"0.36": "text-generation", "1.33": "langchain", "2.4": "huggingface-hub"}
+"""Major versions of huggingface_hub differ in their HTTP library; each comes with one of the environments."""
 
 
 class Outcome(NamedTuple):
@@ -78,3 +83,13 @@ class Driver:
                 env=self._environment,
             )
         return self._process
+
+
+@contextlib.contextmanager
+def driving(environment: str, script: str, mode: str) -> Iterator[Driver]:
+    """`mode` is sync or async."""
+    driver = Driver(environment, script, asynchronous=mode == "async")
+    try:
+        yield driver
+    finally:
+        driver.close()

@@ -1,0 +1,144 @@
+"""TGI's clients against DJL with option.tgi_compat=true: the demo model's answers, and what they see of errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.checks import CHAT, EMOJI, PARIS, PARIS_IDS, TOO_MANY, check_answer, check_stream, joined
+from tests.clients.driver import HUBS, Driver, driving
+from tests.djl.servers import djl, newer, versions
+
+pytestmark = [pytest.mark.djl, pytest.mark.clients, pytest.mark.model, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def servers(demo_model: Path) -> Iterator[dict[str, str]]:
+    """The addresses of all versions: all are up at once, or each would start anew for each client."""
+    options = {"option.entryPoint": "handler.entry", "option.model_id": str(demo_model), "option.tgi_compat": "true"}
+    with contextlib.ExitStack() as stack:
+        yield {
+            version: stack.enter_context(djl(version, {**options, "option.rolling_batch": "auto"})).url
+            for version in versions()
+        }
+
+
+@pytest.fixture(params=versions())
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(servers: dict[str, str], version: str) -> str:
+    return f"{servers[version]}/invocations"
+
+
+@pytest.fixture
+def typed(version: str) -> bool:
+    """Whether errors have our body, with TGI's error_type in it; since 0.29 they have Java's."""
+    return not newer(version, "0.29")
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def text_generation(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("text-generation", "drive_text_generation", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
+def hub(request: pytest.FixtureRequest) -> Iterator[tuple[str, Driver]]:
+    major, mode = request.param
+    with driving(HUBS[major], "drive_huggingface_hub", mode) as driver:
+        yield major, driver
+
+
+# -- text_generation -------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_and_its_stream(text_generation: Driver, url: str) -> None:
+    answer = text_generation.generate(url, PARIS, max_new_tokens=8)
+    check_answer(answer, tokens=8)
+    first = answer["details"]["tokens"][0]
+    assert (first["id"], first["text"], first["logprob"]) == (7042, " Paris", pytest.approx(-0.55, abs=0.3))
+    check_stream(text_generation.stream(url, PARIS, max_new_tokens=8), answer)
+
+
+def test_the_end_of_sequence_token_is_told(text_generation: Driver, url: str) -> None:
+    answer = text_generation.generate(url, CHAT, max_new_tokens=60)
+    check_answer(answer, tokens=answer["details"]["generated_tokens"], finish="eos_token")
+    assert "Paris" in answer["generated_text"]
+    assert answer["details"]["tokens"][-1]["special"] is True
+    check_stream(text_generation.stream(url, CHAT, max_new_tokens=60), answer)
+
+
+def test_characters_made_of_several_tokens_come_whole(text_generation: Driver, url: str) -> None:
+    events = text_generation.stream(url, EMOJI, max_new_tokens=16)
+    text = joined([event["token"] for event in events])
+    assert "👩\u200d🚀" in text
+    assert "\ufffd" not in text
+    assert events[-1]["generated_text"] == text
+
+
+def test_seeds_and_several_sequences(text_generation: Driver, url: str) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": True}
+    answer = text_generation.generate(url, PARIS, **options, best_of=2)
+    (other,) = answer["details"]["best_of_sequences"]
+    for seed, text in (
+        (answer["details"]["seed"], answer["generated_text"]),
+        (other["seed"], other["generated_text"]),
+    ):
+        again = text_generation.generate(url, PARIS, **options, seed=seed)
+        assert (again["generated_text"], again["details"]["seed"]) == (text, seed)
+
+
+@pytest.mark.parametrize("how", ["generate", "stream"])
+def test_a_refusal_has_its_text_and_before_0_29_its_class(
+    text_generation: Driver, url: str, typed: bool, how: str
+) -> None:
+    outcome = text_generation.call(how, url, PARIS, max_new_tokens=TOO_MANY)
+    # Without an error_type the client goes by the status, and takes 424 for a shard that is not ready.
+    assert outcome.error == f"text_generation.errors.{'ValidationError' if typed else 'ShardNotReadyError'}"
+    assert "max_new_tokens=200000" in outcome.message
+    assert outcome.events == []
+
+
+# -- huggingface_hub -------------------------------------------------------------------------------------------------
+
+
+def test_hub_answers_and_streams(hub: tuple[str, Driver], url: str) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 6, "details": True}
+    answer = hub[1].generate(url, PARIS, **options)
+    check_answer(answer, tokens=6)
+    assert answer["generated_text"].startswith(" Paris")
+    events = hub[1].stream(url, PARIS, **options)
+    check_stream(events, answer)
+    assert [event["index"] for event in events] == [1, 2, 3, 4, 5, 6]
+    assert events[-1]["details"]["input_length"] == len(PARIS_IDS)
+
+
+def test_hub_gives_text_alone(hub: tuple[str, Driver], url: str) -> None:
+    assert hub[1].generate(url, PARIS, max_new_tokens=1) == " Paris"
+    assert hub[1].generate(url, PARIS, max_new_tokens=6, stop=["Par"]) == " Par"
+    assert hub[1].stream(url, PARIS, max_new_tokens=6, stop=["Par"]) == [" Par"]
+
+
+@pytest.mark.parametrize("how", ["generate", "stream"])
+def test_hub_tells_a_refusal_and_before_0_29_its_class(
+    hub: tuple[str, Driver], url: str, typed: bool, how: str
+) -> None:
+    major, driver = hub
+    outcome = driver.call(how, url, PARIS, temperature=-1.0)
+    # Before 0.29 an answer of a rolling batch has no Content-Length; without one these do not read an error's body.
+    unread = how == "stream" and driver.asynchronous and major != "0.36"
+    if typed and not unread:
+        assert outcome.error == "huggingface_hub.errors.ValidationError"
+    elif major == "0.36" and driver.asynchronous:
+        assert outcome.error == "aiohttp.client_exceptions.ClientResponseError"
+    else:
+        assert str(outcome.error).startswith("huggingface_hub.errors.HfHubHTTPError")
+    assert "parameters.temperature=-1.0: must be a number of at least 0" in outcome.message
+    assert outcome.events == []
