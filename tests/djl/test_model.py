@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -124,17 +126,30 @@ def test_a_seed_gives_the_embedded_servers_text(server: DjlServer, embedded: Pos
 
 @pytest.mark.model
 def test_a_prompt_of_a_megabyte_is_refused_and_neighbours_go_on(server: DjlServer, embedded: Post) -> None:
-    bodies = [{**ask(prompt, max_new_tokens=60, ignore_eos_token=True), "stream": True} for prompt in (PARIS, CHAT)]
     long = ask("hello " * 175_000)
-    with ThreadPoolExecutor(4) as pool:
-        neighbours = [pool.submit(server.post, body) for body in bodies]
-        for answer in pool.map(server.post, [long, {**long, "stream": True}]):
+    bodies = [{**ask(prompt, max_new_tokens=90, ignore_eos_token=True), "stream": True} for prompt in (PARIS, CHAT)]
+    begun = threading.Barrier(3, timeout=30)
+
+    def neighbour(body: Any) -> tuple[str, float]:
+        with httpx.stream("POST", server.url + "/invocations", json=body, timeout=60) as answer:
+            found = answer.iter_lines()
+            next(found)
+            begun.wait()
+            *_, last = found
+        return json.loads(last)["generated_text"], time.monotonic()
+
+    with ThreadPoolExecutor(2) as pool:
+        neighbours = [pool.submit(neighbour, body) for body in bodies]
+        begun.wait()
+        for body in (long, {**long, "stream": True}):
+            answer = server.post(body)
             assert answer.status_code == 424
             assert answer.json()["code"] == 424
             assert "'inputs' has more than the 8192 tokens" in answer.json()["error"]
-        assert not any(neighbour.done() for neighbour in neighbours)
-        texts = [lines(neighbour.result())[-1]["generated_text"] for neighbour in neighbours]
-    assert texts == [lines(embedded(body))[-1]["generated_text"] for body in bodies]
+        refused = time.monotonic()
+        texts, ends = zip(*(each.result() for each in neighbours), strict=True)
+    assert min(ends) > refused
+    assert list(texts) == [lines(embedded(body))[-1]["generated_text"] for body in bodies]
 
 
 # -- model directories -----------------------------------------------------------------------------------------------
