@@ -75,6 +75,7 @@ ENVELOPE = (
     send("json by another name", 200, " a b a", _ASK, {"content-type": "application/vnd.x+json"}),
     send("no content type", 200, " a b a", _ASK, {}),
     send("form that is JSON", 200, " a b a", _ASK, FORM),
+    send("no body", 424, "not valid JSON", b""),
     send("empty form", 424, "not valid JSON", b"", FORM),
     send("plain text", 200, " a ü 🙂" * 10, "a ü 🙂".encode(), {"content-type": "text/plain"}),
     send("plain text in another charset", 424, "not UTF-8", "a ü".encode("latin-1"), {"content-type": "text/plain"}),

@@ -150,6 +150,17 @@ def test_headers_are_only_headers(server: DjlServer, headers: dict[str, str]) ->
         assert neighbour.result(10).last["generated_text"] == " n m" * 30
 
 
+@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("size", ["3", "300000", "abc", "-1", "0"])
+def test_one_request_cannot_pass_for_a_batch(version: str, size: str) -> None:
+    """Its query's names become content keys, and `batch_size` is a property like any header."""
+    with djl(version, {key: value for key, value in OPTIONS.items() if "rolling" not in key}) as server:
+        body = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
+        for path in ("/invocations?batch_000.data=x", "/invocations?batch_000.data=x&batch_001.data=y&more=z"):
+            assert server.post(body, path, headers={"batch_size": size}, timeout=5).status_code in (200, 424)
+        assert server.post(body).json() == [{"generated_text": " a b"}]
+
+
 def test_a_client_cannot_choose_the_handler(server: DjlServer) -> None:
     got = stream(server, "a b", 2, handler="register_adapter")
     assert got.status == 400

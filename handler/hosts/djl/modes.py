@@ -11,7 +11,7 @@ from djl_python import Input, Output
 
 from handler.config import Config
 from handler.errors import InternalError, InvalidPayload, ServingError
-from handler.hosts.djl.wire import Dialect, PieceWriter, Sent, batched, headers_of, reason, refusal, single
+from handler.hosts.djl.wire import Dialect, PieceWriter, Sent, batched, headers_of, is_batch, reason, refusal, single
 from handler.hosts.intake import ignored_header
 from handler.hosts.rolling import RollingHost
 from handler.hosts.service import Service
@@ -62,10 +62,12 @@ class Dynamic:
         self._seconds = max(0.1, config.predict_timeout - 1.0)  # then Java kills the worker
 
     def answer(self, inputs: Input) -> Output:
-        keys = inputs.get_content().get_keys()
-        if "batch_size" in inputs.get_properties() and keys and keys[0].startswith("batch_"):
-            return self._batch(inputs)
-        return self._stream(single(inputs)) if self._streaming else _whole(self._run([single(inputs)])[0])
+        try:
+            if is_batch(inputs):
+                return self._batch(inputs)
+            return self._stream(single(inputs)) if self._streaming else _whole(self._run([single(inputs)])[0])
+        except Exception as error:
+            return refusal(serving_error(error))
 
     def _run(self, items: Sequence[Item]) -> list[Place]:
         with self._lock:

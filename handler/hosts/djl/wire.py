@@ -6,6 +6,7 @@ first piece without bytes begins the answer; `Dialect` says which is which, and 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from handler.hosts.steps import MAX_REASON, Item, Place
 from handler.schemas.base import front_end_error
 
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
+
+_BATCH_SIZE, _BATCH_KEY = re.compile(r"[1-9]\d{0,2}"), re.compile(r"batch_\d{3}\.")
 
 _COUNT, _SIZE = struct.Struct(">h"), struct.Struct(">i")
 
@@ -151,6 +154,17 @@ def single(inputs: Input) -> Item:
     if body is None:
         body = content.value_at(0) if content.size() else b""
     return Item(bytes(body), headers)
+
+
+def is_batch(inputs: Input) -> bool:
+    """Whether Java put several requests into this Input.
+
+    A request that is alone has its client's headers for properties and its query's names for keys: one may be called
+    `batch_size`, the others as they like.
+    """
+    size = inputs.get_properties().get("batch_size", "")
+    keys = inputs.get_content().get_keys()
+    return bool(_BATCH_SIZE.fullmatch(size) and keys and all(map(_BATCH_KEY.match, keys)))
 
 
 def batched(inputs: Input) -> dict[int, Item]:

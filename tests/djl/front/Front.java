@@ -155,7 +155,7 @@ public final class Front {
         fields(input, http.query());
         if (http.header("content-type", "").startsWith("application/x-www-form-urlencoded")) {
             fields(input, new String(http.body(), StandardCharsets.UTF_8));
-        } else if (http.body().length > 0) {
+        } else {
             input.add("data", http.body());
         }
         if (input.getProperties().containsKey("handler") && !Settings.flag("ALLOW_REQUEST_HANDLER_OVERRIDE")) {
