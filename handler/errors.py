@@ -99,3 +99,8 @@ class Unavailable(ServingError):
 class InternalError(ServingError):
     status = 500
     type = "InternalServerException"
+
+    @classmethod
+    def of(cls, bug: BaseException) -> InternalError:
+        """What a client is told of a bug; the log has the rest."""
+        return cls(f"internal error: {type(bug).__name__}")

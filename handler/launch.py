@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 
 from handler import engines
+from handler.batcher import Batcher
 from handler.config import Config
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.remote import RemoteEngine
@@ -76,6 +77,16 @@ def start_engine(config: Config, spec: Spec) -> RemoteEngine:
         isolated = config.engine_isolation == "process"
     return RemoteEngine(
         spec, isolated=isolated, timeout=config.engine_timeout, load_timeout=config.model_loading_timeout
+    )
+
+
+def make_batcher(config: Config, engine: RemoteEngine) -> Batcher:
+    return Batcher(
+        engine,
+        max_active=config.max_rolling_batch_size,
+        max_queued=config.job_queue_size,
+        queue_timeout=config.predict_timeout,
+        time_limit=config.request_time_limit or 0.0,
     )
 
 

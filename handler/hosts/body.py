@@ -95,3 +95,25 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
     """Await a coroutine that was already stepped up to its first wait, `waiting`."""
     yield waiting
     yield from coroutine
+
+
+class GatheredBody:
+    """Keeps what comes until it is fetched."""
+
+    def __init__(self) -> None:
+        self._data: list[bytes] = []
+        self._last = False
+        self._written = asyncio.Event()
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        self._data.append(data)
+        self._last = last
+        self._written.set()
+
+    async def next(self) -> tuple[bytes, bool]:
+        """What has gathered, and whether that is all."""
+        await self._written.wait()
+        self._written.clear()
+        data = b"".join(self._data)
+        self._data.clear()
+        return data, self._last

@@ -1,4 +1,4 @@
-"""One HTTP request in flight: from the parsed call to its last byte, or to the client's going away."""
+"""One request in flight on an event loop: from the parsed call to its last byte, or to the client's going away."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Exchange:
             self._refuse(error)
         except Exception as error:
             log.exception("a bug")
-            self._refuse(InternalError(f"internal error: {type(error).__name__}"))
+            self._refuse(InternalError.of(error))
 
     def _submit(self, prompts: Sequence[Prompt]) -> None:
         for index, (request, prompt) in enumerate(zip(self._call.requests, prompts, strict=True)):
@@ -113,7 +113,7 @@ class Exchange:
             self._feed(index, delta)
         except Exception as error:
             log.exception("an answer could not be written: a bug")
-            self._feed(index, Delta(0, 0, (), Finish.ERROR, InternalError(f"internal error: {type(error).__name__}")))
+            self._feed(index, Delta(0, 0, (), Finish.ERROR, InternalError.of(error)))
         self._pump.flush()
 
     def stream_to(self, writer: Writer) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +18,13 @@ from starlette.types import Receive, Scope, Send
 from handler.errors import InternalError, ServingError, TooLarge, TooSlow
 from handler.framing import dumps
 from handler.hosts.body import BodyWriter, WholeBody
-from handler.hosts.intake import ignored_header
+from handler.hosts.intake import ignored_header, request_id
 from handler.hosts.service import Service
 from handler.schemas.base import Answer
 
 log = logging.getLogger("handler.http")
 
 Headers = list[tuple[bytes, bytes]]
-
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
 class App:
@@ -54,7 +50,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server runs without lifespan and websockets"
-        scope["request_id"] = _request_id(scope)
+        scope["request_id"] = request_id(_headers(scope))
         await self._router(scope, receive, send)
 
     # -- inference -----------------------------------------------------------------------------------------------
@@ -87,7 +83,7 @@ class App:
             return await self._refuse(scope, send, error)
         except Exception as error:
             log.exception("id=%s: a bug", scope["request_id"])
-            return await self._refuse(scope, send, InternalError(f"internal error: {type(error).__name__}"))
+            return await self._refuse(scope, send, InternalError.of(error))
         exchange = service.exchange(call, scope["request_id"])
         gone = asyncio.ensure_future(_disconnect(receive))
         try:
@@ -116,10 +112,7 @@ class App:
 
     async def _refuse(self, scope: Scope, send: Send, error: ServingError) -> None:
         """Answer a request that never reached the engine."""
-        outcome = "overloaded" if error.status == 503 else "refused"
-        self._service.metrics.requests.labels(outcome).inc()
-        log.info("id=%s outcome=%s error=%r", scope["request_id"], outcome, error.public)
-        await _send_answer(scope, send, self._service.schema.refused(error))
+        await _send_answer(scope, send, self._service.refuse(error, scope["request_id"]))
 
     def _knows_model(self, scope: Scope) -> bool:
         parameters = scope["path_params"]
@@ -200,14 +193,6 @@ def _headers(scope: Scope) -> dict[str, str]:
 def _header(scope: Scope, name: str) -> str:
     wanted = name.encode()
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "").strip()
-
-
-def _request_id(scope: Scope) -> str:
-    """The client's own id where it sends a harmless one: SageMaker's inference id, else x-request-id."""
-    for name in ("x-amzn-sagemaker-inference-id", "x-request-id"):
-        if _REQUEST_ID.fullmatch(found := _header(scope, name)):
-            return found
-    return str(uuid.uuid4())
 
 
 async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ NO_FORMATTERS = Formatters()
 
 _JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 _REFUSED = (
     ("x-amzn-sagemaker-session-id", "stateful sessions are"),
@@ -123,6 +126,14 @@ class Intake:
                 f"{names.max_new_tokens}={wanted}: with {num_prompt} prompt tokens it must be at most "
                 f"{limit - num_prompt}, as the model takes {limit} in all"
             )
+
+
+def request_id(headers: Headers) -> str:
+    """DJL's or SageMaker's own id, or the client's where it sends a harmless one, else a new one."""
+    for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
+        if _REQUEST_ID.fullmatch(found := headers.get(name, "").strip()):
+            return found
+    return str(uuid.uuid4())
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

@@ -79,7 +79,7 @@ class Pump:
             except Exception as error:  # one client's answer must not stop the others'
                 log.exception("an answer could not be written: a bug")
                 self.cancel(delta.id)
-                failure = InternalError(f"internal error: {type(error).__name__}")
+                failure = InternalError.of(error)
                 with contextlib.suppress(Exception):
                     sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
         self.flush()

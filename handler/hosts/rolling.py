@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from handler.errors import InternalError, ServingError
-from handler.hosts.steps import Item, Place, Steps
+from handler.hosts.steps import Item, Place, StepDriver
 
 log = logging.getLogger("handler.rolling")
 
@@ -37,13 +37,13 @@ class RollingHost:
     """Keeps the places in DJL's order.
 
     Args:
-        steps: the requests.
+        driver: the requests.
         commits_early: the Java side takes a first piece without bytes for the answer's beginning.
         max_piece: bytes that fit into one piece; None is no limit.
     """
 
-    def __init__(self, steps: Steps, *, commits_early: bool = False, max_piece: int | None = None) -> None:
-        self._steps = steps
+    def __init__(self, driver: StepDriver, *, commits_early: bool = False, max_piece: int | None = None) -> None:
+        self._driver = driver
         self._commits_early = commits_early
         self._max_piece = max_piece
         self._places: list[Place] = []
@@ -56,7 +56,7 @@ class RollingHost:
         """The Java side has forgotten all requests."""
         if self._places:
             log.warning("reset: %d requests are dropped", len(self._places))
-        self._steps.reset()
+        self._driver.reset()
         self._places.clear()
 
     def step(self, size: int, new: Mapping[int, Item]) -> list[Piece]:
@@ -71,8 +71,8 @@ class RollingHost:
             return self._disagreement(size, len(new))
         opened = []
         if new:
-            self._steps.step(0.0)  # an engine that died meanwhile must not take the new ones along
-            opened = [self._steps.open(new[index]) for index in sorted(new)]
+            self._driver.step(0.0)  # an engine that died meanwhile must not take the new ones along
+            opened = [self._driver.open(new[index]) for index in sorted(new)]
             places = places + opened
         self._wait(places, opened)
         pieces = [self._piece(place) for place in places]
@@ -82,7 +82,7 @@ class RollingHost:
     def fail(self, size: int, error: ServingError) -> list[Piece]:
         """End every request with `error`."""
         self.reset()
-        places = [self._steps.refused(error) for _ in range(size)]
+        places = [self._driver.refused(error) for _ in range(size)]
         return [Piece(place, place.take(), True, True) for place in places]
 
     def _piece(self, place: Place) -> Piece:
@@ -99,7 +99,7 @@ class RollingHost:
         begin, idle = now + _BEGIN, now + _IDLE
         timeout = 0.0 if any(place.unsent for place in places) else _IDLE
         while True:
-            self._steps.step(timeout)
+            self._driver.step(timeout)
             now = time.monotonic()
             if self._commits_early and now < begin and not all(place.begun for place in opened):
                 timeout = begin - now

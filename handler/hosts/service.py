@@ -1,4 +1,4 @@
-"""What every HTTP route stands on: one schema, one tokenizer, one batcher behind a pump, and the state of it all."""
+"""What a host with an event loop stands on: a schema, a tokenizer, a batcher behind a pump, and the state of it all."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from handler.batcher import Batcher
 from handler.config import Config
 from handler.core import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.remote import RemoteEngine, State
-from handler.errors import Unavailable
+from handler.errors import ServingError, Unavailable
 from handler.formatters.loading import Formatters
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
@@ -23,10 +22,11 @@ from handler.hosts.intake import NO_FORMATTERS, Headers, Intake
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
 from handler.hosts.record import Record
-from handler.schemas.base import Call, Context, Schema
+from handler.launch import make_batcher
+from handler.schemas.base import Answer, Call, Context, Schema
 from handler.text import Prompt
 
-_LARGE = 1 << 16  # bytes of a body that is better parsed off the event loop
+_PARSE_ASIDE = 1 << 16  # bytes of a body that is better parsed off the event loop
 
 
 class Service:
@@ -67,13 +67,7 @@ class Service:
             self._gate = BatchGate(
                 config.batch_size, config.max_batch_delay / 1000, config.job_queue_size, config.predict_timeout
             )
-        self._batcher = Batcher(
-            engine,
-            max_active=config.max_rolling_batch_size,
-            max_queued=config.job_queue_size,
-            queue_timeout=config.predict_timeout,
-            time_limit=config.request_time_limit or 0.0,
-        )
+        self._batcher = make_batcher(config, engine)
         self.metrics = Metrics(queued=lambda: self.num_queued, active=lambda: self._batcher.num_active)
         self._pump = Pump(self._batcher, on_tokens=self.metrics.tokens.inc)
 
@@ -144,9 +138,16 @@ class Service:
         if self._foreign is not None:
             call: Call = await self._foreign.call(self.intake.read, body, headers)
             return call
-        if len(body) < _LARGE:
+        if len(body) < _PARSE_ASIDE:
             return self.intake.read(body, headers)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.read, body, headers)
+
+    def refuse(self, error: ServingError, request_id: str) -> Answer:
+        """The answer to a request that was never put to the engine."""
+        record = Record(request_id, metrics=self.metrics)
+        record.error = error.public
+        record.close("overloaded" if error.status == 503 else "refused")
+        return self.schema.refused(error)
 
     def exchange(self, call: Call, request_id: str) -> Exchange:
         """Put a call's requests to the engine."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,17 +12,14 @@ from typing import NamedTuple
 from handler.batcher import Batcher
 from handler.core import Delta, Finish
 from handler.errors import GenerationFailed, InternalError, ServingError, Unavailable
-from handler.hosts.intake import Intake
+from handler.hosts.intake import Intake, request_id
 from handler.hosts.record import Record
 from handler.schemas.base import Answer, Call
 from handler.text import Prompt
 
 log = logging.getLogger("handler.steps")
 
-MAX_REASON = 1000
-"""Characters of an error; SageMaker takes 4,096 bytes of headers in all."""
-
-_LARGE = 1 << 13  # bytes of a body that is better tokenized while the neighbours' tokens go on
+_TOKENIZE_ASIDE = 1 << 13  # bytes of a body, from which on it is tokenized while the neighbours' tokens go on
 _POLL = 0.002  # seconds between looks at what is being tokenized
 
 
@@ -79,8 +76,8 @@ class Place:
         self.begun = self.finished = True
 
 
-class Steps:
-    """All methods belong to one thread.
+class StepDriver:
+    """Opens places and steps them. Use it, and its places, under its `lock`: `look_after` has a thread of its own.
 
     Args:
         batcher: the requests in flight.
@@ -92,6 +89,7 @@ class Steps:
         self._batcher = batcher
         self._intake = intake
         self._log_prompts = log_prompts
+        self.lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self._by_id: dict[int, tuple[Place, int]] = {}
         self._encoding: list[Place] = []
@@ -110,7 +108,7 @@ class Steps:
             place.ignored = call.ignored
             place.content_type = call.reply.content_type
             place._record = Record(request_id(item.headers), call, log_prompts=self._log_prompts)
-            if len(item.body) < _LARGE:
+            if len(item.body) < _TOKENIZE_ASIDE:
                 self._submit(place, self._encode(call))
             else:
                 place._encoding = self._threads.submit(self._encode, call)
@@ -176,6 +174,24 @@ class Steps:
                 return
             self.step(min(0.1, left))
 
+    def look_after(self, period: float) -> None:
+        """From now on step at least every `period` seconds.
+
+        Between its calls a worker stands still; so an engine that dies meanwhile is started again before the next
+        request comes, not after.
+        """
+
+        def step() -> None:
+            while True:
+                time.sleep(period)
+                try:
+                    with self.lock:
+                        self.step(0.0)
+                except Exception:
+                    log.exception("a bug")
+
+        threading.Thread(target=step, name="look-after", daemon=True).start()
+
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _encode(self, call: Call) -> list[Prompt]:
@@ -218,7 +234,6 @@ class Steps:
         """End one request with `error`, in the way that what was sent so far allows."""
         if place.finished:
             return
-        error = _in_one_line(error)
         record, call = place._record, place._call
         record.error = error.public
         outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if place._ids else "refused"
@@ -238,26 +253,8 @@ class Steps:
         place._record.close(outcome)
 
 
-def request_id(headers: Mapping[str, str]) -> str:
-    """DJL's own id where there is one, else SageMaker's or the client's."""
-    for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
-        if found := headers.get(name):
-            return found[:128]
-    return "-"
-
-
-def _in_one_line(error: ServingError) -> ServingError:
-    """Java makes an HTTP reason phrase of the message, where a line break would end the head."""
-    message = " ".join(error.message.split())[:MAX_REASON]
-    if message == error.message:
-        return error
-    shown = copy.copy(error)
-    shown.args = (message,)
-    return shown
-
-
 def serving_error(error: Exception) -> ServingError:
     if isinstance(error, ServingError):
         return error
     log.error("a bug", exc_info=error)
-    return InternalError(f"internal error: {type(error).__name__}")
+    return InternalError.of(error)

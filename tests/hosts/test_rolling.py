@@ -13,7 +13,7 @@ from handler.engines.echo import EchoTokenizer
 from handler.errors import GenerationFailed
 from handler.hosts.intake import Intake
 from handler.hosts.rolling import Piece, RollingHost
-from handler.hosts.steps import Item, Steps
+from handler.hosts.steps import Item, StepDriver
 from handler.schemas import SCHEMAS
 from handler.schemas.base import Context
 from tests.test_batcher import Scripted
@@ -27,7 +27,7 @@ class Bench:
     def __init__(self, schema: str = "lmi", **options: Any) -> None:
         self.engine = Scripted()
         self.batcher = Batcher(self.engine)
-        self.steps = Steps(
+        self.steps = StepDriver(
             self.batcher, Intake(SCHEMAS[schema], Context(engine="scripted"), EchoTokenizer(), lambda: INFO)
         )
         self.host = RollingHost(self.steps, **options)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from djl_python import Input, Output
 
 from handler.config import Config
 from handler.errors import InternalError, InvalidPayload, ServingError
-from handler.hosts.djl.wire import Dialect, PieceWriter, Sent, batched, headers_of, is_batch, reason, refusal, single
-from handler.hosts.intake import ignored_header
+from handler.hosts.body import GatheredBody
+from handler.hosts.djl.dialect import Dialect
+from handler.hosts.djl.replies import PieceWriter, Sent, headers_of, output, refusal, whole
+from handler.hosts.djl.requests import batched, is_batch, single
+from handler.hosts.intake import ignored_header, request_id
 from handler.hosts.rolling import RollingHost
 from handler.hosts.service import Service
-from handler.hosts.steps import Item, Place, Steps, request_id, serving_error
+from handler.hosts.steps import Item, Place, StepDriver, serving_error
 from handler.schemas.base import Answer
 
 log = logging.getLogger("handler.djl")
@@ -31,33 +32,31 @@ class Passive:
 class Rolling:
     """A call is one step of every live request."""
 
-    def __init__(self, steps: Steps, lock: threading.Lock, dialect: Dialect) -> None:
-        self._lock = lock
-        self._rolling = RollingHost(steps, commits_early=dialect.json_errors, max_piece=dialect.max_piece)
+    def __init__(self, driver: StepDriver, dialect: Dialect) -> None:
+        self._lock = driver.lock
+        self._rolling = RollingHost(driver, commits_early=dialect.commits_early, max_piece=dialect.max_piece)
         self._writer = PieceWriter(dialect)
 
     def answer(self, inputs: Input) -> Output:
-        properties = inputs.get_properties()
-        if "batch_size" not in properties:  # only a `handler` of the client's own comes past the rolling batch
+        if not is_batch(inputs):  # only a `handler` of the client's own comes past the rolling batch
             return refusal(InvalidPayload("property handler: a request cannot choose the function that answers it"))
+        properties = inputs.get_properties()
         size = int(properties["batch_size"])
         with self._lock:
-            if properties.get("reset_rollingbatch") == "true":
-                self._rolling.reset()
             try:
-                pieces = self._rolling.step(size, batched(inputs))
+                if properties.get("reset_rollingbatch") == "true":
+                    self._rolling.reset()
+                return Sent(self._writer.step(self._rolling.step(size, batched(inputs))))
             except Exception as error:  # left to Java, it would fail every client with a text of its own
                 log.exception("a step failed: a bug")
-                pieces = self._rolling.fail(size, InternalError(f"internal error: {type(error).__name__}"))
-            return Sent(self._writer.step(pieces))
+                return Sent(self._writer.step(self._rolling.fail(size, InternalError.of(error))))
 
 
 class Dynamic:
     """A call is a whole batch, answered when all of it is done."""
 
-    def __init__(self, steps: Steps, lock: threading.Lock, config: Config) -> None:
-        self._steps = steps
-        self._lock = lock
+    def __init__(self, driver: StepDriver, config: Config) -> None:
+        self._driver = driver
         self._streaming = config.enable_streaming
         self._seconds = max(0.1, config.predict_timeout - 1.0)  # then Java kills the worker
 
@@ -65,51 +64,44 @@ class Dynamic:
         try:
             if is_batch(inputs):
                 return self._batch(inputs)
-            return self._stream(single(inputs)) if self._streaming else _whole(self._run([single(inputs)])[0])
+            return self._stream(single(inputs)) if self._streaming else whole(self._run([single(inputs)])[0])
         except Exception as error:
             return refusal(serving_error(error))
 
     def _run(self, items: Sequence[Item]) -> list[Place]:
-        with self._lock:
-            return self._steps.run(items, self._seconds)
+        with self._driver.lock:
+            return self._driver.run(items, self._seconds)
 
     def _batch(self, inputs: Input) -> Output:
         """One status for all: a failure is told in its own body."""
         found = batched(inputs)
         size = int(inputs.get_properties()["batch_size"])
-        output = Output()
+        made = Output()
         for index, place in enumerate(self._run([found.get(index, Item(b"", {})) for index in range(size)])):
-            output.add(place.take(), key="data", batch_index=index)
-        return output.add_property("Content-Type", "application/json")
+            made.add(place.take(), key="data", batch_index=index)
+        return made.add_property("Content-Type", "application/json")
 
     def _stream(self, item: Item) -> Output:
-        with self._lock:
-            place = self._steps.begin(item, self._seconds)
+        with self._driver.lock:
+            place = self._driver.begin(item, self._seconds)
         if place.error is not None:
-            return _whole(place)
-        output = Output()
+            return whole(place)
+        made = Output()
         for name, value in headers_of(place).items():
-            output.add_property(name, value)
-        return output.add_stream_content(self._chunks(place), None)
+            made.add_property(name, value)
+        return made.add_stream_content(self._chunks(place), None)
 
     def _chunks(self, place: Place) -> Iterator[bytes]:
         """Ends when the answer does; djl_python asks for the next one when the last is written."""
         last = False
         while not last:
-            with self._lock:
+            with self._driver.lock:
                 if not place.unsent:
-                    self._steps.step(0.1)
+                    self._driver.step(0.1)
                 data = place.take()
                 last = place.finished and not place.unsent
             if data:
                 yield data
-
-
-def _whole(place: Place) -> Output:
-    output = Output(code=place.status, message=reason(place.error) if place.error else "OK")
-    for name, value in headers_of(place).items():
-        output.add_property(name, value)
-    return output.add(place.take(), key="data")
 
 
 class Async:
@@ -125,11 +117,11 @@ class Async:
     async def _outputs(self, item: Item) -> AsyncIterator[Output]:
         """Ends with a last piece, whatever happens: without one, Java lets the client wait."""
         try:
-            async for output in self._answer(item):
-                yield output
+            async for made in self._answer(item):
+                yield made
         except Exception as error:
             failure = serving_error(error)
-            yield self._failed(failure, self._service.schema.refused(failure))
+            yield self._failed(failure, self._service.refuse(failure, request_id(item.headers)))
 
     async def _answer(self, item: Item) -> AsyncIterator[Output]:
         service = self._service
@@ -143,46 +135,17 @@ class Async:
             if exchange.failure is not None and exchange.answer is not None:
                 yield self._failed(exchange.failure, exchange.answer)
             elif exchange.answer is not None:
-                yield _output(self._writer.piece(exchange.answer.body, last=True), headers)
+                yield output(self._writer.piece(exchange.answer.body, last=True), headers)
             else:
-                chunks = Chunks()
+                chunks = GatheredBody()
                 exchange.stream_to(chunks)
                 last = False
                 while not last:
                     data, last = await chunks.next()
-                    yield _output(self._writer.piece(data, last=last), headers)
+                    yield output(self._writer.piece(data, last=last), headers)
                     headers = {}
         finally:
             exchange.cancel()
 
     def _failed(self, error: ServingError, answer: Answer) -> Output:
-        return _output(self._writer.failure(error, answer.body), {"Content-Type": answer.content_type})
-
-
-class Chunks:
-    """Where the bytes of a stream gather until djl_python fetches them."""
-
-    def __init__(self) -> None:
-        self._data: list[bytes] = []
-        self._last = False
-        self._written = asyncio.Event()
-
-    def write(self, data: bytes, *, last: bool = False) -> None:
-        self._data.append(data)
-        self._last = last
-        self._written.set()
-
-    async def next(self) -> tuple[bytes, bool]:
-        """What has gathered, and whether that is all."""
-        await self._written.wait()
-        self._written.clear()
-        data = b"".join(self._data)
-        self._data.clear()
-        return data, self._last
-
-
-def _output(value: bytes, headers: Mapping[str, str]) -> Output:
-    output = Output()
-    for name, text in headers.items():
-        output.add_property(name, text)
-    return output.add(value, key="data")
+        return output(self._writer.failure(error, answer.body), {"Content-Type": answer.content_type})

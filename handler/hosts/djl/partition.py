@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     repo: Path = arguments.trt_llm_model_repo
     repo.parent.mkdir(parents=True, exist_ok=True)
+    repo.unlink(missing_ok=True)  # one that leads nowhere any more; Java asks only where it finds none
     repo.symlink_to(model.resolve(), target_is_directory=True)
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,19 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler import models
-from handler.batcher import Batcher
 from handler.config import Config, Setting, load_config, option_key
 from handler.engines.base import Tokenizer
 from handler.engines.remote import RemoteEngine, State
 from handler.errors import ConfigError, ServingError
 from handler.formatters.loading import Formatters
+from handler.hosts.djl.dialect import Dialect
 from handler.hosts.intake import Intake
-from handler.hosts.steps import Steps
+from handler.hosts.steps import StepDriver
 from handler.launch import (
-    calm_garbage_collector,
     choose_engine,
     engine_spec,
     load_tokenizer,
+    make_batcher,
     model_formatters,
     schema_context,
     start_engine,
@@ -47,14 +46,14 @@ class Loaded(NamedTuple):
     formatters: Formatters
 
 
-def is_passive(properties: Mapping[str, Any], version: tuple[int, ...]) -> bool:
+def is_passive(properties: Mapping[str, Any], dialect: Dialect) -> bool:
     """Whether this process is a rank of an MPI world that has nothing to do: the engine runs beside rank 0.
 
     Raises:
         ConfigError: this Java side would wait for the answers of all ranks and take the last one's.
     """
     world, rank = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("SIZE", "RANK"))
-    if world not in ("", "1") and version < (0, 29) and properties.get("rolling_batch") != "trtllm":
+    if world not in ("", "1") and dialect.steps_all_ranks and properties.get("rolling_batch") != "trtllm":
         raise ConfigError("option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm")
     return rank not in ("", "0")
 
@@ -143,35 +142,12 @@ def wait_ready(engine: RemoteEngine) -> None:
     assert info is not None, "a ready engine has said what it is"
     log.info("ready after %.1f s: %s %s on %s, dtype %s, %d tokens", time.monotonic() - began,
              info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
-    calm_garbage_collector()
 
 
-def stepwise(loaded: Loaded) -> tuple[Steps, threading.Lock]:
-    """The requests of a host without an event loop, and the lock under which they are to be used.
-
-    Between calls the worker stands still, so a thread looks after the engine: one that died is started again before
-    the next request comes, not after.
-    """
+def step_driver(loaded: Loaded) -> StepDriver:
+    """The requests of a host without an event loop."""
     config, engine = loaded.config, loaded.engine
-    batcher = Batcher(
-        engine,
-        max_active=config.max_rolling_batch_size,
-        max_queued=config.job_queue_size,
-        queue_timeout=config.predict_timeout,
-        time_limit=config.request_time_limit or 0.0,
-    )
     intake = Intake(loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info, loaded.formatters)
-    steps = Steps(batcher, intake, log_prompts=config.log_prompts)
-    lock = threading.Lock()
-
-    def look_after() -> None:
-        while True:
-            time.sleep(_TICK)
-            try:
-                with lock:
-                    steps.step(0.0)
-            except Exception:
-                log.exception("a bug")
-
-    threading.Thread(target=look_after, name="idle", daemon=True).start()
-    return steps, lock
+    driver = StepDriver(make_batcher(config, engine), intake, log_prompts=config.log_prompts)
+    driver.look_after(_TICK)
+    return driver

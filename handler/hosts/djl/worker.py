@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from djl_python import Input, Output
 
 from handler.errors import ConfigError, InvalidPayload
+from handler.hosts.djl.dialect import dialect, read_ahead
 from handler.hosts.djl.modes import Async, Dynamic, Passive, Rolling
-from handler.hosts.djl.start import Loaded, is_passive, load, stepwise, wait_ready
-from handler.hosts.djl.wire import dialect, read_ahead, refusal
+from handler.hosts.djl.replies import one_line, refusal
+from handler.hosts.djl.start import is_passive, load, step_driver, wait_ready
 from handler.hosts.service import Service
-from handler.hosts.steps import MAX_REASON
+from handler.launch import calm_garbage_collector
 
 log = logging.getLogger("handler.djl")
 
@@ -50,25 +50,20 @@ def _load(inputs: Input) -> Output:
     global _host
     properties = inputs.get_properties()
     try:
-        if is_passive(properties, dialect().version):
+        spoken = dialect()
+        if is_passive(properties, spoken):
             _host = Passive()
+            return Output()
+        loaded = load(properties, asynchronous=False)
+        wait_ready(loaded.engine)
+        driver = step_driver(loaded)
+        if loaded.config.rolling_batch != "disable" or (spoken.always_steps and "rolling_batch" in properties):
+            _host = Rolling(driver, spoken)
         else:
-            loaded = load(properties, asynchronous=False)
-            wait_ready(loaded.engine)
-            _host = _synchronous(loaded, properties)
+            _host = Dynamic(driver, loaded.config)
     except Exception as error:
         return _cannot_start(error)
-    read_ahead()
-    return Output()
-
-
-def _synchronous(loaded: Loaded, properties: Mapping[str, Any]) -> Rolling | Dynamic:
-    spoken = dialect()
-    steps, lock = stepwise(loaded)
-    # Before 0.28 the Java side steps whenever the property is there, be it `disable`.
-    if loaded.config.rolling_batch != "disable" or (spoken.version < (0, 28) and "rolling_batch" in properties):
-        return Rolling(steps, lock, spoken)
-    return Dynamic(steps, lock, loaded.config)
+    return _started()
 
 
 async def _handle_async(inputs: Input) -> Any:
@@ -85,7 +80,12 @@ async def _handle_async(inputs: Input) -> Any:
         _host = Async(service, dialect())
     except Exception as error:
         return _cannot_start(error)
+    return _started()
+
+
+def _started() -> Output:
     read_ahead()
+    calm_garbage_collector()
     return Output()
 
 
@@ -93,4 +93,4 @@ def _cannot_start(error: Exception) -> Output:
     """The Java side shows the message and gives the model up."""
     message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     log.error("cannot start: %s", message, exc_info=not isinstance(error, ConfigError))
-    return Output(code=500, message=" ".join(message.split())[:MAX_REASON])
+    return Output(code=500, message=one_line(message))
