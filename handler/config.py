@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import javaproperties
 
 from handler.errors import ConfigError
-from handler.options import ENVIRONMENT, KNOWN, OPTIONS, SERVER_ENVIRONMENT, Option
+from handler.options import ENVIRONMENT, KNOWN, OF_JAVA, OPTIONS, SERVER_ENVIRONMENT, Option
 
 
 class Setting(NamedTuple):
@@ -75,6 +75,7 @@ def load_config(
     overrides: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
     settings: Iterable[Setting] = (),
+    java: bool = False,
 ) -> Config:
     """Read every source, check every value.
 
@@ -82,6 +83,7 @@ def load_config(
         properties: a serving.properties file.
         overrides: `key=value` as `-o` takes them, keys as serving.properties writes them.
         environ: the environment, `os.environ` by default.
+        java: there is a Java side that reads its own keys.
         settings: what a host knows to be so; beats the rest. An equal value keeps the origin of the other source.
 
     Raises:
@@ -105,7 +107,7 @@ def load_config(
     for option in OPTIONS:
         found = given.get(option.key)
         if option.field is None:
-            if found is not None:
+            if found is not None and not (java and option.help is OF_JAVA):
                 warnings.append(f"{found.key} ({found.origin}) has no effect here: {option.help}")
             continue
         values[option.field] = _parse(option, found) if found else option.default

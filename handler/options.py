@@ -89,6 +89,8 @@ def parallel_degree(text: str) -> str:
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")
 
+OF_JAVA = "it belongs to DJL Serving's Java side"
+
 OPTIONS = (
     # what is served
     Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`"),
@@ -125,11 +127,14 @@ OPTIONS = (
     Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "echo: tokens a second for each request; 0: as fast as it goes"),
     Option("option.echo_cues", "echo_cues", boolean, False, "echo: the words <raise> <hang> <die> <refuse> do so (for tests)"),
     Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),
+    # no meaning here
+    Option("option.trust_remote_code", None, str, None, "no code that comes with a model is run"),
+    Option("option.revision", None, str, None, "nothing is fetched from a hub"),
     # DJL Serving's own: its Java side reads them, the embedded server has no use for them
     *(
-        Option(key, None, str, None, "it belongs to DJL Serving's Java side")
+        Option(key, None, str, None, OF_JAVA)
         for key in (
-            "engine", "option.trust_remote_code", "option.revision", "option.entryPoint", "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
+            "engine", "option.entryPoint", "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
             "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
             "max_idle_time", "load_on_devices", "minWorkers", "maxWorkers", "gpu.minWorkers", "gpu.maxWorkers",
             "cpu.minWorkers", "cpu.maxWorkers", "retry_threshold", "required_memory_mb", "reserved_memory_mb",

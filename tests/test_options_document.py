@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from handler.options import ENVIRONMENT, OPTIONS
+from handler.options import ENVIRONMENT, OF_JAVA, OPTIONS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "options.md"
 
@@ -62,9 +62,14 @@ def render() -> str:
         )
         others = [*option.aliases, *([by_key[option.key]] if option.key in by_key else [])]
         lines.append(f"| `{option.key}` | {default} | {option.help} | {', '.join(f'`{name}`' for name in others)} |")
-    javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.field is None)
+    javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA)
+    others = [option for option in OPTIONS if option.field is None and option.help is not OF_JAVA]
+    unused = "; ".join(f"`{option.key}`: {option.help}" for option in others)
     table = "\n".join(lines)
-    note = f"DJL Serving's own keys are accepted with a warning and have no effect in the embedded server: {javas}."
+    note = (
+        f"Accepted with a warning, without effect: {unused}. "
+        f"DJL Serving's own keys likewise in the embedded server: {javas}."
+    )
     return f"{HEAD}{table}\n\n{note}\n{TAIL}"
 
 

@@ -39,10 +39,21 @@ class Worker:
         self._socket.connect(path)
         self._stream = self._socket.makefile("rb")
 
+    @property
+    def socket(self) -> socket.socket:
+        """For who wants to write a request in his own way; `reply` reads its answer."""
+        return self._socket
+
+    def encode(self, properties: Mapping[str, str], contents: Sequence[tuple[str, bytes]]) -> bytes:
+        return self._wire.request({**properties, "handler": "handle"}, contents)
+
+    def reply(self) -> Reply:
+        return self._wire.reply(self._stream)
+
     def call(self, properties: Mapping[str, str], contents: Sequence[tuple[str, bytes]]) -> Reply:
         try:
-            self._socket.sendall(self._wire.request({**properties, "handler": "handle"}, contents))
-            reply = self._wire.reply(self._stream)
+            self._socket.sendall(self.encode(properties, contents))
+            reply = self.reply()
         except OSError as error:
             raise RuntimeError(f"{error}:\n{self.log}") from None
         if reply.code >= 300:

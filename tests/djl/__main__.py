@@ -32,7 +32,7 @@ def main() -> int:
         return 0
     except (ConfigError, jars.Unavailable, OSError) as error:
         print(f"djl: {error}", file=sys.stderr)
-    except AssertionError as error:  # its further lines are the log, which has been shown
+    except (StartFailed, AssertionError) as error:  # its further lines are the log, which has been shown
         print(f"djl: {str(error).splitlines()[0]}", file=sys.stderr)
     return 1
 

@@ -25,7 +25,7 @@ MODEL = "model"  # the name it is served under: /predictions/model
 _VAGUE = ("prediction failure", "invoke handler failure", "service.invoke_handler_async() failure")
 
 
-class StartFailed(AssertionError):
+class StartFailed(Exception):
     """The message is the reason, and after its first line everything that Java and the worker wrote."""
 
 

@@ -42,6 +42,17 @@ def newer(version: str, since: str) -> bool:
 
 
 @contextlib.contextmanager
+def skipped_without_java() -> Iterator[None]:
+    """Where there is no Java, the test is skipped; in CI that is a failure."""
+    try:
+        yield
+    except jars.Unavailable as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+@contextlib.contextmanager
 def djl(
     version: str,
     properties: Mapping[str, str] | None = None,
@@ -49,10 +60,7 @@ def djl(
     env: Mapping[str, str] | None = None,
     seconds: float = 100,
 ) -> Iterator[DjlServer]:
-    """DJL with one model directory, ready: `properties` are its serving.properties, `files` what lies beside them.
-
-    Where there is no Java, the test is skipped; in CI that is a failure.
-    """
+    """DJL with one model directory, ready: `properties` are its serving.properties, `files` what lies beside them."""
     # One worker: DJL Serving would start one for each core.
     everything = {"engine": "Python", "minWorkers": "1", "maxWorkers": "1", **(properties or {})}
     text = "".join(f"{key}={value}\n" for key, value in everything.items())
@@ -60,12 +68,8 @@ def djl(
     with tempfile.TemporaryDirectory(prefix="djl-") as directory:
         scratch = Path(directory)
         model = write_model(scratch / "model", text, files)
-        try:
+        with skipped_without_java():
             server = DjlServer.start(Path(named) if named else None, version, scratch, model, env=env)
-        except jars.Unavailable as error:
-            if os.environ.get("CI") == "true":
-                raise
-            pytest.skip(str(error))
         try:
             server.wait_ready(seconds)
             yield server

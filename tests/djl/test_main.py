@@ -12,9 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.djl import home, jars
+from tests.djl.servers import skipped_without_java
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.djl, pytest.mark.model]
+
+
+@pytest.fixture(autouse=True)
+def java() -> None:
+    with skipped_without_java():
+        if not home.find():
+            jars.front(jars.VERSIONS[-1])
 
 
 def make_djl(log: Path, *arguments: str) -> subprocess.Popen[bytes]:

@@ -16,7 +16,6 @@ from handler.engines.base import Tokenizer
 from handler.engines.remote import RemoteEngine, State
 from handler.errors import ConfigError, ServingError
 from handler.formatters.loading import Formatters
-from handler.hosts.djl.dialect import Dialect
 from handler.hosts.intake import Intake
 from handler.hosts.steps import StepDriver
 from handler.launch import (
@@ -46,14 +45,18 @@ class Loaded(NamedTuple):
     formatters: Formatters
 
 
-def is_passive(properties: Mapping[str, Any], dialect: Dialect) -> bool:
+def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
     """Whether this process is a rank of an MPI world that has nothing to do: the engine runs beside rank 0.
+
+    Args:
+        properties: of the first call.
+        steps_all_ranks: `Dialect.steps_all_ranks`.
 
     Raises:
         ConfigError: this Java side would wait for the answers of all ranks and take the last one's.
     """
     world, rank = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("SIZE", "RANK"))
-    if world not in ("", "1") and dialect.steps_all_ranks and properties.get("rolling_batch") != "trtllm":
+    if world not in ("", "1") and steps_all_ranks and properties.get("rolling_batch") != "trtllm":
         raise ConfigError("option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm")
     return rank not in ("", "0")
 
@@ -67,6 +70,8 @@ def load(properties: Mapping[str, Any], *, asynchronous: bool) -> Loaded:
         ConfigError: a wrong option, or something that is missing; the message says what to change.
     """
     config = read_config(properties, asynchronous=asynchronous)
+    for warning in config.warnings:
+        log.warning("%s", warning)
     formatters = model_formatters(config, Path(properties["model_dir"]))
     spec = engine_spec(config)
     log.info("loading %s with %s", config.model_id or "no model", spec.engine)
@@ -101,7 +106,9 @@ def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, "DJL Serving")
     # SERVING_* are the server's own: the Java side has read them.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
-    config = load_config(properties=file if file.is_file() else None, environ=environ, settings=settings.values())
+    config = load_config(
+        properties=file if file.is_file() else None, environ=environ, settings=settings.values(), java=True
+    )
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
     if config.model_id is None and choose_engine(config) != "echo":

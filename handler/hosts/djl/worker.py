@@ -51,7 +51,7 @@ def _load(inputs: Input) -> Output:
     properties = inputs.get_properties()
     try:
         spoken = dialect()
-        if is_passive(properties, spoken):
+        if is_passive(properties, steps_all_ranks=spoken.steps_all_ranks):
             _host = Passive()
             return Output()
         loaded = load(properties, asynchronous=False)

@@ -1,0 +1,97 @@
+"""What the handler makes of DJL's first call: options, and whether this rank has anything to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.config import Config
+from handler.errors import ConfigError
+from handler.hosts.djl.start import is_passive, read_config
+
+
+def read(directory: Path, text: str = "", *, asynchronous: bool = False, **properties: Any) -> Config:
+    """As Java hands them over: without their prefix, among its own."""
+    (directory / "serving.properties").write_text(text)
+    own = {"model_dir": str(directory), "device_id": "-1", "handler": "handle", "gpu.maxWorkers": "1", "failed": "0"}
+    return read_config({"llm_engine": "echo", **own, **properties}, asynchronous=asynchronous)
+
+
+def test_options_come_without_their_prefix(tmp_path: Path) -> None:
+    config = read(tmp_path, rolling_batch="auto", max_rolling_batch_size="7", job_queue_size="9", tgi_compat="true")
+    assert (config.max_rolling_batch_size, config.job_queue_size, config.tgi_compat) == (7, 9, True)
+    assert config.warnings == ()
+
+
+def test_the_mode_is_what_java_does(tmp_path: Path) -> None:
+    assert read(tmp_path).rolling_batch == "disable"  # Java steps a rolling batch only when it is told to
+    assert read(tmp_path, rolling_batch="auto").rolling_batch == "auto"
+    assert read(tmp_path, rolling_batch="disable").rolling_batch == "disable"
+    assert read(tmp_path, rolling_batch="disable", asynchronous=True).rolling_batch == "auto"
+    assert read(tmp_path, asynchronous=True).rolling_batch == "auto"
+    assert read(tmp_path, rolling_batch="disable", asynchronous=True, tgi_compat="true").tgi_compat
+
+
+def test_a_wrong_value_is_named_where_it_was_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^serving.properties, line 2: option.dtype=int9: must be"):
+        read(tmp_path, "engine=Python\noption.dtype=int9\n", dtype="int9")
+    with pytest.raises(ConfigError, match=r"^DJL Serving: option.dtype=int9: must be"):
+        read(tmp_path, dtype="int9")
+    with pytest.raises(ConfigError, match=r"^serving.properties, line 1: unknown option 'option.dtipe'"):
+        read(tmp_path, "option.dtipe=fp32\n", dtipe="fp32")
+
+
+def test_java_wins_where_it_knows_better(tmp_path: Path) -> None:
+    """Its recommender fills in what is not set, and its management interface can set more."""
+    assert read(tmp_path, "option.max_rolling_batch_size=8\n", max_rolling_batch_size="64").max_rolling_batch_size == 64
+    assert read(tmp_path, tensor_parallel_degree="0").tensor_parallel_degree == "1"  # no GPU was counted
+    assert read(tmp_path, tensor_parallel_degree=2).tensor_parallel_degree == "1"  # of the command line, not an option
+
+
+def test_servers_environment_is_the_java_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_SOMETHING_NEW", "1")
+    monkeypatch.setenv("SERVING_JOB_QUEUE_SIZE", "5")
+    monkeypatch.setenv("OPTION_MAX_MODEL_LEN", "99")
+    config = read(tmp_path)
+    assert (config.job_queue_size, config.max_model_len) == (1000, 99)
+
+
+def test_requests_are_not_computed_without_end(tmp_path: Path) -> None:
+    assert read(tmp_path).request_time_limit == 900
+    assert read(tmp_path, request_time_limit="0").request_time_limit == 0
+
+
+def test_a_model_beside_the_file_is_the_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"option\.model_id is not set"):
+        read(tmp_path, llm_engine="openvino")
+    (tmp_path / "some.gguf").write_bytes(b"")
+    assert read(tmp_path, llm_engine="openvino").model_id == str(tmp_path)
+    assert read(tmp_path, llm_engine="openvino", model_id="elsewhere").model_id == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "rolling_batch", "steps_all_ranks", "passive"),
+    [
+        ("", "", "auto", True, False),
+        ("1", "0", "auto", True, False),
+        ("2", "0", "trtllm", True, False),
+        ("2", "1", "trtllm", True, True),
+        ("2", "0", "auto", False, False),
+        ("2", "1", "auto", False, True),
+    ],
+)
+def test_of_an_mpi_world_one_rank_serves(
+    monkeypatch: pytest.MonkeyPatch, size: str, rank: str, rolling_batch: str, steps_all_ranks: bool, passive: bool
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", size)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    assert is_passive({"rolling_batch": rolling_batch}, steps_all_ranks=steps_all_ranks) is passive
+
+
+def test_a_world_whose_last_rank_would_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    with pytest.raises(ConfigError, match="rolling_batch=trtllm"):
+        is_passive({"rolling_batch": "auto"}, steps_all_ranks=True)
