@@ -279,7 +279,8 @@ def test_embedded_server_says_what_the_table_says(embedded: Embedded, mode: str,
     assert answer.status == row.status
     text = said(answer)
     if row.status == 200:
-        assert text == (text if row.says is None else row.says)
+        own_way = " a b c" if "tgi" in mode else " a b "  # TGI shows the stop string, LMI what came before it
+        assert text == (own_way if row.says is None else row.says)
     else:
         assert row.says is not None
         assert row.says in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -65,6 +66,24 @@ def test_without_rolling_batch_java_and_the_handler_agree_on_dynamic_batching(ve
     with djl(version, properties) as server:
         answer = server.post({"inputs": ["a b", "c"], "parameters": {"max_new_tokens": 2}}).json()
     assert answer == [{"generated_text": " a b"}, {"generated_text": " c c"}]
+
+
+ASYNC = {**ECHO, "option.async_mode": "true", "option.rolling_batch": "disable"}
+
+
+@pytest.mark.parametrize(
+    ("version", "properties"),
+    [*((version, ECHO) for version in versions()), *((version, ASYNC) for version in versions("0.31"))],
+)
+def test_the_chat_route_is_another_name_for_invocations(version: str, properties: dict[str, str]) -> None:
+    with djl(version, properties) as server:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+        answer = server.post(chat, "/v1/chat/completions").json()
+        assert answer["choices"][0]["message"] == {"role": "assistant", "content": " user: hi assistant:"}
+        lines = server.post({**chat, "stream": True}, "/v1/chat/completions").text.splitlines()
+        assert "".join(json.loads(line)["choices"][0]["delta"]["content"] for line in lines) == " user: hi assistant:"
+        plain = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
+        assert server.post(plain, "/v1/chat/completions").json() == {"generated_text": " a b"}
 
 
 @pytest.mark.parametrize("version", versions())
