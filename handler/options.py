@@ -117,7 +117,7 @@ OPTIONS = (
     Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 lets it grow as needed"),
     Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, False, "reuse the KV cache of equal prompt beginnings"),
     # how long
-    Option("option.predict_timeout", "predict_timeout", number(0.1), 120.0, "seconds that a request may wait for its turn", ("option.predictTimeout",)),
+    Option("option.predict_timeout", "predict_timeout", number(0.1), 120.0, "seconds that a request may wait for its turn; under DJL also that a dynamic batch may take", ("option.predictTimeout",)),
     Option("option.request_time_limit", "request_time_limit", number(0), None, "seconds that a request may take in all, 0 for any; by default 900 under DJL Serving, which never says that a client has left, and any in the embedded server"),
     Option("option.model_loading_timeout", "model_loading_timeout", number(1), 240.0, "seconds that the engine may take to load"),
     Option("option.engine_timeout", "engine_timeout", number(0.1), 60.0, "seconds without a step after which the engine counts as hung"),
