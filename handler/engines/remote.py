@@ -183,7 +183,6 @@ class RemoteEngine:
         if not data:
             self._died(self._worker.exit_reason())
         self._since = time.monotonic()
-        self._expecting = bool(self._active)
         for message in self._reader.feed(data):
             if isinstance(message, Step):
                 steps.append(message)
@@ -196,6 +195,7 @@ class RemoteEngine:
             elif isinstance(message, Failed):
                 log.error("engine failed\n%s", message.trace.rstrip())
                 self._failed = message.reason  # what came before it is still good: it is delivered first
+        self._expecting = bool(self._active)
         if self._failed is not None and not steps:
             self._died(self._failed)
         return steps

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handler.core import Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.frames import FrameReader, encode
 from handler.engines.remote import RemoteEngine, State
@@ -42,6 +45,23 @@ def test_a_load_that_takes_too_long_is_given_up() -> None:
     with pytest.raises(GenerationFailed, match="model_loading_timeout"):
         engine.step()
     assert engine.state is State.CLOSED
+
+
+@pytest.mark.parametrize("ending", ["length", "cancelled", "refused"])
+def test_an_engine_at_rest_is_not_hung(ending: str) -> None:
+    """However its last request ended, nothing more is due."""
+    engine = RemoteEngine(Spec("echo", EngineConfig(options={"echo_cues": 1})), timeout=0.3)
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    engine.add(1, [3 if ending == "refused" else 4], Sampling(max_new_tokens=2 if ending == "length" else 1 << 19))
+    if ending == "cancelled":
+        engine.step(timeout=1)
+        engine.cancel(1)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        engine.step(timeout=0.05)
+    assert (engine.state, engine.restarts) == (State.READY, 0)
+    engine.close()
 
 
 def test_closing_ends_the_worker() -> None:
