@@ -71,8 +71,7 @@ class RollingHost:
             return self._disagreement(size, len(new))
         opened = []
         if new:
-            self._driver.step(0.0)  # an engine that died meanwhile must not take the new ones along
-            opened = [self._driver.open(new[index]) for index in sorted(new)]
+            opened = self._driver.open_all([new[index] for index in sorted(new)])
             places = places + opened
         self._wait(places, opened)
         pieces = [self._piece(place) for place in places]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -62,10 +62,9 @@ class Place:
         data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
         unsent.clear()
         if limit is not None and len(data) > limit:
-            while data[limit] & 0xC0 == 0x80:  # amid a character
-                limit -= 1
-            unsent.append(data[limit:])
-            data = data[:limit]
+            end = _cut(data, limit)
+            unsent.append(data[end:])
+            data = data[:end]
         self.committed = True
         return data
 
@@ -117,6 +116,11 @@ class StepDriver:
             self._fail(place, serving_error(error))
         return place
 
+    def open_all(self, items: Sequence[Item]) -> list[Place]:
+        """Accept requests, after a look at the engine: one that died meanwhile must not take them along."""
+        self.step(0.0)
+        return [self.open(item) for item in items]
+
     def refused(self, error: ServingError) -> Place:
         """A place that is answered with `error`."""
         place = Place(Record("-"))
@@ -153,13 +157,13 @@ class StepDriver:
 
     def begin(self, item: Item, seconds: float) -> Place:
         """Open a place and wait until its answer has begun, at most `seconds`."""
-        place = self.open(item)
+        (place,) = self.open_all([item])
         self._step_until([place], lambda: place.begun, seconds)
         return place
 
     def run(self, items: Sequence[Item], seconds: float) -> list[Place]:
         """Answer all of `items`, whole; what takes longer than `seconds` is ended with an error."""
-        places = [self.open(item) for item in items]
+        places = self.open_all(items)
         self._step_until(places, lambda: all(place.finished for place in places), seconds)
         return places
 
@@ -251,6 +255,22 @@ class StepDriver:
             if self._by_id.pop(id, None) is not None:
                 self._batcher.cancel(id)
         place._record.close(outcome)
+
+
+def pieces(data: bytes, limit: int) -> Iterator[tuple[bytes, bool]]:
+    """`data` in parts of at most `limit` bytes and whole characters, each with whether it is the last."""
+    while len(data) > limit:
+        end = _cut(data, limit)
+        yield data[:end], False
+        data = data[end:]
+    yield data, True
+
+
+def _cut(data: bytes, limit: int) -> int:
+    """Where UTF-8 text may be cut, at `limit` or before."""
+    while data[limit] & 0xC0 == 0x80:  # amid a character
+        limit -= 1
+    return limit
 
 
 def serving_error(error: Exception) -> ServingError:

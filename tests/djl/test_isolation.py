@@ -130,6 +130,30 @@ def test_who_leaves_makes_room_in_the_end(version: str, mode: dict[str, str]) ->
         assert 0.5 < time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize(("version", "mode"), [*CASES, *((version, {}) for version in versions())])
+def test_answers_that_are_larger_than_javas_limit_come_in_pieces(version: str, mode: dict[str, str]) -> None:
+    """With one field more than it takes, Java gives the worker up."""
+    quick = {**OPTIONS, **mode, "option.echo_tokens_per_second": "0"}
+    with djl(version, quick, env={"MAX_NETTY_BUFFER_SIZE": "60000"}) as server:
+        worker = server.worker_pid()
+        body = {"inputs": "中文字 é", "parameters": {"max_new_tokens": 20_000}}
+        answer = server.post(body).json()
+        assert (answer if mode else answer[0])["generated_text"] == " 中文字 é" * 10_000
+        if mode:
+            assert stream(server, "中文字 é", 20_000).last["generated_text"] == " 中文字 é" * 10_000
+        assert server.worker_pid() == worker
+
+
+@pytest.mark.parametrize("version", versions())
+def test_in_a_dynamic_batch_an_answer_that_is_too_large_is_refused_alone(version: str) -> None:
+    batching = {**OPTIONS, "option.echo_tokens_per_second": "0", "batch_size": "2", "max_batch_delay": "5000"}
+    with djl(version, batching, env={"MAX_NETTY_BUFFER_SIZE": "60000"}) as server, ThreadPoolExecutor(2) as threads:
+        asked = [{"inputs": "a b", "parameters": {"max_new_tokens": tokens}} for tokens in (20_000, 2)]
+        large, small = threads.map(lambda body: server.post(body).json(), asked)
+        assert "at most 30000 are possible" in large["error"]
+        assert small == [{"generated_text": " a b"}]
+
+
 @pytest.mark.parametrize("version", versions())
 def test_a_killed_engine_ends_a_dynamic_batch_and_the_next_are_served(version: str) -> None:
     with djl(version, {**OPTIONS, "batch_size": "4"}) as server, ThreadPoolExecutor(4) as threads:

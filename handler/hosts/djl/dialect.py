@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import Any, NamedTuple
 
@@ -31,12 +32,17 @@ class Dialect(NamedTuple):
     steps_all_ranks: bool
 
     @property
-    def max_piece(self) -> int | None:
-        """Bytes of a piece; None is no limit."""
-        return 32_000 if self.length.size == 2 else None
+    def max_piece(self) -> int:
+        """Bytes of a piece in a map of strings."""
+        return 32_000 if self.length.size == 2 else max_field()
 
     def string(self, text: bytes) -> bytes:
         return self.length.pack(len(text)) + text
+
+
+def max_field() -> int:
+    """Bytes of a field that Java takes; with a larger one it gives the worker up, and everybody in it."""
+    return int(os.environ.get("MAX_NETTY_BUFFER_SIZE", 20 << 20)) // 2  # room for what is around it
 
 
 def dialect() -> Dialect:

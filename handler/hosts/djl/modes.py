@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from djl_python import Input, Output
 
 from handler.config import Config
-from handler.errors import InternalError, InvalidPayload, ServingError
+from handler.errors import GenerationFailed, InternalError, InvalidPayload, ServingError
 from handler.hosts.body import GatheredBody
-from handler.hosts.djl.dialect import Dialect
-from handler.hosts.djl.replies import PieceWriter, Sent, headers_of, output, refusal, whole
+from handler.hosts.djl.dialect import Dialect, max_field
+from handler.hosts.djl.replies import PieceWriter, Sent, headers_of, output, refusal, streamed, whole
 from handler.hosts.djl.requests import batched, is_batch, single
 from handler.hosts.intake import ignored_header, request_id
 from handler.hosts.rolling import RollingHost
 from handler.hosts.service import Service
-from handler.hosts.steps import Item, Place, StepDriver, serving_error
+from handler.hosts.steps import Item, Place, StepDriver, pieces, serving_error
 from handler.schemas.base import Answer
 
 log = logging.getLogger("handler.djl")
@@ -78,7 +78,13 @@ class Dynamic:
         size = int(inputs.get_properties()["batch_size"])
         made = Output()
         for index, place in enumerate(self._run([found.get(index, Item(b"", {})) for index in range(size)])):
-            made.add(place.take(), key="data", batch_index=index)
+            body = place.take()
+            if len(body) > max_field():
+                error = GenerationFailed(
+                    f"the answer has {len(body)} bytes; in a batch at most {max_field()} are possible"
+                )
+                body = self._driver.refused(error).take()
+            made.add(body, key="data", batch_index=index)
         return made.add_property("Content-Type", "application/json")
 
     def _stream(self, item: Item) -> Output:
@@ -86,10 +92,7 @@ class Dynamic:
             place = self._driver.begin(item, self._seconds)
         if place.error is not None:
             return whole(place)
-        made = Output()
-        for name, value in headers_of(place).items():
-            made.add_property(name, value)
-        return made.add_stream_content(self._chunks(place), None)
+        return streamed(self._chunks(place), headers_of(place))
 
     def _chunks(self, place: Place) -> Iterator[bytes]:
         """Ends when the answer does; djl_python asks for the next one when the last is written."""
@@ -135,15 +138,17 @@ class Async:
             if exchange.failure is not None and exchange.answer is not None:
                 yield self._failed(exchange.failure, exchange.answer)
             elif exchange.answer is not None:
-                yield output(self._writer.piece(exchange.answer.body, last=True), headers)
+                for data, last in pieces(exchange.answer.body, max_field()):
+                    yield output(self._writer.piece(data, last=last), headers)
             else:
                 chunks = GatheredBody()
                 exchange.stream_to(chunks)
                 last = False
                 while not last:
-                    data, last = await chunks.next()
-                    yield output(self._writer.piece(data, last=last), headers)
-                    headers = {}
+                    gathered, last = await chunks.next()
+                    for data, end in pieces(gathered, max_field()):
+                        yield output(self._writer.piece(data, last=last and end), headers)
+                        headers = {}
         finally:
             exchange.cancel()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from djl_python import Output
 
 from handler.errors import ServingError
 from handler.framing import dumps
-from handler.hosts.djl.dialect import Dialect
+from handler.hosts.djl.dialect import Dialect, max_field
 from handler.hosts.intake import ignored_header
 from handler.hosts.rolling import Piece
 from handler.hosts.steps import Place
@@ -89,7 +89,18 @@ class PieceWriter:
 def whole(place: Place) -> Output:
     """All of a place's answer, outside of any batch."""
     message = one_line(place.error.message) if place.error is not None else "OK"
-    return output(place.take(), headers_of(place), status=place.status, message=message)
+    body, headers, limit = place.take(), headers_of(place), max_field()
+    if len(body) <= limit:
+        return output(body, headers, status=place.status, message=message)
+    pieces = iter([body[at : at + limit] for at in range(0, len(body), limit)])
+    return streamed(pieces, headers)
+
+
+def streamed(pieces: Iterator[bytes], headers: Mapping[str, str]) -> Output:
+    made = Output()
+    for name, value in headers.items():
+        made.add_property(name, value)
+    return made.add_stream_content(pieces, None)
 
 
 def refusal(error: ServingError) -> Output:
