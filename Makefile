@@ -17,7 +17,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	@echo "installing into $(VENV) (0.5 GB, about half a minute) ..."
+	@echo "installing into $(VENV) (0.3 GB, about half a minute) ..."
 	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu]'
 	@touch $@
 

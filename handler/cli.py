@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from handler import __version__
@@ -33,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over HTTP")
     serve.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    serve.add_argument("--port", type=_port, default=8080, help="0 takes a free one (default %(default)s)")
+    serve.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
     serve.add_argument("--engine", help="option.llm_engine: auto, openvino, trtllm, vllm, echo")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
     return int(text)
@@ -56,12 +57,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     overrides = list(arguments.options)
     if arguments.engine:
         overrides.append(f"option.llm_engine={arguments.engine}")
-    if arguments.model:
-        overrides.append(f"option.model_id={arguments.model}")
-    config = load_config(properties=arguments.properties, overrides=overrides)
-    own = os.path.join(config.model_id or "", "serving.properties")
-    if arguments.properties is None and config.model_id and os.path.isfile(own):
-        config = load_config(properties=Path(own), overrides=overrides)  # the model directory's own, as in DJL
+    own = Path(arguments.model or "", "serving.properties")
+    if arguments.properties is None and arguments.model and own.is_file():  # the model directory's own, as in DJL
+        config = load_config(properties=own, overrides=overrides)
+        config = replace(config, model_id=config.model_id or arguments.model)
+    else:
+        if arguments.model:
+            overrides.append(f"option.model_id={arguments.model}")
+        config = load_config(properties=arguments.properties, overrides=overrides)
     level = os.environ.get("LMI_LOG_LEVEL", "INFO").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")

@@ -103,14 +103,15 @@ def load_config(
         if earlier is None or earlier.value.strip() != setting.value.strip():
             given[_known(setting)] = setting
     values: dict[str, Any] = {}
-    warnings = []
+    idle: dict[str, list[str]] = {}
     for option in OPTIONS:
         found = given.get(option.key)
         if option.field is None:
             if found is not None and not (java and option.help is OF_JAVA):
-                warnings.append(f"{found.key} ({found.origin}) has no effect here: {option.help}")
+                idle.setdefault(option.help, []).append(f"{found.key} ({found.origin})")
             continue
         values[option.field] = _parse(option, found) if found else option.default
+    warnings = [f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items()]
     origins = {key: setting.origin for key, setting in given.items()}
     directory = properties.absolute().parent if properties else None
     return _checked(Config(**values, warnings=tuple(warnings), directory=directory, origins=origins))

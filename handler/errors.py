@@ -18,6 +18,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class ConfigError(Exception):
     """The start is refused; the message says what to change."""
@@ -53,7 +55,7 @@ class InvalidParameter(ServingError):
 
     @property
     def public(self) -> str:
-        return f"{self.message.partition('=')[0]} was refused"
+        return f"{re.split('[=:]', self.message, maxsplit=1)[0]} was refused"
 
 
 class UnsupportedMedia(ServingError):

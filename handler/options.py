@@ -89,7 +89,7 @@ def parallel_degree(text: str) -> str:
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")
 
-OF_JAVA = "it belongs to DJL Serving's Java side"
+OF_JAVA = "DJL Serving's Java side reads it"
 
 OPTIONS = (
     # what is served

@@ -24,13 +24,15 @@ def decode(body: bytes) -> Any:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidPayload(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    if not text.strip():
+        raise InvalidPayload("the body is empty")
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         if "\\u" in text:  # only an escape can bring half a surrogate pair in
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise InvalidPayload(f"the body is not valid JSON: {error.msg} at {where}") from None
+        raise InvalidPayload(f"the body is not valid JSON: {error.msg.removesuffix(' at')} at {where}") from None
     except UnicodeEncodeError:
         raise InvalidPayload("the body is not valid JSON: a lone surrogate in a string") from None
     except RecursionError:

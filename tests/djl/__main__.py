@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import socket
 import sys
@@ -10,6 +12,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from handler.cli import port
+from handler.config import Config, load_config
 from handler.errors import ConfigError
 from handler.models import locate
 from tests.djl import home, jars
@@ -24,7 +28,8 @@ curl -sN {url}{path} -H 'Content-Type: application/json' \\
 
 def main() -> int:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sig, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="djl-") as scratch:
             return _serve(arguments, Path(scratch))
@@ -40,19 +45,17 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.djl", description=__doc__)
     parser.add_argument("model", nargs="?", default="demo", help="a .gguf file or a model directory (default: demo)")
-    parser.add_argument("--port", type=int, default=8080, help="0 takes a free one (default %(default)s)")
+    parser.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
                         help="an option as serving.properties writes it; beats the file")  # fmt: skip
     return parser.parse_args()
 
 
 def _serve(arguments: argparse.Namespace, scratch: Path) -> int:
-    socket.create_server(("127.0.0.1", arguments.port)).close()  # taken? DJL would say so after the model has loaded
+    _check_port(arguments.port)
     serving = home.find()
     version = home.version(serving) if serving else jars.VERSIONS[-1]
-    model_id = _model_id(arguments.model, scratch)
-    more = "\n".join([f"option.model_id={model_id}", *arguments.options])  # of a key's values the last one counts
-    model = write_model(scratch / "model", f"{PROPERTIES.read_text()}\n{more}\n")
+    model, config = _model(arguments.model or "demo", arguments.options, scratch)
     what = f"DJL Serving {version} in {serving}" if serving else f"DJL's Python engine {version} behind tests/djl/front"
     progress = Progress(f"loading {arguments.model} under {what}")
     server = Djl.start(serving, version, scratch, model, arguments.port, show=progress.show)
@@ -60,14 +63,50 @@ def _serve(arguments: argparse.Namespace, scratch: Path) -> int:
         server.wait_ready(3600, progress.tick)
         progress.say(f"ready on {server.url}: {what}, handler.entry with {arguments.model}; Ctrl-C ends it")
         for path, stream in (("/invocations", ""), (f"/predictions/{MODEL}", ',"stream":true')):
-            progress.say(CURL.format(url=server.url, path=path, stream=stream).rstrip())
+            if not stream or config.rolling_batch != "disable":
+                progress.say(CURL.format(url=server.url, path=path, stream=stream).rstrip())
         status = server.process.wait()
         raise StartFailed(f"DJL ended with status {status}: {server.reason()}")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave the worker behind
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sig, signal.SIG_IGN)  # a second one would leave the worker behind
         progress.end()
         server.stop()
+
+
+def _check_port(number: int) -> None:
+    """DJL would say that it is taken after the model has loaded."""
+    try:
+        socket.create_server(("127.0.0.1", number)).close()
+    except OSError as error:
+        raise ConfigError(f"cannot listen on 127.0.0.1:{number}: {error.strerror}") from None
+
+
+def _model(name: str, options: list[str], scratch: Path) -> tuple[Path, Config]:
+    """The model directory for DJL, and its options as far as the handler knows them.
+
+    A directory with a serving.properties of its own is taken as it is; for any other model the project's is used.
+
+    Raises:
+        ConfigError: an option is wrong; better said now than by Java.
+    """
+    own = Path(name) / "serving.properties"
+    if own.is_file():
+        properties, model_id = own, own.parent.resolve()
+        files = {entry.name: entry.resolve() for entry in own.parent.iterdir() if entry.name != own.name}
+    else:
+        properties, model_id, files = PROPERTIES, _model_id(name, scratch), {}
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SERVING_")}
+    config = load_config(properties=properties, overrides=options, environ=environ, java=True)
+    lines = [properties.read_text(), *options]  # of a key's values the last one counts
+    if config.model_id is None:
+        lines.insert(1, f"option.model_id={model_id}")
+    if "model.py" not in files:
+        lines.insert(0, "option.entryPoint=handler.entry")
+    directory = write_model(scratch / "model", "\n".join(["engine=Python", "minWorkers=1", "maxWorkers=1", *lines, ""]))
+    for name, path in files.items():
+        (directory / name).symlink_to(path)
+    return directory, config
 
 
 def _model_id(model: str, scratch: Path) -> Path:
@@ -118,8 +157,9 @@ class Progress:
 
     def _write(self, text: str) -> None:
         erase = "\r\x1b[K" if self._terminal else ""
-        sys.stderr.write(erase + text)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            sys.stderr.write(erase + text)
+            sys.stderr.flush()
 
 
 if __name__ == "__main__":

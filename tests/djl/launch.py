@@ -48,7 +48,7 @@ class Djl:
         scratch: Path,
         model: Path,
         port: int = 0,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str] = os.environ,
         show: Callable[[str], None] = lambda line: None,
     ) -> Self:
         """DJL Serving if its home is given, else the engine of that version behind our front end. `scratch` must be
@@ -69,7 +69,7 @@ class Djl:
         process = subprocess.Popen(
             command,
             cwd=scratch,
-            env={**_clean_environment(), "PYTHON_EXECUTABLE": sys.executable, **more, **(env or {})},
+            env={"PYTHON_EXECUTABLE": sys.executable, **more, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -174,7 +174,7 @@ def _kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Ours, without what DJL or the handler would take for settings."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("OPTION_", "SERVING_", "HF_"))}
 

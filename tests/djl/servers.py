@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.djl import home, jars
-from tests.djl.launch import Djl, write_model
+from tests.djl.launch import Djl, clean_environment, write_model
 from tests.djl.processes import only
 
 
@@ -69,7 +69,9 @@ def djl(
         scratch = Path(directory)
         model = write_model(scratch / "model", text, files)
         with skipped_without_java():
-            server = DjlServer.start(Path(named) if named else None, version, scratch, model, env=env)
+            server = DjlServer.start(
+                Path(named) if named else None, version, scratch, model, env={**clean_environment(), **(env or {})}
+            )
         try:
             server.wait_ready(seconds)
             yield server

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.djl import home, jars
+from tests.djl.launch import clean_environment
 from tests.djl.servers import skipped_without_java
+from tests.formatters_model import PAYLOADS
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.djl, pytest.mark.model]
@@ -26,9 +29,10 @@ def java() -> None:
             jars.front(jars.VERSIONS[-1])
 
 
-def make_djl(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def make_djl(log: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.djl", "--port=0", *arguments]
     with log.open("wb") as out:
-        return subprocess.Popen([sys.executable, "-m", "tests.djl", "--port=0", *arguments], stderr=out)
+        return subprocess.Popen(command, stderr=out, env={**clean_environment(), **(env or {})})
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
@@ -65,3 +69,38 @@ def test_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert make_djl(log, f"--port={taken.getsockname()[1]}").wait(30) == 1
     assert re.fullmatch(r"djl: .*Address already in use.*\n", log.read_text())
+
+
+def test_a_directory_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Its serving.properties, its model.py, and the environment's options."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "serving.properties").write_text(
+        "option.llm_engine=echo\noption.rolling_batch=auto\noption.tgi_compat=true\n"
+    )
+    (model / "model.py").write_text("from handler.entry import handle\n" + PAYLOADS.partition("@output_formatter")[0])
+    log = tmp_path / "log"
+    process = make_djl(log, str(model), env={"OPTION_UNKNOWN_PARAMETERS": "refuse"})
+    try:
+        wait_for(lambda: '"stream":true' in log.read_text() or process.poll() is not None, 90, "no curl lines")
+        url = re.findall(r"ready on (http://\S+):", log.read_text())[-1]
+        answer = httpx.post(url + "/invocations", json={"inputPrompt": "a b", "parameters": {"details": False}})
+        assert answer.json() == [{"generated_text": " a b a"}]
+        refused = httpx.post(url + "/invocations", json={"inputPrompt": "a b", "nonsense": 1})
+        assert "option.unknown_parameters=refuse" in refused.json()["error"]
+    finally:
+        process.send_signal(signal.SIGHUP)  # the terminal is closed
+    assert process.wait(30) == 0, log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("option.max_rolling_batch_sise=3", "djl: -o option.max_rolling_batch_sise=3: unknown option"),
+        ("option.max_rolling_batch_size=none", "djl: -o option.max_rolling_batch_size=none: must be a whole number"),
+    ],
+)
+def test_a_wrong_option_is_said_before_java_starts(tmp_path: Path, option: str, told: str) -> None:
+    log = tmp_path / "log"
+    assert make_djl(log, "-o", option).wait(30) == 1
+    assert log.read_text().startswith(told)

@@ -31,6 +31,8 @@ def test_the_mode_is_what_java_does(tmp_path: Path) -> None:
     assert read(tmp_path, rolling_batch="disable").rolling_batch == "disable"
     assert read(tmp_path, rolling_batch="disable", asynchronous=True).rolling_batch == "auto"
     assert read(tmp_path, asynchronous=True).rolling_batch == "auto"
+    with pytest.raises(ConfigError, match=r"option.async_mode=true needs option\.rolling_batch=disable"):
+        read(tmp_path, rolling_batch="auto", asynchronous=True)
     assert read(tmp_path, rolling_batch="disable", asynchronous=True, tgi_compat="true").tgi_compat
 
 

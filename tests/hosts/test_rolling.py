@@ -91,7 +91,7 @@ def test_a_document_comes_whole_and_nothing_before_it() -> None:
     ("body", "told"),
     [
         (b"{nope", "not valid JSON"),
-        (b"", "not valid JSON"),
+        (b"", "the body is empty"),
         ({"inputs": ["a", "b"]}, "must be one string"),
         (ask("a", 0), "max_new_tokens"),
         (ask("a " * 200, 1), "tokens"),

@@ -101,8 +101,10 @@ def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
     if properties.get("tensor_parallel_degree") == "0":  # Java counted the GPUs and found none
         del settings["option.tensor_parallel_degree"]
     rolling = properties.get("rolling_batch") or "disable"  # Java steps a rolling batch only when the property is there
-    if asynchronous and rolling == "disable":
-        rolling = "auto"  # DJL's way of saying that it batches nothing itself; the handler does all the same
+    if asynchronous:
+        if rolling != "disable":
+            raise ConfigError("option.async_mode=true needs option.rolling_batch=disable: Java would step both ways")
+        rolling = "auto"  # that Java batches nothing does not keep the handler from doing so
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, "DJL Serving")
     # SERVING_* are the server's own: the Java side has read them.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
