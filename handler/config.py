@@ -40,7 +40,6 @@ class Config:
     tensor_parallel_degree: str
     output_formatter: str | None
     input_formatter: str | None
-    formatter_threads: int
     tgi_compat: bool
     enable_streaming: bool
     unknown_parameters: str

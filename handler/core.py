@@ -98,6 +98,10 @@ class Token(NamedTuple):
     special: bool
 
 
+NO_TOKEN = Token(-1, "", None, True)
+"""What stands where the last token would, when an engine ends a sequence without one."""
+
+
 class Delta(NamedTuple):
     """What one step brought to one sequence of one request; the finishing one carries the last token, if any."""
 

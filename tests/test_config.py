@@ -92,7 +92,6 @@ def test_a_key_without_its_prefix_is_pointed_right() -> None:
         ("option.engine_timeout=nan", "must be a number of at least 0.1"),
         ("option.engine_timeout=inf", "must be a number of at least 0.1"),
         ("option.output_formatter=", "must not be empty"),
-        ("option.formatter_threads=0", "must be a whole number of at least 1"),
         ("option.tensor_parallel_degree=0", "must be a whole number of at least 1"),
         ("option.model_id=", "must not be empty"),
     ],

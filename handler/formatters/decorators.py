@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -14,20 +14,7 @@ def input_formatter(function: F) -> F:
     return function
 
 
-@overload
-def output_formatter(function: F) -> F: ...
-@overload
-def output_formatter(*, content_type: str | None = None) -> Callable[[F], F]: ...
-def output_formatter(function: F | None = None, *, content_type: str | None = None) -> F | Callable[[F], F]:
-    """Mark the function that writes answers.
-
-    Args:
-        function: the decorated one, when the decorator is written without brackets.
-        content_type: what its answers are, where the default does not fit. djl_python's decorator has no such thing.
-    """
-
-    def mark(function: F) -> F:
-        vars(function).update(is_output_formatter=True, content_type=content_type)
-        return function
-
-    return mark if function is None else mark(function)
+def output_formatter(function: F) -> F:
+    """Mark the function that writes answers."""
+    vars(function)["is_output_formatter"] = True
+    return function

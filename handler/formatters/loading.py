@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -39,12 +38,19 @@ class InputFormatter(NamedTuple):
     takes_payload: bool
     accepts: frozenset[str] | None
 
+    @property
+    def title(self) -> str:
+        return f"input formatter {self.name!r} of model.py"
+
 
 class OutputFormatter(NamedTuple):
     name: str
     function: Callable[..., Any]
     style: Style
-    content_type: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"output formatter {self.name!r} of model.py"
 
 
 class Formatters(NamedTuple):
@@ -177,10 +183,7 @@ def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormat
     else:
         known = "; ".join(style.value for style in Style)
         raise ConfigError(f"{where}: output formatter {name!r} takes {len(needed)} arguments; there are: {known}")
-    content_type = getattr(function, "content_type", None)
-    if content_type is not None and not (isinstance(content_type, str) and re.fullmatch("[ -~]+", content_type)):
-        raise ConfigError(f"{where}: output formatter {name!r}: content_type={content_type!r} is not a content type")
-    return OutputFormatter(name, function, style, content_type)
+    return OutputFormatter(name, function, style)
 
 
 def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str, list[inspect.Parameter]]:

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from handler.core import Delta, Finish, Request
 from handler.errors import InternalError, ServingError, Unavailable
 from handler.hosts.body import Writer
-from handler.hosts.foreign import Offloaded, Threads
+from handler.hosts.formatter_thread import FormatterThread, ThreadedReply
 from handler.hosts.pump import Pump
 from handler.hosts.record import Record
 from handler.schemas.base import Answer, Call
@@ -32,7 +32,7 @@ class Exchange:
         call: what was asked, with the reply that renders it.
         encode: checks a request and turns its text into ids; may raise ServingError.
         gate: entered before the requests are put to the engine, left when they have ended.
-        threads: where replies with foreign code are written.
+        formatters: where a model.py's functions run; None where there are none.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Exchange:
         gate: AbstractAsyncContextManager[object],
         pump: Pump,
         record: Record,
-        threads: Threads | None = None,
+        formatters: FormatterThread | None = None,
     ) -> None:
         self._call = call
         self._encode = encode
@@ -52,10 +52,10 @@ class Exchange:
         self._record = record
         self._reply = call.reply
         self._sink = self._feed
-        self._offloaded: Offloaded | None = None
-        if call.foreign and threads is not None:
-            self._reply = self._offloaded = Offloaded(call.reply, threads, self._deliver)
-            self._sink = self._offloaded.put
+        self._threaded: ThreadedReply | None = None
+        if call.formatter and formatters is not None:
+            self._reply = self._threaded = ThreadedReply(call.reply, call.formatter, formatters, self._deliver)
+            self._sink = self._threaded.put
         self._ids: set[int] = set()
         self._ended = asyncio.Event()
         self._pending: list[bytes] = []
@@ -149,6 +149,6 @@ class Exchange:
         self._record.close(outcome)
         for id in self._ids:
             self._pump.cancel(id)
-        if self._offloaded is not None:
-            self._offloaded.close()
+        if self._threaded is not None:
+            self._threaded.close()
         self._ended.set()

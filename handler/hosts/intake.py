@@ -13,7 +13,8 @@ from handler.engines.base import EngineInfo, Tokenizer
 from handler.errors import InvalidParameter, InvalidPayload, UnsupportedMedia
 from handler.formatters.loading import Formatters
 from handler.schemas.base import Call, Context, Schema
-from handler.schemas.custom import CustomReader, with_output
+from handler.schemas.custom_reading import CustomReader
+from handler.schemas.custom_reply import with_formatter
 from handler.schemas.reading import decode
 from handler.text import Prompt
 
@@ -55,8 +56,11 @@ class Intake:
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
     ) -> None:
-        self.schema = with_output(schema, formatters)
+        self.schema = schema
+        self.runs_model_py = formatters.input is not None or formatters.output is not None
+        self._output_formatter = formatters.output
         self._reader: CustomReader | None = None
+        self.input_formatter = "" if formatters.input is None else formatters.input.title  # for messages
         if formatters.input is not None:
             keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
             self._reader = CustomReader(formatters.input, _decoded, keywords)
@@ -89,8 +93,14 @@ class Intake:
         Raises:
             ServingError: what the schema says of a body that it refuses, or FormatterFailed.
         """
-        value = _decoded(body, headers) if self._reader is None else self._reader.read(body, headers)
-        return self.schema.parse(value, self._context)
+        if self._reader is None:
+            value, given = _decoded(body, headers), None
+        else:
+            value, given = self._reader.read(body, headers)
+        call = self.schema.parse(value, self._context)
+        if self._output_formatter is None:
+            return call
+        return with_formatter(call, self._output_formatter, value, given, tgi_compat=self.schema.name == "tgi_compat")
 
     def encode(self, request: Request) -> Prompt:
         """The prompt's ids, cut as asked, within the model's limits.

@@ -17,7 +17,7 @@ from handler.errors import ServingError, Unavailable
 from handler.formatters.loading import Formatters
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
-from handler.hosts.foreign import Threads
+from handler.hosts.formatter_thread import FormatterThread
 from handler.hosts.intake import NO_FORMATTERS, Headers, Intake
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
@@ -59,9 +59,9 @@ class Service:
         self.started_at = time.time()
         self._engine = engine
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
-        self._foreign: Threads | None = None
-        if formatters.input is not None or formatters.output is not None:
-            self._foreign = Threads(config.formatter_threads, config.predict_timeout)
+        self._formatters: FormatterThread | None = None
+        if self.intake.runs_model_py:
+            self._formatters = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe)
         self._gate: BatchGate | None = None
         if config.rolling_batch == "disable":
             self._gate = BatchGate(
@@ -90,8 +90,8 @@ class Service:
         self._pump.close()
         self._engine.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._foreign is not None:
-            self._foreign.close()
+        if self._formatters is not None:
+            self._formatters.close()
 
     def give_up(self) -> None:
         """End what is under way with an error that the clients can read."""
@@ -135,8 +135,8 @@ class Service:
 
     async def read(self, body: bytes, headers: Headers) -> Call:
         """The body as the schema reads it; off the event loop when it is large, or when a model.py reads it."""
-        if self._foreign is not None:
-            call: Call = await self._foreign.call(self.intake.read, body, headers)
+        if self._formatters is not None and (title := self.intake.input_formatter):
+            call: Call = await asyncio.wrap_future(self._formatters.submit(title, self.intake.read, body, headers))
             return call
         if len(body) < _PARSE_ASIDE:
             return self.intake.read(body, headers)
@@ -158,7 +158,7 @@ class Service:
             gate=self._gate if self._gate is not None else contextlib.nullcontext(),
             pump=self._pump,
             record=record,
-            threads=self._foreign,
+            formatters=self._formatters,
         )
         self._exchanges.add(exchange)
         return exchange

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from handler.schemas.base import Schema
 from handler.schemas.batch import DynamicBatch
+from handler.schemas.by_shape import ByShape, Refusing
 from handler.schemas.chat import Chat
-from handler.schemas.door import Closed, Door
 from handler.schemas.lmi import Lmi
 from handler.schemas.tgi import TgiCompat
 
@@ -15,9 +15,9 @@ _NO_CHAT = "'messages': chat completions are not available for dynamic batching;
 SCHEMAS: dict[str, Schema] = {
     schema.name: schema
     for schema in (
-        Door(_LMI, {"messages": Chat(_LMI)}),
-        Door(_TGI, {"messages": Chat(_TGI)}),
-        Door(_BATCH, {"messages": Closed(_BATCH, _NO_CHAT)}),
+        ByShape(_LMI, {"messages": Chat(_LMI)}),
+        ByShape(_TGI, {"messages": Chat(_TGI)}),
+        ByShape(_BATCH, {"messages": Refusing(_BATCH, _NO_CHAT)}),
     )
 }
 

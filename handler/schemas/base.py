@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -67,15 +67,19 @@ class Reply(Protocol):
 class Call(NamedTuple):
     """What one HTTP request asks for: one or more prompts, and how to write their answer.
 
-    With `foreign`, the reply runs functions of the user's model.py: `feed` may take its time, and raises
-    FormatterFailed when they fail; it is then fed a delta with that error, as with any other failure.
+    Attributes:
+        reshape: makes the same reply, its values changed by a function before they are framed. None: a user's output
+            formatter has no say in this answer.
+        formatter: the user's function that the reply runs, for messages; "" where there is none. `feed` may take its
+            time then, and raises FormatterFailed; it is fed a delta with that error, as with any other failure.
     """
 
     requests: Sequence[Request]
     reply: Reply
     ignored: Sequence[str] = ()
     streams: bool = False
-    foreign: bool = False
+    reshape: Callable[[Callable[[Any], Any]], Reply] | None = None
+    formatter: str = ""
 
 
 class Schema(Protocol):

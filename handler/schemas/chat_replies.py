@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from handler.core import Delta, Finish, Token
+from handler.core import NO_TOKEN, Delta, Finish, Token
 from handler.errors import ServingError
 from handler.framing import JSON, Framing
 from handler.schemas.base import Answer
 from handler.schemas.replies import Continuation
-
-_NO_TOKEN = Token(-1, "", None, True)  # an engine may end a sequence without a last token
 
 
 class Failures(Protocol):
@@ -64,7 +62,7 @@ class ChatStream:
             return encode(self._failures.stream_failure(delta.error)) + self._framing.end
         if delta.finish is None:
             return b"".join([encode(self._chunk(token, None)) for token in delta.tokens])
-        *tokens, last = delta.tokens or (_NO_TOKEN,)
+        *tokens, last = delta.tokens or (NO_TOKEN,)
         lines = [encode(self._chunk(token, None)) for token in tokens]
         return b"".join([*lines, encode(self._chunk(last, delta.finish)), self._framing.end])
 

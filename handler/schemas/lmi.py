@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from handler.core import Finish, Request, Token
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import FRAMINGS, JSON, JSONLINES, Framing
-from handler.schemas.base import Answer, Call, Context, front_end_error
+from handler.schemas.base import Answer, Call, Context, Reply, front_end_error
 from handler.schemas.parameters import read_parameters, show
 from handler.schemas.reading import read_field, read_object, read_parameters_field, read_stream, unknown_names
-from handler.schemas.replies import Continuation, DocumentReply, StreamReply
+from handler.schemas.replies import Continuation, DocumentReply, Layout, StreamReply
+from handler.schemas.reshaped import Reshaped
 
 _NO_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None}
 
@@ -42,16 +43,24 @@ class Lmi:
             )
         if not isinstance(prompt, str) or not prompt:
             raise InvalidPayload("'inputs' must be a non-empty string")
-        framing = self._framing(body, parameters, context)
+        stream = read_stream(body, parameters)
+        named = _read_formatter(parameters)
+        framing = named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
         ignored = unknown_names(body, parameters, context)
         request = self.request(prompt, parameters, context)
-        if framing is JSON:
-            return Call((request,), DocumentReply(self, request), ignored)
-        if request.sampling.num_sequences > 1:
+        streams = framing is not JSON
+        if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
                 "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more"
             )
-        return Call((request,), StreamReply(self, request, framing), ignored, streams=True)
+
+        def reply(layout: Layout) -> Reply:
+            return StreamReply(layout, request, framing) if streams else DocumentReply(layout, request)
+
+        def reshape(change: Callable[[Any], Any]) -> Reply:
+            return reply(Reshaped(self, change))
+
+        return Call((request,), reply(self), ignored, streams, None if named else reshape)
 
     def request(self, prompt: str, parameters: Mapping[str, Any], context: Context) -> Request:
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
@@ -67,17 +76,6 @@ class Lmi:
             details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs,
             full_text=bool(flags["return_full_text"]),
         )
-
-    def _framing(self, body: Mapping[str, Any], parameters: Mapping[str, Any], context: Context) -> Framing:
-        stream = read_stream(body, parameters)
-        name = read_field(parameters, "output_formatter")
-        if name is None:
-            name = context.output_formatter
-        elif not isinstance(name, str) or name not in FRAMINGS:
-            raise InvalidParameter(f"parameters.output_formatter={show(name)}: must be one of {', '.join(FRAMINGS)}")
-        if name is not None:
-            return FRAMINGS[name]
-        return self.stream_framing if stream else JSON
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -149,3 +147,11 @@ class Lmi:
             "error": error.message,
             "code": error.status,
         }
+
+
+def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
+    """What `output_formatter` names; None when absent."""
+    name = read_field(parameters, "output_formatter")
+    if name is None or (isinstance(name, str) and name in FRAMINGS):
+        return None if name is None else FRAMINGS[name]
+    raise InvalidParameter(f"parameters.output_formatter={show(name)}: must be one of {', '.join(FRAMINGS)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from handler.core import Delta, Finish, Request, Sampling, Token
+from handler.core import NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.errors import ServingError
 from handler.framing import JSON, Framing
 from handler.schemas.base import Answer
@@ -86,7 +86,7 @@ class StreamReply:
             self._prefill = delta.prefill
         if delta.finish is None:
             return b"".join([self._line(token) for token in delta.tokens])
-        *tokens, last = delta.tokens or (Token(-1, "", None, True),)
+        *tokens, last = delta.tokens or (NO_TOKEN,)
         lines = [self._line(token) for token in tokens]
         return b"".join([*lines, self._framing.encode(self._last(last, delta.finish))])
 
@@ -141,7 +141,8 @@ class DocumentReply:
         return JSON.encode(self._document()) if self.finished else b""
 
     def _document(self) -> Any:
-        best, *others = returned(self._sequences, self._request.sampling)
+        logprobs = [sequence.logprob for sequence in self._sequences]
+        best, *others = [self._sequences[index] for index in returned(logprobs, self._request.sampling)]
         best.prefill = self._sequences[0].prefill
         request = self._request
         text = (request.prompt if request.full_text else "") + best.text
@@ -152,9 +153,9 @@ class DocumentReply:
         return self._layout.refused(error)
 
 
-def returned(sequences: Sequence[Continuation], sampling: Sampling) -> list[Continuation]:
-    """The sequences that the client gets, the most probable first; beams come ranked by the engine."""
-    ranked = list(sequences)
+def returned(logprobs: Sequence[float], sampling: Sampling) -> list[int]:
+    """The sequences that the client gets, by index, the most probable first; beams come ranked by the engine."""
+    ranked = list(range(len(logprobs)))
     if sampling.num_beams == 1:
-        ranked.sort(key=lambda sequence: -sequence.logprob)
+        ranked.sort(key=lambda index: -logprobs[index])
     return ranked[: sampling.n] if sampling.n > 1 else ranked

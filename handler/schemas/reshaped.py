@@ -1,4 +1,4 @@
-"""Answers in a dialect's own layout and framing whose values a user's `dict -> dict` formatter has changed."""
+"""Answers in a dialect's own layout and framing whose values somebody changes before they are framed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from handler.core import Token
-from handler.errors import FormatterFailed
-from handler.framing import dumps
 from handler.schemas.replies import Layout
 
 
 class Reshaped:
     """A layout whose lines and documents go through `change`; failures and all else are the layout's own."""
 
-    def __init__(self, layout: Layout, change: Callable[[Any], Any], name: str) -> None:
+    def __init__(self, layout: Layout, change: Callable[[Any], Any]) -> None:
         self._layout = layout
         self._change = change
-        self._name = name
         self.prompt_token = layout.prompt_token
         self.stream_details = layout.stream_details
         self.stream_failure = layout.stream_failure
@@ -25,21 +22,11 @@ class Reshaped:
         self.refused = layout.refused
 
     def chunk(self, token: Token, index: int) -> Any:
-        return self._changed(self._layout.chunk(token, index))
+        return self._change(self._layout.chunk(token, index))
 
     def last_chunk(self, token: Token, index: int, text: str, details: dict[str, Any] | None) -> Any:
-        return self._changed(self._layout.last_chunk(token, index, text, details))
+        return self._change(self._layout.last_chunk(token, index, text, details))
 
     def document(self, text: str, details: dict[str, Any] | None) -> Any:
         found = self._layout.document(text, details)
-        return [self._changed(value) for value in found] if isinstance(found, list) else self._changed(found)
-
-    def _changed(self, value: Any) -> Any:
-        found = self._change(value)
-        if found is None:
-            raise FormatterFailed(f"{self._name} returned None; it must return a dict")
-        try:
-            dumps(found)
-        except TypeError as error:
-            raise FormatterFailed(f"{self._name} returned what is not JSON", str(error)) from None
-        return found
+        return [self._change(value) for value in found] if isinstance(found, list) else self._change(found)

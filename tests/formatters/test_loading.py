@@ -77,11 +77,6 @@ def test_a_function_under_two_names_is_one(tmp_path: Path) -> None:
     assert list(find(tmp_path, LEGACY + "again = write_legacy\n").outputs) == ["write_legacy"]
 
 
-def test_a_content_type_may_be_given(tmp_path: Path) -> None:
-    text = "from handler.formatters import *\n@output_formatter(content_type='text/event-stream')\ndef f(output): ...\n"
-    assert find(tmp_path, text).outputs["f"].content_type == "text/event-stream"
-
-
 def test_what_somebody_has_imported_is_used(tmp_path: Path) -> None:
     """DJL imports model.py as its entry point: state in it must not exist twice."""
     write_model(tmp_path, LEGACY)
@@ -116,7 +111,6 @@ def test_it_is_imported_once_and_may_import_its_neighbours(tmp_path: Path) -> No
         ("\ndef f(a, b): ...\nf.is_output_formatter = True", "line 2: output formatter 'f' takes 2 arguments"),
         ("def f(): ...\nf.is_input_formatter = True", "must take one argument"),
         ("def f(a, b): ...\nf.is_input_formatter = True", "must take one argument"),
-        ("def f(a): ...\nf.is_output_formatter, f.content_type = True, 'a\\r\\nb'", "is not a content type"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, text: str, wanted: str) -> None:

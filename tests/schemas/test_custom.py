@@ -11,10 +11,11 @@ import pytest
 from handler.core import Delta, Finish, Token
 from handler.errors import FormatterFailed, GenerationFailed, InvalidParameter, InvalidPayload
 from handler.formatters import RequestInput, TextGenerationOutput, TextInput
-from handler.formatters.loading import Formatters, InputFormatter, OutputFormatter, Style
+from handler.formatters.loading import InputFormatter, OutputFormatter, Style
 from handler.schemas import SCHEMAS
 from handler.schemas.base import Call
-from handler.schemas.custom import CustomReader, Formatted, with_output
+from handler.schemas.custom_reading import CustomReader
+from handler.schemas.custom_reply import with_formatter
 from handler.schemas.reading import decode
 from tests.schemas.answers import CONTEXT, deltas
 
@@ -22,8 +23,9 @@ Function = Callable[..., Any]
 
 
 def call(function: Function, body: dict[str, Any], style: Style = Style.OUTPUT, schema: str = "lmi") -> Call:
-    custom = with_output(SCHEMAS[schema], Formatters(output=OutputFormatter("f", function, style)))
-    return custom.parse({"inputs": "hi", **body}, CONTEXT)
+    body = {"inputs": "hi", **body}
+    plain = SCHEMAS[schema].parse(body, CONTEXT)
+    return with_formatter(plain, OutputFormatter("f", function, style), body, None, tgi_compat=schema == "tgi_compat")
 
 
 def pieces(found: Call, script: list[Delta] | None = None) -> list[str]:
@@ -49,7 +51,8 @@ STREAM = {"stream": True}
 
 def test_a_stream_gets_a_call_a_token_as_it_comes() -> None:
     found = call(take, STREAM)
-    assert (found.streams, found.foreign, found.reply.content_type) == (True, True, "application/jsonlines")
+    assert (found.streams, found.reply.content_type) == (True, "application/jsonlines")
+    assert found.formatter == "output formatter 'f' of model.py"
     assert pieces(found, [text("a"), text("b"), text("c", Finish.EOS)]) == [
         "[a 0 True False]", "[b 1 False False]", "[c 2 False True]",
     ]  # fmt: skip
@@ -171,12 +174,12 @@ def test_values_are_changed_before_they_are_framed() -> None:
 
 def test_a_request_may_ask_for_a_built_in_formatter() -> None:
     found = call(take, {"parameters": {"output_formatter": "json"}, **STREAM})
-    assert (found.foreign, found.reply.content_type) == (False, "application/json")
+    assert (found.formatter, found.reply.content_type) == ("", "application/json")
 
 
 def test_chat_completions_keep_their_form() -> None:
     chat = {"inputs": None, "messages": [{"role": "user", "content": "hi"}]}
-    assert not call(take, chat).foreign
+    assert not call(take, chat).formatter
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------
@@ -221,20 +224,15 @@ def test_an_engines_failure_does_not_go_through_the_users_code() -> None:
     assert (failure, found.reply.finished) == (b'{"error":"it died","code":424}\n', True)
 
 
-def test_server_sent_events_end_in_one() -> None:
-    formatters = Formatters(output=OutputFormatter("f", take, Style.OUTPUT, "text/event-stream"))
-    found = with_output(SCHEMAS["lmi"], formatters).parse({"inputs": "hi", "stream": True}, CONTEXT)
-    assert found.reply.content_type == "text/event-stream"
-    failure = found.reply.feed(0, Delta(1, 0, (), Finish.ERROR, GenerationFailed("it died")))
-    assert failure == b'data: {"error":"it died","code":424}\n\n'
-
-
 # -- input formatters --------------------------------------------------------------------------------------------
 
 
-def read(function: Function, body: Any = b"{}", *, payload: bool = False, **keywords: Any) -> Formatted:
-    formatter = InputFormatter("f", function, payload, None)
-    return CustomReader(formatter, lambda body, headers: decode(body), keywords).read(body, {"content-type": "x/y"})
+def reader(function: Function, *, payload: bool = False, **keywords: Any) -> CustomReader:
+    return CustomReader(InputFormatter("f", function, payload, None), lambda body, headers: decode(body), keywords)
+
+
+def read(function: Function, body: bytes = b"{}", **more: Any) -> dict[str, Any]:
+    return reader(function, **more).read(body, {"content-type": "x/y"})[0]
 
 
 def test_an_input_has_djl_pythons_getters() -> None:
@@ -252,9 +250,9 @@ def test_an_input_has_djl_pythons_getters() -> None:
 
 def test_a_request_input_becomes_a_body_and_is_kept() -> None:
     made = TextInput(input_text="hi", parameters={"max_new_tokens": 3, "stop": ("a",)})
-    value = read(lambda item: made)
+    value, given = reader(lambda item: made).read(b"", {})
     assert value == {"inputs": "hi", "parameters": {"max_new_tokens": 3, "stop": ["a"]}}
-    assert value.given is made
+    assert given is made
 
 
 def test_its_result_is_checked_like_any_body() -> None:
@@ -277,7 +275,8 @@ def test_a_payload_comes_decoded() -> None:
 
 def test_keywords_go_only_to_who_takes_them() -> None:
     formatter = InputFormatter("f", lambda item: {"inputs": "x"}, False, frozenset())
-    assert CustomReader(formatter, lambda body, headers: None, {"tokenizer": 1}).read(b"", {}) == {"inputs": "x"}
+    found = CustomReader(formatter, lambda body, headers: None, {"tokenizer": 1}).read(b"", {})
+    assert found == ({"inputs": "x"}, None)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from handler.errors import InvalidPayload, ServingError
 from handler.schemas.base import Answer, Call, Context, Schema
 
 
-class Door:
+class ByShape:
     """A body with `inputs` is the mode's own; of the others the first dialect whose field it has reads it.
 
     Args:
@@ -32,15 +32,11 @@ class Door:
                     return dialect
         return self._mode
 
-    def with_mode(self, change: Callable[[Schema], Schema]) -> Door:
-        """The same, but what reads and answers bodies with `inputs` is changed."""
-        return Door(change(self._mode), self._others)
-
     def refused(self, error: ServingError) -> Answer:
         return self._mode.refused(error)
 
 
-class Closed:
+class Refusing:
     """A dialect that a mode does not have: refused by name, in the mode's own form."""
 
     def __init__(self, mode: Schema, why: str) -> None:
