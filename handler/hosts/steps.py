@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -12,6 +13,8 @@ from typing import NamedTuple
 from handler.batcher import Batcher
 from handler.core import Delta, Finish
 from handler.errors import GenerationFailed, InternalError, ServingError, Unavailable
+from handler.framing import JSON
+from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
 from handler.hosts.intake import Intake, request_id
 from handler.hosts.record import Record
 from handler.schemas.base import Answer, Call
@@ -37,13 +40,14 @@ class Place:
     `finished` place gets nothing more.
     """
 
-    __slots__ = ("_call", "_encoding", "_ids", "_record", "begun", "committed", "content_type", "error", "finished",
-                  "ignored", "status", "unsent")  # fmt: skip
+    __slots__ = ("_call", "_encoding", "_ids", "_record", "_threaded", "begun", "committed", "content_type", "error",
+                  "finished", "ignored", "status", "unsent")  # fmt: skip
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._call: Call | None = None
         self._encoding: Future[list[Prompt]] | None = None
+        self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []
         self.unsent: list[bytes] = []
         self.status = 200
@@ -92,6 +96,7 @@ class StepDriver:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self._by_id: dict[int, tuple[Place, int]] = {}
         self._encoding: list[Place] = []
+        self._formatters = SteppedFormatterThread() if intake.runs_model_py else None
         self._places: dict[Place, None] = {}
 
     # -- places --------------------------------------------------------------------------------------------------
@@ -103,15 +108,12 @@ class StepDriver:
         try:
             self._intake.check_headers(item.headers)
             self._batcher.check_room()
-            place._call = call = self._intake.read(item.body, item.headers)
-            place.ignored = call.ignored
-            place.content_type = call.reply.content_type
-            place._record = Record(request_id(item.headers), call, log_prompts=self._log_prompts)
-            if len(item.body) < _TOKENIZE_ASIDE:
-                self._submit(place, self._encode(call))
+            if self._formatters is not None and (title := self._intake.input_formatter):
+                place.content_type = JSON.content_type  # until it is known
+                arrived = functools.partial(self._arrived, place, item)
+                self._formatters.run(arrived, title, self._intake.read, item.body, item.headers)
             else:
-                place._encoding = self._threads.submit(self._encode, call)
-                self._encoding.append(place)
+                self._start(place, item, self._intake.read(item.body, item.headers))
         except Exception as error:
             self._fail(place, serving_error(error))
         return place
@@ -144,16 +146,21 @@ class StepDriver:
         if self._encoding:
             self._submit_encoded()
             timeout = min(timeout, _POLL) if self._encoding else timeout
+        formatters = self._formatters
+        if formatters is not None and formatters.num_pending:
+            timeout = min(timeout, _POLL)
         by_id = self._by_id
         for delta in self._batcher.step(timeout):
             found = by_id.get(delta.id)
             if found is None:
                 continue
             place, index = found
-            try:
-                self._feed(place, index, delta)
-            except Exception as error:  # one client's answer must not stop the others'
-                self._fail(place, serving_error(error))
+            if place._threaded is not None:
+                place._threaded.put(index, delta)
+            else:
+                self._deliver(place, index, delta)
+        if formatters is not None:
+            formatters.settle()
 
     def begin(self, item: Item, seconds: float) -> Place:
         """Open a place and wait until its answer has begun, at most `seconds`."""
@@ -198,6 +205,30 @@ class StepDriver:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
+    def _arrived(self, place: Place, item: Item, reading: Future[Call]) -> None:
+        """A model.py's input formatter has read it."""
+        if place.finished:
+            return
+        try:
+            self._start(place, item, reading.result())
+        except Exception as error:
+            self._fail(place, serving_error(error))
+
+    def _start(self, place: Place, item: Item, call: Call) -> None:
+        if self._formatters is not None and call.formatter:
+            deliver = functools.partial(self._deliver, place)
+            place._threaded = ThreadedReply(call.reply, call.formatter, self._formatters, deliver)
+            call = call._replace(reply=place._threaded)
+        place._call = call
+        place.ignored = call.ignored
+        place.content_type = call.reply.content_type
+        place._record = Record(request_id(item.headers), call, log_prompts=self._log_prompts)
+        if len(item.body) < _TOKENIZE_ASIDE:
+            self._submit(place, self._encode(call))
+        else:
+            place._encoding = self._threads.submit(self._encode, call)
+            self._encoding.append(place)
+
     def _encode(self, call: Call) -> list[Prompt]:
         return [self._intake.encode(request) for request in call.requests]
 
@@ -220,6 +251,12 @@ class StepDriver:
             id = self._batcher.submit(request, prompt)
             place._ids.append(id)
             self._by_id[id] = place, index
+
+    def _deliver(self, place: Place, index: int, delta: Delta) -> None:
+        try:
+            self._feed(place, index, delta)
+        except Exception as error:  # one client's answer must not stop the others'
+            self._fail(place, serving_error(error))
 
     def _feed(self, place: Place, index: int, delta: Delta) -> None:
         """The hot path, once a token."""
@@ -251,6 +288,8 @@ class StepDriver:
     def _end(self, place: Place, outcome: str) -> None:
         place.finished = place.begun = True
         self._places.pop(place, None)
+        if place._threaded is not None:
+            place._threaded.close()
         for id in place._ids:
             if self._by_id.pop(id, None) is not None:
                 self._batcher.cancel(id)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import pytest
 
 from tests.djl.servers import djl, newer, versions
@@ -68,3 +72,40 @@ def test_a_model_py_may_hold_formatters_and_the_handler(version: str) -> None:
     properties = {key: value for key, value in ROLLING.items() if key != "option.entryPoint"}
     with djl(version, properties, files) as server:
         assert server.post({"question": "a b"}).text == ANSWER
+
+
+HANGING = (
+    OWN
+    + """
+import time
+
+
+@input_formatter
+def read(decoded_payload: dict) -> dict:
+    if decoded_payload.pop("hang", False):
+        time.sleep(600)
+    return decoded_payload
+
+
+@output_formatter
+def write(request_output: TextGenerationOutput) -> str:
+    if request_output.input.input_text == "hang":
+        time.sleep(600)
+    return request_output.sequences[0].get_next_token()[0].text
+"""
+)
+
+
+@pytest.mark.parametrize(("version", "properties"), CASES)
+def test_one_that_hangs_fails_alone_and_the_worker_lives(version: str, properties: dict[str, str]) -> None:
+    with djl(version, properties, {"model.py": HANGING}) as server, ThreadPoolExecutor(8) as pool:
+        worker, began = server.worker_pid(), time.monotonic()
+        hung = [pool.submit(server.post, {"inputs": "hang"}), pool.submit(server.post, {"inputs": "a", "hang": True})]
+        time.sleep(0.5)
+        others = [pool.submit(server.post, {"inputs": "a b", "parameters": {"max_new_tokens": 3}}) for _ in range(3)]
+        assert httpx.get(server.url + "/ping", timeout=5).status_code == 200
+        for one, name in zip(hung, ("write", "read"), strict=True):
+            assert f"formatter '{name}' of model.py did not end within 10 s" in one.result().json()["error"]
+        assert {one.result().text for one in others} == {" a b a"}
+        assert 20 <= time.monotonic() - began < 26
+        assert server.worker_pid() == worker
