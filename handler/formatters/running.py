@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
-from handler.errors import FormatterFailed
+from handler.errors import FormatterFailed, ServingError
 from handler.formatters.loading import InputFormatter, OutputFormatter
 
 log = logging.getLogger("handler.formatters")
@@ -24,6 +26,22 @@ def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords
         raise failed(formatter, f"raised {type(error).__name__}", error) from error
 
 
+@contextlib.contextmanager
+def users_objects(formatter: InputFormatter | OutputFormatter) -> Iterator[None]:
+    """Around our use of objects that the function could change, or that are of its own making.
+
+    Raises:
+        FormatterFailed: they cannot be used.
+    """
+    try:
+        yield
+    except ServingError:
+        raise
+    except BaseException as error:  # their attributes may be code of the user's, too
+        log.exception("%s left what cannot be used", formatter.title)
+        raise failed(formatter, f"left objects that raise {type(error).__name__}", error) from error
+
+
 def failed(
     formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
 ) -> FormatterFailed:
@@ -39,5 +57,5 @@ def kind(value: Any) -> str:
 def _said(error: BaseException) -> str:
     try:
         return str(error)[:500].encode(errors="replace").decode()
-    except Exception:  # its own __str__ is the user's code too
+    except BaseException:  # its own __str__ is the user's code too
         return ""

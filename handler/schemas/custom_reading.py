@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.formatters import Input
 from handler.formatters.loading import InputFormatter
-from handler.formatters.running import failed, kind, run
+from handler.formatters.running import failed, kind, run, users_objects
 
 
 class CustomReader:
@@ -40,6 +40,11 @@ class CustomReader:
         formatter = self._formatter
         item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers)
         found = run(formatter, item, **self._keywords)
+        with users_objects(formatter):
+            return self._read(found)
+
+    def _read(self, found: Any) -> tuple[dict[str, Any], Any]:
+        formatter = self._formatter
         if isinstance(found, dict):
             return self._plain(found), None
         if getattr(found, "input_text", None) is None:

@@ -13,7 +13,7 @@ from handler.errors import ServingError
 from handler.formatters import Sequence, TextGenerationOutput, TextInput
 from handler.formatters import Token as Shown
 from handler.formatters.loading import OutputFormatter, Style
-from handler.formatters.running import failed, kind, run
+from handler.formatters.running import failed, kind, run, users_objects
 from handler.framing import JSON, JSONLINES, dumps
 from handler.schemas.base import Call
 from handler.schemas.replies import returned
@@ -39,7 +39,7 @@ def with_formatter(
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
         given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
     output = TextGenerationOutput(next(_ids), given)
-    with contextlib.suppress(AttributeError, TypeError):  # an object of the user's own making
+    with contextlib.suppress(Exception):  # an object of the user's own making
         given.request_id, given.tgi_compat = output.request_id, tgi_compat
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 
@@ -88,8 +88,9 @@ class CustomReply:
         if delta.prefill is not None:
             self._output.prompt_tokens_details = [_shown(token) for token in delta.prefill]
         tokens = delta.tokens or ((NO_TOKEN,) if delta.finish is not None else ())
-        for place, token in enumerate(tokens, 1):
-            self._add(delta.sequence, token, delta.finish if place == len(tokens) else None)
+        with users_objects(self._formatter):
+            for place, token in enumerate(tokens, 1):
+                self._add(delta.sequence, token, delta.finish if place == len(tokens) else None)
         if self._streams or self.finished:
             text, self._parts = "".join(self._parts), []
             return self._encode(text)
@@ -114,9 +115,9 @@ class CustomReply:
                 logprobs = [one.cumulative_log_prob for one in output.sequences.values()]
                 best, *others = returned(logprobs, self._request.sampling)
                 output.best_sequence_index, output.other_sequences_indices = best, others
-        if index == 0 or output.finished:
+        self.finished = not self._unfinished
+        if index == 0 or self.finished:
             self._call()
-        self.finished = output.finished
 
     def _call(self) -> None:
         output = self._output

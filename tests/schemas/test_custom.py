@@ -298,3 +298,71 @@ def test_bad_input_code_is_named(function: Function, wanted: str) -> None:
         read(function)
     assert wanted in caught.value.message
     assert "'f' of model.py" in caught.value.message
+
+
+# -- what they may do to the objects that they are given ---------------------------------------------------------------
+
+
+class Evil(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def spoils(change: Callable[[TextGenerationOutput], object]) -> Function:
+    def write(output: TextGenerationOutput) -> str:
+        change(output)
+        return "x"
+
+    return write
+
+
+def raises(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda output: output.sequences.clear(),
+        lambda output: setattr(output, "sequences", None),
+        lambda output: setattr(output, "best_sequence_index", 7),
+        lambda output: setattr(output.sequences[0], "cumulative_log_prob", "x"),
+        lambda output: raises(Evil()),
+        lambda output: raises(SystemExit(3)),
+    ],
+    ids=["cleared", "none", "index", "log_prob", "evil", "exit"],
+)
+def test_spoilt_objects_are_that_formatters_failure(change: Callable[[TextGenerationOutput], object]) -> None:
+    with pytest.raises(FormatterFailed, match=r"^output formatter 'f' of model\.py"):
+        pieces(call(spoils(change), STREAM), [text("a"), text("b"), text("c", Finish.EOS)])
+
+
+def test_a_request_ends_when_it_has_ended() -> None:
+    found = call(spoils(lambda output: setattr(output, "finished", False)), STREAM)
+    assert "".join(pieces(found, [text("a"), text("b", Finish.EOS)])) == "xx"
+
+
+class Trap(TextInput):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    @property
+    def input_text(self) -> Any:  # type: ignore[override]
+        raise self.error
+
+
+class Endless(dict[str, Any]):
+    def items(self) -> Any:
+        raise SystemExit(3)
+
+    __iter__ = keys = items
+
+
+@pytest.mark.parametrize(
+    "made", [Trap(ValueError("no")), Trap(SystemExit(3)), Trap(Evil()), Endless(inputs="a")],
+    ids=["property", "exit", "evil", "dict"],
+)  # fmt: skip
+def test_results_that_bite_are_that_formatters_failure(made: Any) -> None:
+    reader = CustomReader(InputFormatter("f", lambda payload: made, True, None), lambda body, headers: {}, {})
+    with pytest.raises(FormatterFailed, match=r"^input formatter 'f' of model\.py"):
+        reader.read(b"{}", {})
