@@ -37,8 +37,8 @@ default.
 ## Precision on OpenVINO
 `option.dtype=auto` leaves it to the engine: on a CPU with bf16 that is bf16, an 8-bit KV cache, and quantized
 activations where weights are compressed; a request's tokens may then differ in near ties with what else is in
-the batch. `fp32` is f32 throughout: the same tokens in any company, and those of transformers, at about half
-the speed.
+the batch. `fp32` is f32 throughout: greedy, the same tokens in any company, and those of transformers, at about half
+the speed. Log-probabilities still differ in their sixth digit, by which a sampled answer can turn out otherwise.
 
 OpenVINO's reader rounds the weights of quantized GGUF files. With `fp32` they are the file's own; otherwise
 files of up to 256 MiB get 8-bit weights made of the file's own, and larger ones are served as they are read.

@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "formatters.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 ASKED = [
-    ({"question": "a", "stream": True}, '"finish_reason": "length"}\n'),
+    ({"question": "a?", "loud": True, "stream": True}, '"text": " IS", "finish_reason": "length"}\n'),
     ({"inputPrompt": "a b", "parameters": {"max_new_tokens": 2}}, '{"generated_text":" a b"}'),
     ({"inputs": "a", "parameters": {"max_new_tokens": 1}}, '{"text": " a", "finish_reason": "length"}\n'),
     ({"inputs": "a", "parameters": {"max_new_tokens": 2}}, " a a"),
