@@ -225,7 +225,7 @@ def _properties(dtype: str) -> dict[str, str]:
     """What the CPU plugin is told.
 
     fp32 is f32 throughout: by its own hint alone activations would still be quantized wherever weights are compressed,
-    and the KV cache too. Only then does a greedy request give the same tokens in any company, and those of transformers.
+    and the KV cache too. Only then are greedy answers the same in any company, and those of transformers.
     """
     if dtype == "auto":
         return {}
