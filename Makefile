@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test lint format bench clean
+.PHONY: install dev serve djl test test-djl lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -39,7 +39,11 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest
+	$(BIN)/pytest -m 'not djl'
+
+# What runs under DJL; needs a JDK and Maven.
+test-djl: dev
+	$(BIN)/pytest -m djl
 
 lint: dev
 	$(BIN)/ruff format --check .

@@ -57,14 +57,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     overrides = list(arguments.options)
     if arguments.engine:
         overrides.append(f"option.llm_engine={arguments.engine}")
-    own = Path(arguments.model or "", "serving.properties")
-    if arguments.properties is None and arguments.model and own.is_file():  # the model directory's own, as in DJL
-        config = load_config(properties=own, overrides=overrides)
-        config = replace(config, model_id=config.model_id or arguments.model)
-    else:
-        if arguments.model:
-            overrides.append(f"option.model_id={arguments.model}")
-        config = load_config(properties=arguments.properties, overrides=overrides)
+    model = [f"option.model_id={arguments.model}"] if arguments.model else []
+    config = load_config(properties=arguments.properties, overrides=overrides + model)
+    own = Path(config.model_id or "", "serving.properties")
+    if arguments.properties is None and config.model_id and own.is_file():  # the model directory's own, as in DJL
+        named = load_config(properties=own, overrides=overrides)
+        config = replace(named, model_id=named.model_id or config.model_id)
     level = os.environ.get("LMI_LOG_LEVEL", "INFO").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")
