@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from handler.errors import InternalError, ServingError
-from handler.hosts.steps import Item, Place, StepDriver
+from handler.hosts.places import Item, Place
+from handler.hosts.steps import StepDriver
 
 log = logging.getLogger("handler.rolling")
 

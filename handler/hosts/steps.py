@@ -6,9 +6,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 from handler.batcher import Batcher
 from handler.core import Delta, Finish
@@ -16,67 +15,15 @@ from handler.errors import GenerationFailed, InternalError, ServingError, Unavai
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
 from handler.hosts.intake import Intake, request_id
+from handler.hosts.places import Item, Place
 from handler.hosts.record import Record
-from handler.schemas.base import Answer, Call
+from handler.schemas.base import Call
 from handler.text import Prompt
 
 log = logging.getLogger("handler.steps")
 
 _TOKENIZE_ASIDE = 1 << 13  # bytes of a body, from which on it is tokenized while the neighbours' tokens go on
 _POLL = 0.002  # seconds between looks at what is being tokenized
-
-
-class Item(NamedTuple):
-    """One request as it arrives; header names in lower case."""
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
-class Place:
-    """One client's answer as far as it has come.
-
-    `unsent` holds the bytes that nobody has fetched yet. `status` and `content_type` are settled when `begun`; a
-    `finished` place gets nothing more.
-    """
-
-    __slots__ = ("_call", "_encoding", "_ids", "_record", "_threaded", "begun", "committed", "content_type", "error",
-                  "finished", "ignored", "status", "unsent")  # fmt: skip
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-        self._call: Call | None = None
-        self._encoding: Future[list[Prompt]] | None = None
-        self._threaded: ThreadedReply | None = None
-        self._ids: list[int] = []
-        self.unsent: list[bytes] = []
-        self.status = 200
-        self.error: ServingError | None = None
-        self.content_type = ""
-        self.ignored: Sequence[str] = ()
-        self.begun = False
-        self.committed = False  # its first bytes are on their way: the status cannot change any more
-        self.finished = False
-
-    def take(self, limit: int | None = None) -> bytes:
-        """The bytes to send now, at most `limit` and whole characters; possibly none."""
-        unsent = self.unsent
-        if not unsent:
-            return b""
-        data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
-        unsent.clear()
-        if limit is not None and len(data) > limit:
-            end = _cut(data, limit)
-            unsent.append(data[end:])
-            data = data[:end]
-        self.committed = True
-        return data
-
-    def refuse(self, answer: Answer, error: ServingError) -> None:
-        """Nothing was sent yet: the whole answer is `answer`."""
-        self.status, self.content_type, self.error = answer.status, answer.content_type, error
-        self.unsent.append(answer.body)
-        self.begun = self.finished = True
 
 
 class StepDriver:
@@ -157,8 +104,11 @@ class StepDriver:
             place, index = found
             if place._threaded is not None:
                 place._threaded.put(index, delta)
-            else:
-                self._deliver(place, index, delta)
+                continue
+            try:
+                self._feed(place, index, delta)
+            except Exception as error:  # one client's answer must not stop the others'
+                self._fail(place, serving_error(error))
         if formatters is not None:
             formatters.settle()
 
@@ -220,6 +170,7 @@ class StepDriver:
             place._threaded = ThreadedReply(call.reply, call.formatter, self._formatters, deliver)
             call = call._replace(reply=place._threaded)
         place._call = call
+        place._reply = call.reply
         place.ignored = call.ignored
         place.content_type = call.reply.content_type
         place._record = Record(request_id(item.headers), call, log_prompts=self._log_prompts)
@@ -264,8 +215,8 @@ class StepDriver:
             return self._fail(place, delta.error)
         place._record.note(delta)
         place.begun = True
-        assert place._call is not None
-        reply = place._call.reply
+        reply = place._reply
+        assert reply is not None, "only what was read is answered"
         if data := reply.feed(index, delta):
             place.unsent.append(data)
         if reply.finished:
@@ -294,22 +245,6 @@ class StepDriver:
             if self._by_id.pop(id, None) is not None:
                 self._batcher.cancel(id)
         place._record.close(outcome)
-
-
-def pieces(data: bytes, limit: int) -> Iterator[tuple[bytes, bool]]:
-    """`data` in parts of at most `limit` bytes and whole characters, each with whether it is the last."""
-    while len(data) > limit:
-        end = _cut(data, limit)
-        yield data[:end], False
-        data = data[end:]
-    yield data, True
-
-
-def _cut(data: bytes, limit: int) -> int:
-    """Where UTF-8 text may be cut, at `limit` or before."""
-    while data[limit] & 0xC0 == 0x80:  # amid a character
-        limit -= 1
-    return limit
 
 
 def serving_error(error: Exception) -> ServingError:

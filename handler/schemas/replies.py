@@ -65,7 +65,8 @@ class StreamReply:
     def __init__(self, layout: Layout, request: Request, framing: Framing) -> None:
         self._layout = layout
         self._request = request
-        self._framing = framing
+        self._chunk = layout.chunk
+        self._encode = framing.encode
         self._texts: list[str] = []
         self._num_tokens = 0
         self._num_prompt_tokens = 0
@@ -79,21 +80,24 @@ class StreamReply:
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is not None:
             self.finished = True
-            return self._framing.encode(self._layout.stream_failure(delta.error))
+            return self._encode(self._layout.stream_failure(delta.error))
         if delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly every delta
-            return self._line(delta.tokens[0])
+            token = delta.tokens[0]
+            self._num_tokens += 1
+            self._texts.append(token.text)
+            return self._encode(self._chunk(token, self._num_tokens))
         if delta.prefill is not None:
             self._prefill = delta.prefill
         if delta.finish is None:
             return b"".join([self._line(token) for token in delta.tokens])
         *tokens, last = delta.tokens or (NO_TOKEN,)
         lines = [self._line(token) for token in tokens]
-        return b"".join([*lines, self._framing.encode(self._last(last, delta.finish))])
+        return b"".join([*lines, self._encode(self._last(last, delta.finish))])
 
     def _line(self, token: Token) -> bytes:
         self._num_tokens += 1
         self._texts.append(token.text)
-        return self._framing.encode(self._layout.chunk(token, self._num_tokens))
+        return self._encode(self._chunk(token, self._num_tokens))
 
     def _last(self, token: Token, finish: Finish) -> Any:
         self.finished = True

@@ -12,8 +12,9 @@ from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.errors import GenerationFailed
 from handler.hosts.intake import Intake
+from handler.hosts.places import Item
 from handler.hosts.rolling import Piece, RollingHost
-from handler.hosts.steps import Item, StepDriver
+from handler.hosts.steps import StepDriver
 from handler.schemas import SCHEMAS
 from handler.schemas.base import Context
 from tests.test_batcher import Scripted

@@ -14,9 +14,10 @@ from handler.hosts.djl.dialect import Dialect, max_field
 from handler.hosts.djl.replies import PieceWriter, Sent, headers_of, output, refusal, streamed, whole
 from handler.hosts.djl.requests import batched, is_batch, single
 from handler.hosts.intake import ignored_header, request_id
+from handler.hosts.places import Item, Place, pieces
 from handler.hosts.rolling import RollingHost
 from handler.hosts.service import Service
-from handler.hosts.steps import Item, Place, StepDriver, pieces, serving_error
+from handler.hosts.steps import StepDriver, serving_error
 from handler.schemas.base import Answer
 
 log = logging.getLogger("handler.djl")

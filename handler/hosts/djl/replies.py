@@ -13,8 +13,8 @@ from handler.errors import ServingError
 from handler.framing import dumps
 from handler.hosts.djl.dialect import Dialect, max_field
 from handler.hosts.intake import ignored_header
+from handler.hosts.places import Place
 from handler.hosts.rolling import Piece
-from handler.hosts.steps import Place
 from handler.schemas.base import front_end_error
 
 _MAX_REASON = 1000

@@ -6,7 +6,7 @@ import re
 
 from djl_python import Input
 
-from handler.hosts.steps import Item
+from handler.hosts.places import Item
 
 _BATCH_KEY = re.compile(r"batch_(\d{3})\.(.*)", re.DOTALL)
 
