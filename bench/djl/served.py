@@ -22,6 +22,7 @@ from handler.bench.client import Target
 from handler.bench.load import Closed, measure
 from handler.bench.quiet import OthersMeter
 from handler.bench.report import table
+from tests.djl.launch import clean_environment
 from tests.djl.servers import DjlServer
 
 TARGET = 0.95
@@ -102,8 +103,8 @@ def _servers(version: str, compared: Sequence[Handler]) -> Iterator[dict[str, Dj
         for number, handler in enumerate(compared):
             own = scratch / str(number)
             model = handler.write(own / "model")
-            python = {"PYTHON_EXECUTABLE": str(environment.worker_python())}
-            server = DjlServer.start(None, version, own, model, env=python)
+            env = {**clean_environment(), "PYTHON_EXECUTABLE": str(environment.worker_python())}
+            server = DjlServer.start(None, version, own, model, env=env)
             stack.callback(server.stop)
             server.wait_ready(_READY)
             running[handler.name] = server
