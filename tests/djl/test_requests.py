@@ -98,7 +98,7 @@ DIFFERENCES = (
     Difference(
         "query parameters and the body lie in one map, where the first `data` is the body",
         "0", NEVER, _ALL, ("query that is a body",),
-        _refused("the body is empty"),
+        _refused("the body is not valid JSON: Expecting value at line 1 column 1"),
     ),
     Difference(
         "custom attributes become properties, like headers",
