@@ -18,7 +18,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+
+log = logging.getLogger("handler")
 
 
 class ConfigError(Exception):
@@ -106,3 +109,11 @@ class InternalError(ServingError):
     def of(cls, bug: BaseException) -> InternalError:
         """What a client is told of a bug; the log has the rest."""
         return cls(f"internal error: {type(bug).__name__}")
+
+
+def serving_error(error: BaseException) -> ServingError:
+    """The error itself; of a bug, which the log gets whole, what a client is told."""
+    if isinstance(error, ServingError):
+        return error
+    log.error("a bug", exc_info=error)
+    return InternalError.of(error)

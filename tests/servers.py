@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+
+from tests.environment import clean_environment
 
 
 class LiveServer:
@@ -97,12 +98,11 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
 @contextlib.contextmanager
 def serve(*arguments: str, env: dict[str, str] | None = None, seconds: float = 120) -> Iterator[LiveServer]:
     """A server on a free port, listening; `arguments` are those of `lmi serve`."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("OPTION_", "SERVING_", "HF_"))}
     process = subprocess.Popen(
         [sys.executable, "-m", "handler", "serve", "--port", "0", *arguments],
         stderr=subprocess.PIPE,
         text=True,
-        env={**clean, **(env or {})},
+        env={**clean_environment(), **(env or {})},
     )
     server = LiveServer(process)
     try:

@@ -22,8 +22,8 @@ from handler.bench.client import Target
 from handler.bench.load import Closed, measure
 from handler.bench.quiet import OthersMeter
 from handler.bench.report import table
-from tests.djl.launch import clean_environment
 from tests.djl.servers import DjlServer
+from tests.environment import clean_environment
 
 TARGET = 0.95
 _READY = 60.0  # seconds

@@ -21,16 +21,9 @@ from handler.errors import ConfigError
 from handler.formatters.loading import Formatters
 from handler.hosts.http import App
 from handler.hosts.listen import Server, bind
+from handler.hosts.loaded import loaded_model
 from handler.hosts.service import Service
-from handler.launch import (
-    calm_garbage_collector,
-    engine_spec,
-    load_tokenizer,
-    model_formatters,
-    schema_context,
-    start_engine,
-)
-from handler.schemas import choose
+from handler.launch import calm_garbage_collector, engine_spec, load_tokenizer, model_formatters, start_engine
 
 log = logging.getLogger("handler.server")
 
@@ -79,9 +72,7 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket, formatters
             print(_greeting(listener), file=sys.stderr, flush=True)
 
     calm_garbage_collector()
-    schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-    context = schema_context(config, spec)
-    service = Service(config, engine, tokenizer, schema, context, formatters)
+    service = Service(loaded_model(config, spec, engine, tokenizer, formatters))
     server = Server(App(service), drain=service.drain, busy=lambda: service.num_requests, give_up=service.give_up)
     service.start(changed)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from handler.core import Delta, Finish, Request
-from handler.errors import InternalError, ServingError, Unavailable
+from handler.errors import InternalError, ServingError, Unavailable, serving_error
 from handler.hosts.body import Writer
 from handler.hosts.formatter_thread import FormatterThread, ThreadedReply
 from handler.hosts.pump import Pump
@@ -71,11 +71,8 @@ class Exchange:
             async with self._gate:
                 self._submit(prompts)
                 await self._ended.wait()
-        except ServingError as error:
-            self._refuse(error)
         except Exception as error:
-            log.exception("a bug")
-            self._refuse(InternalError.of(error))
+            self._refuse(serving_error(error))
 
     def _submit(self, prompts: Sequence[Prompt]) -> None:
         for index, (request, prompt) in enumerate(zip(self._call.requests, prompts, strict=True)):

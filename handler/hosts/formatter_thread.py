@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from handler.core import Delta, Finish
-from handler.errors import FormatterFailed, InternalError, ServingError
+from handler.errors import FormatterFailed, serving_error
 from handler.schemas.base import Reply
 
 log = logging.getLogger("handler.formatters")
@@ -210,9 +210,6 @@ class ThreadedReply:
             return
         error = future.exception()
         if error is not None:
-            if not isinstance(error, ServingError):
-                log.error("a bug", exc_info=error)
-                error = InternalError.of(error)
-            self._deliver(0, Delta(0, 0, (), Finish.ERROR, error))
+            self._deliver(0, Delta(0, 0, (), Finish.ERROR, serving_error(error)))
         elif self._waiting:
             self._submit()

@@ -50,7 +50,8 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server runs without lifespan and websockets"
-        scope["request_id"] = request_id(_headers(scope))
+        headers = scope["headers_by_name"] = _headers(scope)
+        scope["request_id"] = request_id(headers)
         await self._router(scope, receive, send)
 
     # -- inference -----------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class App:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, config = self._service, self._service.config
         try:
-            headers = _headers(scope)
+            headers = scope["headers_by_name"]
             service.intake.check_headers(headers)
             service.check_room()
             reading = _read(scope, receive, config.max_request_size)
@@ -190,14 +191,9 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
 
 
-def _header(scope: Scope, name: str) -> str:
-    wanted = name.encode()
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "").strip()
-
-
 async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
     """The body, None when the client went away; raises TooLarge before more than `limit` bytes are kept."""
-    length = _header(scope, "content-length")
+    length = scope["headers_by_name"].get("content-length", "")
     if length.isdigit() and int(length) > limit:
         raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
     parts: list[bytes] = []

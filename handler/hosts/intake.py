@@ -12,6 +12,7 @@ from handler.core import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.errors import InvalidParameter, InvalidPayload, UnsupportedMedia
 from handler.formatters.loading import Formatters
+from handler.hosts.loaded import LoadedModel
 from handler.schemas.base import Call, Context, Schema
 from handler.schemas.custom_reading import CustomReader
 from handler.schemas.custom_reply import with_formatter
@@ -68,6 +69,12 @@ class Intake:
         self._context = context
         self._tokenizer = tokenizer
         self._engine_info = engine_info
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> Intake:
+        """That of a model that a host serves."""
+        engine = loaded.engine
+        return cls(loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info, loaded.formatters)
 
     def check_headers(self, headers: Headers) -> None:
         """Turn away, before the body is read, what no body could make good.

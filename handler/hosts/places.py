@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 from handler.errors import ServingError
 from handler.hosts.formatter_thread import ThreadedReply
 from handler.hosts.record import Record
-from handler.schemas.base import Answer, Call, Reply
-from handler.text import Prompt
+from handler.schemas.base import Answer, Call
 
 
 class Item(NamedTuple):
@@ -28,15 +26,13 @@ class Place:
     """
 
     __slots__ = (
-        "_call", "_encoding", "_ids", "_record", "_reply", "_threaded", "begun", "committed", "content_type",
+        "_call", "_ids", "_record", "_threaded", "begun", "committed", "content_type",
         "error", "finished", "ignored", "status", "unsent",
     )  # fmt: skip
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._call: Call | None = None
-        self._reply: Reply | None = None  # the call's, at hand
-        self._encoding: Future[list[Prompt]] | None = None
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []
         self.unsent: list[bytes] = []

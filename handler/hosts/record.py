@@ -17,7 +17,7 @@ class Record:
 
     Args:
         request_id: as the client knows it.
-        call: what was asked; None when it could not be read.
+        call: what was asked; None until it has been read.
         log_prompts: `option.log_prompts`.
         metrics: where the figures are counted; None where the host has no metrics of its own.
     """
@@ -26,7 +26,7 @@ class Record:
         self, request_id: str, call: Call | None = None, *, log_prompts: bool = False, metrics: Metrics | None = None
     ) -> None:
         self._request_id = request_id
-        self._call = call
+        self.call = call
         self._log_prompts = log_prompts
         self._metrics = metrics
         self._received_at = time.perf_counter()
@@ -55,15 +55,15 @@ class Record:
         first = self._first_at - self._received_at if self._num_tokens else 0.0
         if self._metrics is not None:
             self._count(self._metrics, seconds, first)
-        ignored = self._call.ignored if self._call is not None else ()
+        ignored = self.call.ignored if self.call is not None else ()
         log.info(
             "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
             self._request_id, outcome, self.num_prompt_tokens, self._num_tokens, first, seconds,
             f" ignored={','.join(name[:64] for name in ignored[:32])!r}" if ignored else "",
             f" error={self.error!r}" if self.error else "",
         )  # fmt: skip
-        if self._log_prompts and self._call is not None:
-            prompts = [request.messages or request.prompt for request in self._call.requests]
+        if self._log_prompts and self.call is not None:
+            prompts = [request.messages or request.prompt for request in self.call.requests]
             log.info("id=%s prompts=%r", self._request_id, prompts)
 
     def _count(self, metrics: Metrics, seconds: float, first: float) -> None:

@@ -9,21 +9,20 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from handler.config import Config
 from handler.core import Request
-from handler.engines.base import EngineInfo, Tokenizer
-from handler.engines.remote import RemoteEngine, State
+from handler.engines.base import EngineInfo
+from handler.engines.remote import State
 from handler.errors import ServingError, Unavailable
-from handler.formatters.loading import Formatters
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
 from handler.hosts.formatter_thread import FormatterThread
-from handler.hosts.intake import NO_FORMATTERS, Headers, Intake
+from handler.hosts.intake import Headers, Intake
+from handler.hosts.loaded import LoadedModel
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
 from handler.hosts.record import Record
 from handler.launch import make_batcher
-from handler.schemas.base import Answer, Call, Context, Schema
+from handler.schemas.base import Answer, Call
 from handler.text import Prompt
 
 _PARSE_ASIDE = 1 << 16  # bytes of a body that is better parsed off the event loop
@@ -33,25 +32,13 @@ class Service:
     """One served model; made and used on the event loop that serves.
 
     Args:
-        config: all options.
-        engine: started, perhaps still loading.
-        tokenizer: the engine's; used on threads.
-        schema: what /invocations speaks.
-        context: what the schema needs to know of the rest.
-        formatters: what a model.py has the bodies read and the answers written by.
+        loaded: its engine is started, perhaps still loading; the tokenizer is used on threads.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        engine: RemoteEngine,
-        tokenizer: Tokenizer,
-        schema: Schema,
-        context: Context,
-        formatters: Formatters = NO_FORMATTERS,
-    ) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
+        config, engine = loaded.config, loaded.engine
         self.config = config
-        self.intake = Intake(schema, context, tokenizer, lambda: engine.info, formatters)
+        self.intake = Intake.of(loaded)
         self.schema = self.intake.schema
         self.draining = False
         self.num_requests = 0  # being read or answered, the last byte's delivery included

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from handler.batcher import Batcher
 from handler.core import Delta, Finish
-from handler.errors import GenerationFailed, InternalError, ServingError, Unavailable
+from handler.errors import GenerationFailed, ServingError, Unavailable, serving_error
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
 from handler.hosts.intake import Intake, request_id
@@ -41,8 +41,8 @@ class StepDriver:
         self._log_prompts = log_prompts
         self.lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
-        self._by_id: dict[int, tuple[Place, int]] = {}
-        self._encoding: list[Place] = []
+        self._sinks: dict[int, Callable[[Delta], None]] = {}  # by the batcher's id
+        self._encoding: dict[Place, Future[list[Prompt]]] = {}
         self._formatters = SteppedFormatterThread() if intake.runs_model_py else None
         self._places: dict[Place, None] = {}
 
@@ -50,7 +50,7 @@ class StepDriver:
 
     def open(self, item: Item) -> Place:
         """Accept one request; one that is refused is finished at once, with its status and body."""
-        place = Place(Record(request_id(item.headers)))
+        place = Place(Record(request_id(item.headers), log_prompts=self._log_prompts))
         self._places[place] = None
         try:
             self._intake.check_headers(item.headers)
@@ -76,15 +76,10 @@ class StepDriver:
         place.refuse(self._intake.schema.refused(error), error)
         return place
 
-    def close(self, place: Place) -> None:
-        """Nothing more is wanted of it."""
-        if not place.finished:
-            self._end(place, "cancelled")
-
     def reset(self) -> None:
         """Forget every request."""
         for place in list(self._places):
-            self.close(place)
+            self._end(place, "cancelled")
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -96,19 +91,10 @@ class StepDriver:
         formatters = self._formatters
         if formatters is not None and formatters.num_pending:
             timeout = min(timeout, _POLL)
-        by_id = self._by_id
+        sinks = self._sinks
         for delta in self._batcher.step(timeout):
-            found = by_id.get(delta.id)
-            if found is None:
-                continue
-            place, index = found
-            if place._threaded is not None:
-                place._threaded.put(index, delta)
-                continue
-            try:
-                self._feed(place, index, delta)
-            except Exception as error:  # one client's answer must not stop the others'
-                self._fail(place, serving_error(error))
+            if sink := sinks.get(delta.id):
+                sink(delta)
         if formatters is not None:
             formatters.settle()
 
@@ -169,58 +155,52 @@ class StepDriver:
             deliver = functools.partial(self._deliver, place)
             place._threaded = ThreadedReply(call.reply, call.formatter, self._formatters, deliver)
             call = call._replace(reply=place._threaded)
-        place._call = call
-        place._reply = call.reply
+        place._call = place._record.call = call
         place.ignored = call.ignored
         place.content_type = call.reply.content_type
-        place._record = Record(request_id(item.headers), call, log_prompts=self._log_prompts)
         if len(item.body) < _TOKENIZE_ASIDE:
-            self._submit(place, self._encode(call))
+            self._submit(place, call, self._encode(call))
         else:
-            place._encoding = self._threads.submit(self._encode, call)
-            self._encoding.append(place)
+            self._encoding[place] = self._threads.submit(self._encode, call)
 
     def _encode(self, call: Call) -> list[Prompt]:
         return [self._intake.encode(request) for request in call.requests]
 
     def _submit_encoded(self) -> None:
-        for place in self._encoding:
-            encoding = place._encoding
-            if encoding is not None and encoding.done() and not place.finished:
-                place._encoding = None
+        for place, encoding in list(self._encoding.items()):
+            if encoding.done():
+                del self._encoding[place]
+                call = place._call
+                assert call is not None, "only what was read is encoded"
                 try:
-                    self._submit(place, encoding.result())
+                    self._submit(place, call, encoding.result())
                 except Exception as error:
                     self._fail(place, serving_error(error))
-        self._encoding = [place for place in self._encoding if place._encoding is not None and not place.finished]
 
-    def _submit(self, place: Place, prompts: Sequence[Prompt]) -> None:
-        assert place._call is not None, "only what was read is encoded"
-        for index, (request, prompt) in enumerate(zip(place._call.requests, prompts, strict=True)):
+    def _submit(self, place: Place, call: Call, prompts: Sequence[Prompt]) -> None:
+        deliver = functools.partial(self._deliver, place) if place._threaded is None else place._threaded.put
+        for index, (request, prompt) in enumerate(zip(call.requests, prompts, strict=True)):
             place._record.num_prompt_tokens += len(prompt.ids)
-            place._call.reply.start(index, len(prompt.ids))
+            call.reply.start(index, len(prompt.ids))
             id = self._batcher.submit(request, prompt)
             place._ids.append(id)
-            self._by_id[id] = place, index
+            self._sinks[id] = functools.partial(deliver, index)
 
     def _deliver(self, place: Place, index: int, delta: Delta) -> None:
+        """One delta of request number `index` of a place's call: the hot path, once a token."""
         try:
-            self._feed(place, index, delta)
+            if delta.error is not None:
+                return self._fail(place, delta.error)
+            place._record.note(delta)
+            place.begun = True
+            assert place._call is not None, "only what was read is answered"
+            reply = place._call.reply
+            if data := reply.feed(index, delta):
+                place.unsent.append(data)
+            if reply.finished:
+                self._end(place, "ok")
         except Exception as error:  # one client's answer must not stop the others'
             self._fail(place, serving_error(error))
-
-    def _feed(self, place: Place, index: int, delta: Delta) -> None:
-        """The hot path, once a token."""
-        if delta.error is not None:
-            return self._fail(place, delta.error)
-        place._record.note(delta)
-        place.begun = True
-        reply = place._reply
-        assert reply is not None, "only what was read is answered"
-        if data := reply.feed(index, delta):
-            place.unsent.append(data)
-        if reply.finished:
-            self._end(place, "ok")
 
     def _fail(self, place: Place, error: ServingError) -> None:
         """End one request with `error`, in the way that what was sent so far allows."""
@@ -239,16 +219,10 @@ class StepDriver:
     def _end(self, place: Place, outcome: str) -> None:
         place.finished = place.begun = True
         self._places.pop(place, None)
+        self._encoding.pop(place, None)
         if place._threaded is not None:
             place._threaded.close()
         for id in place._ids:
-            if self._by_id.pop(id, None) is not None:
+            if self._sinks.pop(id, None) is not None:
                 self._batcher.cancel(id)
         place._record.close(outcome)
-
-
-def serving_error(error: Exception) -> ServingError:
-    if isinstance(error, ServingError):
-        return error
-    log.error("a bug", exc_info=error)
-    return InternalError.of(error)

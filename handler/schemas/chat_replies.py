@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.core import NO_TOKEN, Delta, Finish, Token
 from handler.errors import ServingError
-from handler.framing import JSON, Framing
+from handler.framing import Framing
 from handler.schemas.base import Answer
-from handler.schemas.replies import Continuation
+from handler.schemas.replies import Continuation, WholeReply
 
 
 class Failures(Protocol):
@@ -82,32 +82,13 @@ class ChatStream:
         return self._failures.refused(error)
 
 
-class ChatDocument:
-    """One object, written when all sequences have ended; the choices are in the order of their seeds."""
-
-    content_type = JSON.content_type
+class ChatDocument(WholeReply):
+    """One object; the choices are in the order of their seeds."""
 
     def __init__(self, failures: Failures, completion: Completion, num_sequences: int) -> None:
+        super().__init__(num_sequences)
         self._failures = failures
         self._completion = completion
-        self._sequences = [Continuation(index) for index in range(num_sequences)]
-        self._unfinished = num_sequences
-        self._num_prompt_tokens = 0
-        self.finished = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        assert delta.error is None, "a failed document is written by refused()"
-        sequence = self._sequences[delta.sequence]
-        sequence.tokens += delta.tokens
-        if delta.finish is None:
-            return b""
-        sequence.finish = delta.finish
-        self._unfinished -= 1
-        self.finished = not self._unfinished
-        return JSON.encode(self._document()) if self.finished else b""
 
     def _document(self) -> dict[str, Any]:
         choices = [self._choice(sequence) for sequence in self._sequences]

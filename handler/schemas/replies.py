@@ -116,20 +116,19 @@ class StreamReply:
         return self._layout.refused(error)
 
 
-class DocumentReply:
-    """One JSON document, written when all sequences have ended."""
+class WholeReply:
+    """One JSON document, written when all sequences have ended; a subclass says what stands in it."""
 
     content_type = JSON.content_type
 
-    def __init__(self, layout: Layout, request: Request) -> None:
-        self._layout = layout
-        self._request = request
-        self._sequences = [Continuation(index) for index in range(request.sampling.num_sequences)]
-        self._unfinished = len(self._sequences)
+    def __init__(self, num_sequences: int) -> None:
+        self._sequences = [Continuation(index) for index in range(num_sequences)]
+        self._unfinished = num_sequences
+        self._num_prompt_tokens = 0
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
-        pass
+        self._num_prompt_tokens = num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
         assert delta.error is None, "a failed document is written by refused()"
@@ -143,6 +142,18 @@ class DocumentReply:
         self._unfinished -= 1
         self.finished = not self._unfinished
         return JSON.encode(self._document()) if self.finished else b""
+
+    def _document(self) -> Any:
+        raise NotImplementedError
+
+
+class DocumentReply(WholeReply):
+    """LMI's and TGI's whole answer."""
+
+    def __init__(self, layout: Layout, request: Request) -> None:
+        super().__init__(request.sampling.num_sequences)
+        self._layout = layout
+        self._request = request
 
     def _document(self) -> Any:
         logprobs = [sequence.logprob for sequence in self._sequences]

@@ -174,11 +174,6 @@ def _kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def clean_environment() -> dict[str, str]:
-    """Ours, without what DJL or the handler would take for settings."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(("OPTION_", "SERVING_", "HF_"))}
-
-
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from tests.djl import home, jars
-from tests.djl.launch import Djl, clean_environment, write_model
+from tests.djl.launch import Djl, write_model
 from tests.djl.processes import only
+from tests.environment import clean_environment
 
 
 class DjlServer(Djl):

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.djl import home, jars
-from tests.djl.launch import clean_environment
 from tests.djl.servers import skipped_without_java
+from tests.environment import clean_environment
 from tests.formatters_model import PAYLOADS
 from tests.servers import wait_for
 

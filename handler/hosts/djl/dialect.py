@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import djl_python
 from djl_python import Output
 
+MAX_FIELD = int(os.environ.get("MAX_NETTY_BUFFER_SIZE", 20 << 20)) // 2  # room for what is around it
+"""Bytes of a field that Java takes; with a larger one it gives the worker up, and everybody in it."""
+
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
 
 
@@ -34,15 +37,10 @@ class Dialect(NamedTuple):
     @property
     def max_piece(self) -> int:
         """Bytes of a piece in a map of strings."""
-        return 32_000 if self.length.size == 2 else max_field()
+        return 32_000 if self.length.size == 2 else MAX_FIELD
 
     def string(self, text: bytes) -> bytes:
         return self.length.pack(len(text)) + text
-
-
-def max_field() -> int:
-    """Bytes of a field that Java takes; with a larger one it gives the worker up, and everybody in it."""
-    return int(os.environ.get("MAX_NETTY_BUFFER_SIZE", 20 << 20)) // 2  # room for what is around it
 
 
 def dialect() -> Dialect:

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from djl_python import Input, Output
 
 from handler.config import Config
-from handler.errors import GenerationFailed, InternalError, InvalidPayload, ServingError
+from handler.errors import GenerationFailed, InternalError, InvalidPayload, ServingError, serving_error
 from handler.hosts.body import GatheredBody
-from handler.hosts.djl.dialect import Dialect, max_field
+from handler.hosts.djl.dialect import MAX_FIELD, Dialect
 from handler.hosts.djl.replies import PieceWriter, Sent, headers_of, output, refusal, streamed, whole
 from handler.hosts.djl.requests import batched, is_batch, single
 from handler.hosts.intake import ignored_header, request_id
 from handler.hosts.places import Item, Place, pieces
 from handler.hosts.rolling import RollingHost
 from handler.hosts.service import Service
-from handler.hosts.steps import StepDriver, serving_error
+from handler.hosts.steps import StepDriver
 from handler.schemas.base import Answer
 
 log = logging.getLogger("handler.djl")
@@ -80,9 +80,9 @@ class Dynamic:
         made = Output()
         for index, place in enumerate(self._run([found.get(index, Item(b"", {})) for index in range(size)])):
             body = place.take()
-            if len(body) > max_field():
+            if len(body) > MAX_FIELD:
                 error = GenerationFailed(
-                    f"the answer has {len(body)} bytes; in a batch at most {max_field()} are possible"
+                    f"the answer has {len(body)} bytes; in a batch at most {MAX_FIELD} are possible"
                 )
                 body = self._driver.refused(error).take()
             made.add(body, key="data", batch_index=index)
@@ -116,30 +116,31 @@ class Async:
         self._writer = PieceWriter(dialect)
 
     async def answer(self, inputs: Input) -> AsyncIterator[Output]:
-        return self._outputs(single(inputs))
+        item = single(inputs)
+        return self._outputs(item, request_id(item.headers))
 
-    async def _outputs(self, item: Item) -> AsyncIterator[Output]:
+    async def _outputs(self, item: Item, id: str) -> AsyncIterator[Output]:
         """Ends with a last piece, whatever happens: without one, Java lets the client wait."""
         try:
-            async for made in self._answer(item):
+            async for made in self._answer(item, id):
                 yield made
         except Exception as error:
             failure = serving_error(error)
-            yield self._failed(failure, self._service.refuse(failure, request_id(item.headers)))
+            yield self._failed(failure, self._service.refuse(failure, id))
 
-    async def _answer(self, item: Item) -> AsyncIterator[Output]:
+    async def _answer(self, item: Item, id: str) -> AsyncIterator[Output]:
         service = self._service
         service.intake.check_headers(item.headers)
         service.check_room()
         call = await service.read(item.body, item.headers)
-        exchange = service.exchange(call, request_id(item.headers))
+        exchange = service.exchange(call, id)
         headers = {"Content-Type": call.reply.content_type, **ignored_header(call.ignored)}
         try:
             await exchange.begun
             if exchange.failure is not None and exchange.answer is not None:
                 yield self._failed(exchange.failure, exchange.answer)
             elif exchange.answer is not None:
-                for data, last in pieces(exchange.answer.body, max_field()):
+                for data, last in pieces(exchange.answer.body, MAX_FIELD):
                     yield output(self._writer.piece(data, last=last), headers)
             else:
                 chunks = GatheredBody()
@@ -147,7 +148,7 @@ class Async:
                 last = False
                 while not last:
                     gathered, last = await chunks.next()
-                    for data, end in pieces(gathered, max_field()):
+                    for data, end in pieces(gathered, MAX_FIELD):
                         yield output(self._writer.piece(data, last=last and end), headers)
                         headers = {}
         finally:

@@ -11,7 +11,7 @@ from djl_python import Output
 
 from handler.errors import ServingError
 from handler.framing import dumps
-from handler.hosts.djl.dialect import Dialect, max_field
+from handler.hosts.djl.dialect import MAX_FIELD, Dialect
 from handler.hosts.intake import ignored_header
 from handler.hosts.places import Place
 from handler.hosts.rolling import Piece
@@ -89,7 +89,7 @@ class PieceWriter:
 def whole(place: Place) -> Output:
     """All of a place's answer, outside of any batch."""
     message = one_line(place.error.message) if place.error is not None else "OK"
-    body, headers, limit = place.take(), headers_of(place), max_field()
+    body, headers, limit = place.take(), headers_of(place), MAX_FIELD
     if len(body) <= limit:
         return output(body, headers, status=place.status, message=message)
     pieces = iter([body[at : at + limit] for at in range(0, len(body), limit)])

@@ -8,41 +8,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from handler import models
 from handler.config import Config, Setting, load_config, option_key
-from handler.engines.base import Tokenizer
 from handler.engines.remote import RemoteEngine, State
 from handler.errors import ConfigError, ServingError
-from handler.formatters.loading import Formatters
 from handler.hosts.intake import Intake
+from handler.hosts.loaded import LoadedModel, loaded_model
 from handler.hosts.steps import StepDriver
-from handler.launch import (
-    choose_engine,
-    engine_spec,
-    load_tokenizer,
-    make_batcher,
-    model_formatters,
-    schema_context,
-    start_engine,
-)
-from handler.schemas import choose
-from handler.schemas.base import Context, Schema
+from handler.launch import choose_engine, engine_spec, load_tokenizer, make_batcher, model_formatters, start_engine
 
 log = logging.getLogger("handler.djl")
 
 _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
 _TICK = 0.5  # seconds between looks at the engine while nobody asks for anything
-
-
-class Loaded(NamedTuple):
-    config: Config
-    engine: RemoteEngine
-    tokenizer: Tokenizer
-    schema: Schema
-    context: Context
-    formatters: Formatters
 
 
 def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
@@ -61,7 +41,7 @@ def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
     return rank not in ("", "0")
 
 
-def load(properties: Mapping[str, Any], *, asynchronous: bool) -> Loaded:
+def load(properties: Mapping[str, Any], *, asynchronous: bool) -> LoadedModel:
     """Start the engine and load the tokenizer.
 
     The engine's process ends with the thread that calls this.
@@ -81,8 +61,7 @@ def load(properties: Mapping[str, Any], *, asynchronous: bool) -> Loaded:
     except BaseException:
         engine.close()
         raise
-    schema = choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-    return Loaded(config, engine, tokenizer, schema, schema_context(config, spec), formatters)
+    return loaded_model(config, spec, engine, tokenizer, formatters)
 
 
 def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
@@ -153,10 +132,10 @@ def wait_ready(engine: RemoteEngine) -> None:
              info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
 
 
-def step_driver(loaded: Loaded) -> StepDriver:
+def step_driver(loaded: LoadedModel) -> StepDriver:
     """The requests of a host without an event loop."""
-    config, engine = loaded.config, loaded.engine
-    intake = Intake(loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info, loaded.formatters)
-    driver = StepDriver(make_batcher(config, engine), intake, log_prompts=config.log_prompts)
+    config = loaded.config
+    batcher = make_batcher(config, loaded.engine)
+    driver = StepDriver(batcher, Intake.of(loaded), log_prompts=config.log_prompts)
     driver.look_after(_TICK)
     return driver

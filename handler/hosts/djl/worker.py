@@ -73,9 +73,7 @@ async def _handle_async(inputs: Input) -> Any:
     try:
         loaded = load(inputs.get_properties(), asynchronous=True)  # on this thread, with which the engine would end
         await asyncio.to_thread(wait_ready, loaded.engine)
-        service = Service(
-            loaded.config, loaded.engine, loaded.tokenizer, loaded.schema, loaded.context, loaded.formatters
-        )
+        service = Service(loaded)
         service.start()
         _host = Async(service, dialect())
     except Exception as error:

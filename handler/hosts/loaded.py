@@ -1,0 +1,32 @@
+"""A model as a host serves it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from handler import schemas
+from handler.config import Config
+from handler.engines.base import Tokenizer
+from handler.engines.remote import RemoteEngine
+from handler.engines.worker import Spec
+from handler.formatters.loading import Formatters
+from handler.launch import schema_context
+from handler.schemas.base import Context, Schema
+
+
+class LoadedModel(NamedTuple):
+    """All that a host needs; the engine may still be loading."""
+
+    config: Config
+    engine: RemoteEngine
+    tokenizer: Tokenizer
+    schema: Schema
+    context: Context
+    formatters: Formatters
+
+
+def loaded_model(
+    config: Config, spec: Spec, engine: RemoteEngine, tokenizer: Tokenizer, formatters: Formatters
+) -> LoadedModel:
+    schema = schemas.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
+    return LoadedModel(config, engine, tokenizer, schema, schema_context(config, spec), formatters)
