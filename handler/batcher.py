@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from handler.core import Delta, Finish, Request, Sampling, Token
+from handler.core import Adapter, Delta, Finish, Request, Sampling, Token
 from handler.engines.base import Output, Step
 from handler.errors import GenerationFailed, ServingError, Unavailable
 from handler.generation import Generation
@@ -27,7 +27,7 @@ class SteppedEngine(Protocol):
 
     @property
     def ready(self) -> bool: ...
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None: ...
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
     def cancel(self, key: int) -> None: ...
     def step(self, timeout: float = 0.0) -> list[Step]: ...
 
@@ -188,7 +188,7 @@ class Batcher:
         generation = place.generations[output.sequence]
         if generation is None:
             return
-        tokens, finish = generation.feed(output.ids, output.logprobs, output.finish)
+        tokens, finish = generation.feed(output.ids, output.logprobs, output.finish, output.tops)
         prefill = None
         if output.prompt_logprobs is not None and sequence == 0:
             prefill = _prompt_tokens(place.active.prompt, output.prompt_logprobs)
@@ -196,7 +196,7 @@ class Batcher:
             if output.finish is None:
                 self._engine.cancel(output.key)
             self._end_sequence(place, output.key, output.sequence)
-        deltas.append(Delta(id, sequence, tokens, finish, None, prefill))
+        deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits))
 
     def _admit(self) -> None:
         """Move waiting requests into the engine, in order, as long as they fit."""
@@ -225,7 +225,7 @@ class Batcher:
                 seed=sampling.seed_of(first),
                 prompt_logprobs=sampling.prompt_logprobs and first == 0,
             )
-            self._engine.add(key, active.prompt.ids, own)
+            self._engine.add(key, active.prompt.ids, own, active.request.adapter)
 
     def _end_sequence(self, place: _Place, key: int, index: int) -> None:
         place.generations[index] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,11 @@ import javaproperties
 
 from handler.errors import ConfigError
 from handler.options import ENVIRONMENT, KNOWN, OF_JAVA, OPTIONS, SERVER_ENVIRONMENT, Option
+
+BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
+"""Values of option.rolling_batch that name an engine; LMI itself made lmi-dist mean vLLM."""
+
+_GPU_ENGINES = ("vllm", "trtllm")
 
 
 class Setting(NamedTuple):
@@ -49,20 +54,27 @@ class Config:
     engine_timeout: float
     engine_isolation: str
     max_model_len: int | None
-    max_num_batched_tokens: int
+    max_num_batched_tokens: int | None
     kv_cache_gib: int
-    enable_prefix_caching: bool
-    echo_tokens_per_second: float
-    echo_cues: bool
+    enable_prefix_caching: bool | None
     log_prompts: bool
     client_timeout: float
     batch_size: int
     max_batch_delay: int
     job_queue_size: int
     max_request_size: int
+    engine_options: Mapping[str, Any] = field(default_factory=dict)  # those of `engine` alone; absent: as it chooses
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)  # where serving.properties lies
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # of what was set: key -> where
+
+    @property
+    def engine(self) -> str:
+        """The engine's name; "" where llm_engine and rolling_batch contradict each other."""
+        by_batch = BY_ROLLING_BATCH.get(self.rolling_batch)
+        if self.llm_engine == "auto":
+            return by_batch or "openvino"  # every kind of model that we read is one that it reads
+        return self.llm_engine if by_batch in (None, self.llm_engine) else ""
 
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")
@@ -101,19 +113,39 @@ def load_config(
         earlier = given.get(_known(setting))
         if earlier is None or earlier.value.strip() != setting.value.strip():
             given[_known(setting)] = setting
-    values: dict[str, Any] = {}
-    idle: dict[str, list[str]] = {}
-    for option in OPTIONS:
-        found = given.get(option.key)
-        if option.field is None:
-            if found is not None and not (java and option.help is OF_JAVA):
-                idle.setdefault(option.help, []).append(f"{found.key} ({found.origin})")
-            continue
-        values[option.field] = _parse(option, found) if found else option.default
-    warnings = [f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items()]
+    values = {option.field: _value(option, given) for option in OPTIONS if option.field and not option.engines}
+    if values["max_rolling_batch_size"] is None:
+        values["max_rolling_batch_size"] = 0  # until the engine is known
     origins = {key: setting.origin for key, setting in given.items()}
     directory = properties.absolute().parent if properties else None
-    return _checked(Config(**values, warnings=tuple(warnings), directory=directory, origins=origins))
+    config = Config(**values, directory=directory, origins=origins)
+    return _checked(_with_engine_options(config, given, java=java))
+
+
+def _with_engine_options(config: Config, given: Mapping[str, Setting], *, java: bool) -> Config:
+    """What depends on which engine it is."""
+    found: dict[str, Any] = {}
+    idle: dict[str, list[str]] = {}
+    for option in OPTIONS:
+        setting = given.get(option.key)
+        if option.field is None:
+            if setting is not None and not (java and option.help is OF_JAVA):
+                idle.setdefault(option.help, []).append(f"{setting.key} ({setting.origin})")
+        elif option.engines:
+            value = _value(option, given)  # a wrong value is one with any engine
+            if not config.engine or config.engine in option.engines:
+                if value is not None:
+                    found[option.field] = value
+            elif setting is not None and option.idle:
+                idle.setdefault(option.idle, []).append(f"{setting.key} ({setting.origin})")
+            elif setting is not None:
+                raise ConfigError(
+                    f"{setting.origin}: {setting.key} is for {' and '.join(option.engines)}; "
+                    f"the engine here is {config.engine}"
+                )
+    warnings = tuple(f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items())
+    size = config.max_rolling_batch_size or (256 if config.engine in _GPU_ENGINES else 32)
+    return replace(config, engine_options=found, warnings=warnings, max_rolling_batch_size=size)
 
 
 def option_key(name: str) -> str | None:
@@ -133,7 +165,10 @@ def _known(setting: Setting) -> str:
     return option.key
 
 
-def _parse(option: Option, setting: Setting) -> Any:
+def _value(option: Option, given: Mapping[str, Setting]) -> Any:
+    setting = given.get(option.key)
+    if setting is None:
+        return option.default
     try:
         return option.parse(setting.value.strip())
     except ValueError as error:

@@ -19,6 +19,25 @@ class Finish(str, Enum):
     ERROR = "error"
 
 
+class Guide(NamedTuple):
+    """What an answer must be, from its first token on.
+
+    `kind` is json_schema (`value` is the schema as JSON text), json_object (any; `value` is ""), regex, grammar (EBNF)
+    or choice (`value` is the JSON text of a list of strings).
+    """
+
+    kind: str
+    value: str
+
+
+class Adapter(NamedTuple):
+    """A LoRA adapter; `id`, at least 1, is never used again for another path or other weights."""
+
+    name: str
+    id: int
+    path: str  # a directory
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Every generation parameter, normalised: a schema maps its own names and neutral values onto these.
@@ -37,11 +56,14 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0  # 0: any may repeat
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
     seed: int | None = None  # None: drawn when the request is accepted
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     bad_sequences: tuple[str, ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     n: int = 1  # sequences returned
@@ -49,8 +71,11 @@ class Sampling:
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
-    top_logprobs: int = 0
+    top_logprobs: int = 0  # the most likely tokens reported beside each generated one
     prompt_logprobs: bool = False
+    guide: Guide | None = None
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
 
     def seed_of(self, sequence: int) -> int | None:
         """The seed of one of several sequences: what gives it again by itself."""
@@ -77,7 +102,8 @@ LMI_NAMES = Names()
 class Request:
     """One prompt to continue, and what the client wants to see of the continuation.
 
-    The prompt is text, or messages that the model's chat template turns into text; then `prompt` is empty.
+    The prompt is text, or messages that the model's chat template turns into text, or token ids; in the latter two
+    `prompt` is empty.
     """
 
     prompt: str
@@ -86,20 +112,33 @@ class Request:
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, str], ...] = ()  # each with `role` and `content`
+    prompt_ids: tuple[int, ...] | None = None
+    adapter: Adapter | None = None
     names: Names = LMI_NAMES
 
 
 class Token(NamedTuple):
-    """One generated (or prompt) token. `text` is what became safe to show with it, possibly nothing."""
+    """One generated (or prompt) token. `text` is what became safe to show with it, possibly nothing.
+
+    `top` are the most likely tokens in its place, the first one first, when asked for; their text is their own.
+    """
 
     id: int
     text: str
     logprob: float | None
     special: bool
+    top: Sequence[Token] = ()
 
 
 NO_TOKEN = Token(-1, "", None, True)
 """What stands where the last token would, when an engine ends a sequence without one."""
+
+
+class Logits(NamedTuple):
+    """Raw scores, a row of the vocabulary's size for each prompt token, and for each of these generated ones."""
+
+    context: Sequence[Sequence[float]] | None = None
+    generation: Sequence[Sequence[float]] | None = None
 
 
 class Delta(NamedTuple):
@@ -111,3 +150,4 @@ class Delta(NamedTuple):
     finish: Finish | None = None
     error: ServingError | None = None
     prefill: Sequence[Token] | None = None  # the prompt's tokens, on the first delta, when asked for
+    logits: Logits | None = None

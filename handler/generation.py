@@ -16,10 +16,11 @@ class Generation:
     the answer's.
     """
 
-    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "_watched", "stopped")
+    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "_vocabulary", "_watched", "stopped")
 
     def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
         self._detokenizer = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens)
+        self._vocabulary = prompt.vocabulary
         self._special = prompt.vocabulary.special
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
@@ -40,7 +41,11 @@ class Generation:
         return text
 
     def feed(
-        self, ids: Sequence[int], logprobs: Sequence[float | None], finish: Finish | None
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        finish: Finish | None,
+        tops: Sequence[Sequence[tuple[int, float]]] | None = None,
     ) -> tuple[list[Token], Finish | None]:
         """The tokens to show for `ids`, and why the sequence ended, if it did.
 
@@ -48,15 +53,21 @@ class Generation:
             ids: newly generated ids, in order; may be empty when `finish` is set.
             logprobs: one for each id.
             finish: what the engine says of the sequence's end after these ids.
+            tops: for each id the most likely ones in its place.
         """
         tokens: list[Token] = []
-        for id, logprob in zip(ids, logprobs, strict=True):
-            tokens.append(self.push(id, logprob))
+        for index, (id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+            token = self.push(id, logprob)
+            tokens.append(token if tops is None else token._replace(top=self._alternatives(tops[index])))
             if self.stopped:
                 return tokens, Finish.STOP
         if finish is not None:
             self._flush(tokens)
         return tokens, finish
+
+    def _alternatives(self, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
+        text = self._vocabulary.text
+        return tuple(Token(id, text(id), logprob, id in self._special) for id, logprob in top)
 
     def _flush(self, tokens: list[Token]) -> None:
         """Held-back text goes out with the last token."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from handler import engines
 from handler.batcher import Batcher
-from handler.config import Config
+from handler.config import BY_ROLLING_BATCH, Config
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.remote import RemoteEngine
 from handler.engines.worker import Spec
@@ -16,9 +16,6 @@ from handler.formatters.loading import Formatters, choose, find_formatters
 from handler.framing import FRAMINGS
 from handler.schemas.base import Context
 
-_BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
-"""Values of option.rolling_batch that name an engine; LMI itself made lmi-dist mean vLLM."""
-
 
 def choose_engine(config: Config) -> str:
     """The engine's name, installed and able to run the model.
@@ -26,16 +23,13 @@ def choose_engine(config: Config) -> str:
     Raises:
         ConfigError: the options contradict each other, or the engine is not installed.
     """
-    by_batch = _BY_ROLLING_BATCH.get(config.rolling_batch)
-    name = config.llm_engine
-    if name == "auto":
-        name = by_batch or "openvino"  # every kind of model that we read is one that it reads
-    elif by_batch not in (None, name):
+    name = config.engine
+    if not name:
         raise ConfigError(
-            f"option.rolling_batch={config.rolling_batch} asks for {by_batch}, but option.llm_engine={name}"
+            f"option.rolling_batch={config.rolling_batch} asks for {BY_ROLLING_BATCH[config.rolling_batch]}, "
+            f"but option.llm_engine={config.llm_engine}"
         )
-    engines.entry(name)
-    if config.tensor_parallel_degree not in ("1", "max"):
+    if not engines.entry(name).spreads and config.tensor_parallel_degree not in ("1", "max"):
         raise ConfigError(
             f"option.tensor_parallel_degree={config.tensor_parallel_degree}: the engine {name} runs on one device"
         )
@@ -50,7 +44,7 @@ def engine_spec(config: Config) -> Spec:
     """
     name = choose_engine(config)
     try:
-        model = engines.prepare(name, config.model_id, config.dtype)
+        model = engines.prepare(name, config.model_id, config.dtype, config.engine_options)
     except OSError as error:
         raise ConfigError(f"the model's files cannot be had: {error}") from error
     return Spec(
@@ -63,10 +57,8 @@ def engine_spec(config: Config) -> Spec:
             max_total_tokens=config.max_model_len,
             cache_gib=config.kv_cache_gib,
             prefix_cache=config.enable_prefix_caching,
-            options={
-                "echo_tokens_per_second": config.echo_tokens_per_second,
-                "echo_cues": config.echo_cues,
-            },
+            devices=config.tensor_parallel_degree,
+            options=config.engine_options,
         ),
     )
 
@@ -147,7 +139,7 @@ def _directory(config: Config) -> Path | None:
 def schema_context(config: Config, spec: Spec) -> Context:
     return Context(
         engine=spec.engine,
-        lacks=engines.capabilities(spec.engine).lacks,
+        lacks=engines.capabilities(spec.engine, spec.config).lacks,
         output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,

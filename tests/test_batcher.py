@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from handler.batcher import Batcher
-from handler.core import Delta, Finish, Request, Sampling
+from handler.core import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import Output, Step
 from handler.errors import GenerationFailed, Unavailable
 from handler.text import Prompt, Vocabulary
@@ -28,7 +28,7 @@ class Scripted:
     fail: Exception | None = None
     refuse: str = ""
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self.active[key] = list(ids)
         self.left[key] = sampling.max_new_tokens
         self.seeds.append(sampling.seed)

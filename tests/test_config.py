@@ -166,5 +166,7 @@ def test_more_devices_than_the_engine_uses_are_refused() -> None:
 
 
 def test_every_option_has_its_field() -> None:
-    others = {"warnings", "directory", "origins"}
-    assert {option.field for option in OPTIONS if option.field} == {field.name for field in fields(Config)} - others
+    others = {"engine_options", "warnings", "directory", "origins"}
+    assert {option.field for option in OPTIONS if option.field and not option.engines} == {
+        field.name for field in fields(Config)
+    } - others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from handler.options import ENVIRONMENT, OF_JAVA, OPTIONS
+from handler.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "options.md"
 
@@ -22,10 +22,6 @@ TAIL = """
 `lmi serve --properties FILE` names a serving.properties; without it, the one in the model's directory is read. The
 MODEL argument and `--engine` count as `-o`. `LMI_LOG_LEVEL` is debug, info (default), warning or error. `SERVING_*`
 names that only DJL Serving's Java side reads are let be.
-
-LMI's options for other engines (`option.quantize`, `option.gpu_memory_utilization`, `option.max_input_len`,
-`option.enable_lora` and the like) stop the start: nothing here would honour them. `option.max_num_seqs` is
-`option.max_rolling_batch_size` here.
 
 ## The echo engine
 `lmi serve --engine echo` needs no model: it answers with the prompt's words, over and over, one word a token,
@@ -48,29 +44,36 @@ What is made of a model is made at its first start, which takes some seconds lon
 
 
 def render() -> str:
-    lines = ["| option | default | meaning | other names |", "|---|---|---|---|"]
-    by_key = {key: name for name, key in ENVIRONMENT.items()}
-    for option in OPTIONS:
-        if option.field is None:
-            continue
-        default = (
-            ""
-            if option.default is None
-            else str(option.default).lower()
-            if option.default in (True, False)
-            else option.default
-        )
-        others = [*option.aliases, *([by_key[option.key]] if option.key in by_key else [])]
-        lines.append(f"| `{option.key}` | {default} | {option.help} | {', '.join(f'`{name}`' for name in others)} |")
+    common = [option for option in OPTIONS if option.field and not option.engines]
+    groups = sorted({option.engines for option in OPTIONS if option.engines})
+    tables = [_table(common)]
+    for engines in groups:
+        names = " and ".join(engines)
+        tables.append(f"## Only with {names}\n" + _table([option for option in OPTIONS if option.engines == engines]))
     javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA)
-    others = [option for option in OPTIONS if option.field is None and option.help is not OF_JAVA]
-    unused = "; ".join(f"`{option.key}`: {option.help}" for option in others)
-    table = "\n".join(lines)
+    idle = "; ".join(f"`{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
     note = (
-        f"Accepted with a warning, without effect: {unused}. "
+        f"An option of another engine's stops the start; let be with a warning, without effect: {idle}. "
         f"DJL Serving's own keys likewise in the embedded server: {javas}."
     )
-    return f"{HEAD}{table}\n\n{note}\n{TAIL}"
+    body = "\n\n".join(tables)
+    return f"{HEAD}{body}\n\n{note}\n{TAIL}"
+
+
+def _table(options: list[Option]) -> str:
+    lines = ["| option | default | meaning | other names |", "|---|---|---|---|"]
+    by_key = {key: name for name, key in ENVIRONMENT.items()}
+    for option in options:
+        others = [*option.aliases, *([by_key[option.key]] if option.key in by_key else [])]
+        names = ", ".join(f"`{name}`" for name in others)
+        lines.append(f"| `{option.key}` | {_shown(option.default)} | {option.help} | {names} |")
+    return "\n".join(lines)
+
+
+def _shown(default: object) -> str:
+    if default is None:
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def test_the_document_is_up_to_date() -> None:

@@ -15,7 +15,7 @@ ALLOWED = {
     "text": set(),
     "framing": set(),
     "generation": {"core", "text"},
-    "options": set(),
+    "options": {"options"},
     "config": {"errors", "options"},
     "event_loop": set(),
     "models": {"errors"},

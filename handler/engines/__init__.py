@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,24 +18,26 @@ class EngineEntry:
     """One line of the registry.
 
     Attributes:
-        module: has `prepare(model, dtype) -> Path | None`, `CAPABILITIES`,
+        module: has `prepare(model_id, dtype, options) -> Path | None`, `capabilities(config) -> Capabilities`,
             `load(config) -> Engine` and `load_tokenizer(config) -> Tokenizer`.
         needs: the import that shows whether it is installed.
         install: what to run when it is not.
         isolated: runs in a process of its own; a thread will do where stepping costs nothing.
+        spreads: a model over several devices.
     """
 
-    module: str | None
+    module: str
     needs: str | None
     install: str
     isolated: bool = True
+    spreads: bool = False
 
 
 ENGINES = {
     "openvino": EngineEntry("handler.engines.openvino", "openvino_genai", "pip install 'lmi-handler[cpu]'"),
     "echo": EngineEntry("handler.engines.echo", None, "", isolated=False),
-    "trtllm": EngineEntry(None, "tensorrt_llm", "pip install tensorrt-llm"),
-    "vllm": EngineEntry(None, "vllm", "pip install vllm"),
+    "trtllm": EngineEntry("handler.engines.trtllm", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
+    "vllm": EngineEntry("handler.engines.vllm", "vllm", "pip install vllm", spreads=True),
 }
 
 
@@ -42,17 +45,13 @@ def entry(name: str) -> EngineEntry:
     """The registry's line for an engine that can run here.
 
     Raises:
-        ConfigError: unknown, not installed, or not part of this version.
+        ConfigError: unknown, or not installed.
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}; known are {', '.join(sorted(ENGINES))}")
     found = ENGINES[name]
-    missing = found.needs is not None and importlib.util.find_spec(found.needs) is None
-    how = f" is not installed; to install it: {found.install}" if missing else ""
-    if found.module is None:
-        raise ConfigError(f"the engine {name!r}{how or ' is installed'}; but this version cannot drive it yet")
-    if missing:
-        raise ConfigError(f"the engine {name!r}{how}")
+    if found.needs is not None and importlib.util.find_spec(found.needs) is None:
+        raise ConfigError(f"the engine {name!r} is not installed; to install it: {found.install}")
     return found
 
 
@@ -64,16 +63,15 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
     return cast(Tokenizer, _module(name).load_tokenizer(config))
 
 
-def prepare(name: str, model_id: str | None, dtype: str) -> Path | None:
+def prepare(name: str, model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path | None:
     """The files that the engine loads for `option.model_id`: fetched or converted where that is needed."""
-    return cast(Path | None, _module(name).prepare(model_id, dtype))
+    return cast(Path | None, _module(name).prepare(model_id, dtype, options))
 
 
-def capabilities(name: str) -> Capabilities:
-    return cast(Capabilities, _module(name).CAPABILITIES)
+def capabilities(name: str, config: EngineConfig) -> Capabilities:
+    """What it lacks when it is loaded as `config` says."""
+    return cast(Capabilities, _module(name).capabilities(config))
 
 
 def _module(name: str) -> Any:
-    module = entry(name).module
-    assert module is not None
-    return importlib.import_module(module)
+    return importlib.import_module(entry(name).module)

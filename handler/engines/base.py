@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from handler.core import Finish, Sampling
-from handler.text import Prompt
+from handler.core import Adapter, Finish, Logits, Sampling
+from handler.text import Prompt, Vocabulary
 
 
 class Output(NamedTuple):
@@ -17,7 +17,8 @@ class Output(NamedTuple):
 
     `key` is the caller's id of the engine request, `sequence` numbers its sequences (beam search has several).
     `prompt_logprobs` comes once, with the first output, when asked for: one for each prompt id, None for the first.
-    With `finish` ERROR, `error` says why.
+    With `finish` ERROR, `error` says why. `tops` has, for each id, the most likely ids in its place with their
+    log-probabilities, the first one first, when asked for.
     """
 
     key: int
@@ -27,6 +28,8 @@ class Output(NamedTuple):
     sequence: int = 0
     prompt_logprobs: Sequence[float | None] | None = None
     error: str | None = None
+    tops: Sequence[Sequence[tuple[int, float]]] | None = None
+    logits: Logits | None = None
 
 
 class Step(NamedTuple):
@@ -44,15 +47,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine needs to load. `options` are its own (`option.echo_*`, ...), already validated."""
+    """What an engine needs to load; None leaves it to the engine. `options` are its own, already validated."""
 
     model: Path | None = None
     dtype: str = "auto"
     max_sequences: int = 32
-    max_tokens_per_step: int = 256
+    max_tokens_per_step: int | None = None
     max_total_tokens: int | None = None
     cache_gib: int = 0
-    prefix_cache: bool = False
+    prefix_cache: bool | None = None
+    devices: str = "1"  # a number, or max
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -77,8 +81,14 @@ class Engine(Protocol):
 
     info: EngineInfo
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         """Start a request; its first output comes from a later `step`."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Make an adapter ready, so that what is wrong with it shows now; requests may also name one that never was."""
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Free what an adapter holds; no later request names it, earlier ones may still run."""
 
     def cancel(self, key: int) -> None:
         """Forget a request; unknown keys are ignored."""
@@ -91,7 +101,12 @@ class Engine(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Text to ids, in the host's process and off the event loop; thread-safe."""
+    """Text to ids, in the host's process and off the event loop; thread-safe.
+
+    `vocabulary` is what the ids of every answer stand for; None where each prompt brings its own.
+    """
+
+    vocabulary: Vocabulary | None
 
     def encode(self, text: str) -> Prompt:
         """The prompt's ids, special marks in the text recognised, none added but those the model always begins with."""
@@ -110,7 +125,7 @@ class Capabilities:
     """Which generation parameters an engine lacks.
 
     Attributes:
-        lacks: Sampling field -> why; a value that would have an effect is refused.
+        lacks: Sampling field, or `adapter` -> why; a value that would have an effect is refused.
     """
 
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -2,6 +2,7 @@
 
 Deterministic, and as cheap a step as Python can make: for tests, for trying a client, for measuring the host.
 The next word has probability 1, so every parameter that only shapes a distribution has its exact effect: none.
+With an adapter it begins as many words later as the adapter's id says.
 
 Options:
     echo_tokens_per_second: steps a second, each bringing every request one token; 0 (default) is as fast as it goes.
@@ -15,19 +16,25 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from handler.core import Finish, Sampling
+from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.text import Prompt, Vocabulary
 
-CAPABILITIES = Capabilities(
-    lacks={
-        "num_beams": "it has no beam search",
-        "bad_sequences": "it only ever echoes",
-        "prompt_logprobs": "it does not score prompts",
-        "top_logprobs": "it has no alternatives to its tokens",
-    },
-)
+_LACKS = {
+    "num_beams": "it has no beam search",
+    "bad_sequences": "it only ever echoes",
+    "bad_token_ids": "it only ever echoes",
+    "no_repeat_ngram_size": "it only ever echoes",
+    "guide": "it only ever echoes",
+    "prompt_logprobs": "it does not score prompts",
+    "top_logprobs": "it has no alternatives to its tokens",
+    "return_context_logits": "it has no logits",
+    "return_generation_logits": "it has no logits",
+}
+_NO_LORA = "start it with option.enable_lora=true"
 
 _CONTEXT = 1 << 20
 _CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt's vocabulary
@@ -35,6 +42,8 @@ _CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt
 
 class EchoTokenizer:
     """Words to ids in the order of their first appearance, so each prompt brings a vocabulary of its own."""
+
+    vocabulary = None
 
     def encode(self, text: str) -> Prompt:
         words = re.findall(r"\S+", text)
@@ -50,9 +59,9 @@ class EchoTokenizer:
 class _Sequence:
     __slots__ = ("ids", "last", "least", "position", "size", "stops")
 
-    def __init__(self, ids: Sequence[int], sampling: Sampling) -> None:
-        self.ids = ids
+    def __init__(self, ids: Sequence[int], sampling: Sampling, skip: int) -> None:
         self.size = len(ids)
+        self.ids = [*ids[skip % self.size :], *ids[: skip % self.size]]
         self.position = 0
         self.last = sampling.max_new_tokens
         self.least = sampling.min_new_tokens
@@ -68,12 +77,12 @@ class Echo:
         self._next = 0.0
         self.info = EngineInfo("echo", "1", "none", "none", config.max_total_tokens or _CONTEXT)
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         if self._cues and _CUES.index("<refuse>") in ids:
             raise ValueError("refused on cue")
         if not self._active:
             self._next = 0.0  # after a rest the clock starts again
-        self._active[key] = _Sequence(ids, sampling)
+        self._active[key] = _Sequence(ids, sampling, adapter.id if adapter else 0)
 
     def cancel(self, key: int) -> None:
         self._active.pop(key, None)
@@ -100,6 +109,14 @@ class Echo:
             del self._active[output.key]
         return Step(keys, ids, [0.0] * len(ids), others)
 
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Its adapters only have to be directories."""
+        if not Path(adapter.path).is_dir():
+            raise ValueError(f"there is no directory {adapter.path}")
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        pass
+
     def close(self) -> None:
         self._active.clear()
 
@@ -120,8 +137,12 @@ def _act(cue: str) -> None:
     raise RuntimeError(f"raised on cue {cue}")
 
 
-def prepare(model_id: str | None, dtype: str) -> None:
+def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> None:
     """It needs no files."""
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    return Capabilities(_LACKS if config.options.get("enable_lora") else {**_LACKS, "adapter": _NO_LORA})
 
 
 def load(config: EngineConfig) -> Echo:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -46,14 +46,16 @@ def make_once(target: Path, make: Callable[[Path, int], None]) -> Path:
     return target
 
 
-def run_apart(script: str, source: Path, target: Path, lock: int) -> None:
+def run_apart(
+    script: str, source: Path, target: Path, lock: int, needed: Sequence[str] = NEEDED, form: str = "OpenVINO's format"
+) -> None:
     """Make `target` by a process that frees its memory and shares the lock, in case it outlives its parent."""
     script = f"from handler.engines.process import die_with_parent; die_with_parent()\n{script}"
     command = [sys.executable, "-c", script, str(source.absolute()), str(target.absolute())]
     done = subprocess.run(command, capture_output=True, input=b"", env=os.environ | QUIET, pass_fds=(lock,))
     # a tokenizer that cannot be converted is only a warning to the converters, but no engine loads the result
-    missing = [name for name in NEEDED if not (target / name).is_file()]
+    missing = [name for name in needed if not (target / name).is_file()]
     if done.returncode or missing:
         how = f"exit status {done.returncode}" if done.returncode else f"no {', '.join(missing)}"
         tail = done.stderr[-2000:].decode(errors="replace").strip()
-        raise ConfigError(f"cannot convert {source} to OpenVINO's format ({how}):\n{tail}")
+        raise ConfigError(f"cannot convert {source} to {form} ({how}):\n{tail}")

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from handler.core import Finish, Sampling
+from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.openvino_model import OpenVinoTokenizer, context_length, eos_ids, prepare
+from handler.engines.openvino_model import OpenVinoTokenizer, context_length, eos_ids, prepared
 from handler.engines.openvino_scorer import Scorer
 from handler.errors import ConfigError
 
-CAPABILITIES = Capabilities(
+_CAPABILITIES = Capabilities(
     lacks={
         "typical_p": "it has no typical decoding",
         "bad_sequences": "it cannot forbid token sequences",
+        "bad_token_ids": "it cannot forbid tokens",
+        "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
+        "logit_bias": "it has no logit bias",
         "top_logprobs": "it reports the chosen token's log-probability only",
+        "guide": "structured output is not part of this version with it",
+        "return_context_logits": "it does not give its logits",
+        "return_generation_logits": "it does not give its logits",
+        "adapter": "it ignores LoRA adapters that are chosen by request",
     },
 )
 
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
+_TOKENS_PER_STEP = (
+    256  # all prompts that arrive together prefill in one step: a bound keeps the neighbours' tokens coming
+)
 _DEFAULT_CONTEXT = 2048  # tokens, where a model does not say
 _MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
 
@@ -48,7 +59,7 @@ class OpenVino:
         self._genai = openvino_genai
         self._in_progress = openvino_genai.GenerationStatus.RUNNING
         self._ignored = openvino_genai.GenerationStatus.IGNORED
-        self._max_beams = config.max_tokens_per_step
+        self._max_beams = config.max_tokens_per_step or _TOKENS_PER_STEP
         self._pipeline = _pipeline(config)
         self._scorer = Scorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
         self._unscored: dict[int, Callable[[Sequence[float | None]], None]] = {}  # what starts them, given the scores
@@ -63,7 +74,7 @@ class OpenVino:
         )
         self._warm_up()
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         import numpy
         import openvino
 
@@ -117,6 +128,11 @@ class OpenVino:
         for key in ended:
             del self._running[key]
         return step
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError(_CAPABILITIES.lacks["adapter"])
+
+    drop_adapter = load_adapter
 
     def close(self) -> None:
         self._running.clear()
@@ -212,9 +228,8 @@ def _pipeline(config: EngineConfig) -> Any:
 
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs = config.max_sequences
-    # All prompts that arrive together prefill in one step: a bound on it keeps the neighbours' tokens coming.
-    scheduler.max_num_batched_tokens = config.max_tokens_per_step
-    scheduler.enable_prefix_caching = config.prefix_cache
+    scheduler.max_num_batched_tokens = config.max_tokens_per_step or _TOKENS_PER_STEP
+    scheduler.enable_prefix_caching = bool(config.prefix_cache)
     if config.cache_gib:
         scheduler.cache_size = config.cache_gib
     properties = _properties(config.dtype)
@@ -243,6 +258,14 @@ def _properties(dtype: str) -> dict[str, str]:
     return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
 
 
+def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
+    return prepared(model_id, dtype)
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    return _CAPABILITIES
+
+
 def load(config: EngineConfig) -> OpenVino:
     return OpenVino(config)
 
@@ -250,6 +273,3 @@ def load(config: EngineConfig) -> OpenVino:
 def load_tokenizer(config: EngineConfig) -> OpenVinoTokenizer:
     assert config.model is not None
     return OpenVinoTokenizer(config.model)
-
-
-__all__ = ["CAPABILITIES", "OpenVino", "load", "load_tokenizer", "prepare"]

@@ -25,7 +25,7 @@ _LONG = 1 << 18  # tokens, more than any context here
 _SMALL_GGUF = 256 << 20
 
 
-def prepare(model_id: str | None, dtype: str) -> Path:
+def prepared(model_id: str | None, dtype: str) -> Path:
     """The model's own files, or what was made of them once and kept."""
     model = models.locate(model_id or models.DEMO)
     made = models.cache_directory() / "converted"
@@ -53,9 +53,9 @@ class OpenVinoTokenizer:
         import openvino_genai
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
-        self._vocabulary = _vocabulary(self._tokenizer)
+        self.vocabulary = _vocabulary(self._tokenizer)
         # A limit is built into some tokenizers, at which they cut a prompt's end off without a word.
-        self._longest = max(map(len, self._vocabulary.pieces))  # bytes
+        self._longest = max(map(len, self.vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
 
     def encode(self, text: str) -> Prompt:
@@ -88,7 +88,7 @@ class OpenVinoTokenizer:
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data[0].tolist()
         if len(ids) >= self._limit:
             raise InvalidPayload(f"'{name}' has {self._limit} tokens or more, which is more than the tokenizer reads")
-        return Prompt(text, ids, self._vocabulary)
+        return Prompt(text, ids, self.vocabulary)
 
 
 def _reason(error: RuntimeError) -> str:

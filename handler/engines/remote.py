@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -17,10 +19,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
-from handler.core import Sampling
+from handler.core import Adapter, Sampling
 from handler.engines.base import EngineInfo, Step
 from handler.engines.frames import FrameReader, HostGone, send, wait
-from handler.engines.worker import Add, Cancel, Failed, Ready, Spec, run
+from handler.engines.worker import Add, Cancel, ChangeAdapter, Failed, Ready, Spec, run
 from handler.errors import GenerationFailed
 
 log = logging.getLogger("handler.engine")
@@ -56,6 +58,7 @@ class Worker:
                     [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # an engine's own processes are in its group, to be ended with it
                 )
                 on_failure.pop_all()
             self._commands.put(spec)
@@ -88,6 +91,8 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if grace:
                     self._process.wait(grace)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             # A large process takes its time to go, and whoever calls this has none.
             threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()
@@ -150,9 +155,13 @@ class RemoteEngine:
     def ready(self) -> bool:
         return self.state is State.READY
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self._active.add(key)
-        self._send(Add(key, ids, sampling))
+        self._send(Add(key, ids, sampling, adapter))
+
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
+        self._active.add(key)
+        self._send(ChangeAdapter(key, adapter, drop))
 
     def cancel(self, key: int) -> None:
         if key in self._active:

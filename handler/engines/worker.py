@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from handler.core import Finish, Sampling
+from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, Step
 from handler.engines.frames import FrameReader, HostGone, receive, send, wait
 
@@ -20,6 +20,15 @@ class Add(NamedTuple):
     key: int
     ids: Sequence[int]
     sampling: Sampling
+    adapter: Adapter | None = None
+
+
+class ChangeAdapter(NamedTuple):
+    """Load an adapter, or drop it; answered by an Output that is nothing but an end, with an error where it failed."""
+
+    key: int
+    adapter: Adapter
+    drop: bool = False
 
 
 class Cancel(NamedTuple):
@@ -73,7 +82,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     reader = FrameReader()
     active: set[int] = set()
     while True:
-        refused: list[Output] = []
+        answers: list[Output] = []
         # Block for commands only when there is nothing to do; between steps take what lies there.
         blocking = not active
         while blocking or wait(channel, timeout=0):
@@ -82,25 +91,29 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                 if isinstance(command, Cancel):
                     engine.cancel(command.key)
                     active.discard(command.key)
-                elif (output := _add(engine, command)) is None:
+                elif (output := _start(engine, command)) is None:
                     active.add(command.key)
                 else:
-                    refused.append(output)
+                    answers.append(output)
         step = engine.step() if active else Step([], [], [], [])
-        step.others.extend(refused)
+        step.others.extend(answers)
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
         send(channel, step)  # also when it holds nothing: every command is answered
 
 
-def _add(engine: Engine, command: Add) -> Output | None:
-    """Start a request; what the engine refuses ends alone."""
+def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:
+    """Do what is asked; None when its outputs are to come. What the engine refuses ends alone."""
     try:
-        engine.add(command.key, command.ids, command.sampling)
+        if isinstance(command, Add):
+            engine.add(*command)
+            return None
+        change = engine.drop_adapter if command.drop else engine.load_adapter
+        change(command.adapter)
     except Exception as error:
         return Output(command.key, (), (), Finish.ERROR, error=_reason(error))
-    return None
+    return Output(command.key, (), (), Finish.STOP)
 
 
 def _reason(error: BaseException) -> str:

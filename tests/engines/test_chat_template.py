@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from handler.engines.echo import EchoTokenizer
-from handler.engines.openvino import prepare
-from handler.engines.openvino_model import OpenVinoTokenizer
+from handler.engines.openvino_model import OpenVinoTokenizer, prepared
 from handler.errors import InvalidPayload
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé?"}]
@@ -26,13 +25,13 @@ def test_echos_template() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_model: Path) -> OpenVinoTokenizer:
-    return OpenVinoTokenizer(prepare(str(demo_model), "auto"))
+    return OpenVinoTokenizer(prepared(str(demo_model), "auto"))
 
 
 def saying(demo_model: Path, template: str, directory: Path) -> OpenVinoTokenizer:
     """The demo model with another chat template, in a directory of its own."""
     made = shutil.copytree(
-        prepare(str(demo_model), "auto"), directory / "model", ignore=lambda *_: ["openvino_model.bin"]
+        prepared(str(demo_model), "auto"), directory / "model", ignore=lambda *_: ["openvino_model.bin"]
     )
     path = made / "openvino_tokenizer.xml"
     content, count = re.subn(r'<chat_template value="[^"]*"', f'<chat_template value="{template}"', path.read_text())
