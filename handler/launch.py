@@ -137,9 +137,11 @@ def _directory(config: Config) -> Path | None:
 
 
 def schema_context(config: Config, spec: Spec) -> Context:
+    able = engines.capabilities(spec.engine, spec.config)
     return Context(
         engine=spec.engine,
-        lacks=engines.capabilities(spec.engine, spec.config).lacks,
+        lacks=able.lacks,
+        no_adapters=able.no_adapters,
         output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,

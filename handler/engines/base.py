@@ -120,12 +120,17 @@ class Tokenizer(Protocol):
         """
 
 
+NO_LORA = "it was started without option.enable_lora=true"
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """Which generation parameters an engine lacks.
 
     Attributes:
-        lacks: Sampling field, or `adapter` -> why; a value that would have an effect is refused.
+        lacks: Sampling field -> why; a value that would have an effect is refused.
+        no_adapters: why it serves no LoRA adapters; "" where it does.
     """
 
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    no_adapters: str = ""

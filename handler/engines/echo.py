@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core import Adapter, Finish, Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.text import Prompt, Vocabulary
 
 _LACKS = {
@@ -34,7 +34,6 @@ _LACKS = {
     "return_context_logits": "it has no logits",
     "return_generation_logits": "it has no logits",
 }
-_NO_LORA = "start it with option.enable_lora=true"
 
 _CONTEXT = 1 << 20
 _CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt's vocabulary
@@ -142,7 +141,7 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Non
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    return Capabilities(_LACKS if config.options.get("enable_lora") else {**_LACKS, "adapter": _NO_LORA})
+    return Capabilities(_LACKS, "" if config.options.get("enable_lora") else NO_LORA)
 
 
 def load(config: EngineConfig) -> Echo:

@@ -15,6 +15,8 @@ from handler.engines.openvino_model import OpenVinoTokenizer, context_length, eo
 from handler.engines.openvino_scorer import Scorer
 from handler.errors import ConfigError
 
+_NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
+
 _CAPABILITIES = Capabilities(
     lacks={
         "typical_p": "it has no typical decoding",
@@ -26,8 +28,8 @@ _CAPABILITIES = Capabilities(
         "guide": "structured output is not part of this version with it",
         "return_context_logits": "it does not give its logits",
         "return_generation_logits": "it does not give its logits",
-        "adapter": "it ignores LoRA adapters that are chosen by request",
     },
+    no_adapters=_NO_ADAPTERS,
 )
 
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
@@ -130,7 +132,7 @@ class OpenVino:
         return step
 
     def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError(_CAPABILITIES.lacks["adapter"])
+        raise ValueError(_NO_ADAPTERS)
 
     drop_adapter = load_adapter
 

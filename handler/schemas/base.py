@@ -21,10 +21,12 @@ class Context:
         max_sequences: most sequences that one request may ask for.
         engine: its name.
         lacks: Sampling field -> why the engine has no such thing.
+        no_adapters: why it serves no LoRA adapters; "" where it does.
     """
 
     engine: str
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    no_adapters: str = "it has none"
     output_formatter: str | None = None
     refuse_unknown: bool = False
     max_sequences: int = 32
