@@ -70,7 +70,12 @@ class Driver:
 def start(name: str, model: Path | None) -> Driver:
     # In fp32 a model's arithmetic does not depend on what else is in the batch; in bf16 near ties may fall otherwise.
     config = EngineConfig(
-        model=model, dtype="fp32", max_sequences=16, max_total_tokens=2048, cache_gib=2, options=SETUPS[name].options
+        model=model,
+        dtype="fp32",
+        max_sequences=16,
+        max_total_tokens=2048,
+        cache_gib=2,
+        options=dict(SETUPS[name].options),
     )
     engine = RemoteEngine(Spec(name, config), isolated=engines.entry(name).isolated)
     while engine.state is State.LOADING:
