@@ -314,6 +314,6 @@ class TestModel:
 
 
 @pytest.mark.parametrize("driver", REAL[:1], indirect=True)
-def test_a_prompt_that_the_tokenizer_would_cut_is_refused(self, driver: Driver) -> None:
+def test_a_prompt_that_the_tokenizer_would_cut_is_refused(driver: Driver) -> None:
     with pytest.raises(InvalidPayload, match="8192 tokens or more"):
         driver.tokenizer.encode("word " * 9000)
