@@ -222,11 +222,10 @@ def test_each_answers_as_itself_alone_and_in_company(lora: Driver, adapters: lis
     asked = {ask_with(lora, adapter): adapter for adapter in (None, *adapters) * 3}
     found = lora.run()
     assert {id: ids(found[id]) for id in asked} == {id: alone[adapter] for id, adapter in asked.items()}
+    assert lora.batcher.idle
 
 
-def test_a_broken_one_is_refused_and_spares_the_others(
-    self, lora: Driver, adapters: list[Adapter], tmp_path: Path
-) -> None:
+def test_a_broken_one_is_refused_and_spares_the_others(lora: Driver, adapters: list[Adapter], tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     good, bad = ask_with(lora, adapters[0]), ask_with(lora, Adapter("bad", 9, str(tmp_path)))
     found = lora.run()
