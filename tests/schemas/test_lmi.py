@@ -65,6 +65,11 @@ def test_null_means_absent(name: str) -> None:
         ("min_p", 0.1, "min_p", 0.1),
         ("best_of", 3, "best_of", 3),
         ("presence_penalty", -2, "presence_penalty", -2.0),
+        ("logprobs", 2, "top_logprobs", 2),
+        ("logprobs", 1, "top_logprobs", 0),
+        ("top_n_tokens", 1, "top_logprobs", 1),
+        ("logit_bias", {"7": 1, "5": -100, "6": 0}, "logit_bias", ((5, -100.0), (7, 1.0))),
+        ("adapter_id", "", "n", 1),
     ],
 )
 def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: Any) -> None:
@@ -111,8 +116,15 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("logprobs", -1, "an integer from 0"),
         ("prompt_logprobs", 2, "an integer from 0 to 1"),
         ("watermark", True, "is not supported"),
-        ("grammar", {"type": "json", "value": {}}, "is not supported"),
-        ("adapter_id", "mine", "is not supported"),
+        ("grammar", {"type": "yaml", "value": {}}, "a 'type' that is json, json_object, json_schema or regex"),
+        ("adapter_id", "mine", "the engine openvino serves no LoRA adapters: it has none"),
+        ("logprobs", 21, "an integer from 0 to 20"),
+        ("top_n_tokens", 21, "an integer from 0 to 20"),
+        ("logit_bias", {"5": 101}, "an object of token ids, each with a number from -100 to 100"),
+        ("logit_bias", {"5": 1, "05": 2}, "none of them twice"),
+        ("logit_bias", {"-5": 1}, "an object of token ids"),
+        ("logit_bias", {"\u0663": 1}, "an object of token ids"),
+        ("logit_bias", {"5" * 5000: 1}, "an object of token ids"),
         ("length_penalty", 2.0, "only with num_beams > 1"),
         ("early_stopping", True, "only with num_beams > 1"),
         ("min_length", 31, "at most max_new_tokens=30"),
@@ -171,6 +183,7 @@ def test_several_sequences_do_not_stream() -> None:
         ({"inputs": "a", "parameters": []}, "'parameters' must be an object"),
         ({"inputs": "a", "stream": "yes"}, "'stream' must be true or false"),
         ({"inputs": "a", "adapters": "mine"}, "no LoRA adapters"),
+        ({"parameters": {"input_ids": None}}, "no 'inputs'"),
     ],
 )
 def test_a_wrong_payload_is_refused(body: Any, wanted: str) -> None:
