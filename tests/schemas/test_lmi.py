@@ -152,6 +152,61 @@ def test_greedy_ignores_sampling_values_but_checks_their_range() -> None:
     assert "typical_p=5" in refusal(typical_p=5)
 
 
+TENSORRT = replace(CONTEXT, sampling_defaults={"top_k": 5, "top_p": 0.85, "temperature": 0.8}, lacks={})
+
+
+@pytest.mark.parametrize(
+    ("given", "k", "p", "temperature"),
+    [
+        ({"do_sample": True}, 5, 0.85, 0.8),
+        ({"do_sample": True, "top_k": 40}, 40, 0.85, 0.8),
+        ({"do_sample": True, "top_k": 0, "top_p": None, "temperature": 1.0}, 0, 0.85, 1.0),
+        ({"do_sample": True, "runtime_top_p": [0.5]}, 5, 0.5, 0.8),
+        ({"do_sample": False}, 0, 1.0, 1.0),
+        ({}, 0, 1.0, 1.0),
+        ({"runtime_top_k": [40]}, 40, 1.0, 1.0),  # GptManager's own defaults: LMI's come with LMI's do_sample
+    ],
+)
+@pytest.mark.parametrize("schema", ["lmi", "tgi_compat", "dynamic_batch"])
+def test_an_engines_sampling_defaults_stand_for_what_is_not_named(
+    schema: str, given: dict[str, Any], k: int, p: float, temperature: float
+) -> None:
+    found = SCHEMAS[schema].parse({"inputs": "a", "parameters": given}, TENSORRT).requests[0].sampling
+    assert (found.top_k, found.top_p, found.temperature) == (k, p, temperature)
+
+
+def test_a_chat_has_sampling_defaults_of_its_own() -> None:
+    found = SCHEMAS["lmi"].parse({"messages": [{"role": "user", "content": "a"}]}, TENSORRT).requests[0].sampling
+    assert (found.do_sample, found.top_k, found.top_p, found.temperature) == (True, 0, 1.0, 1.0)
+
+
+def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> None:
+    context = replace(CONTEXT, lacks={"top_logprobs": "it has none"})
+    with pytest.raises(
+        InvalidParameter, match=r"^parameters.top_n_tokens=1: the engine openvino lacks it: it has none"
+    ):
+        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 1}}, context)
+    SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 0, "logprobs": 1}}, context)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"logprobs": 2},
+        {"min_length": 2},
+        {"guided_regex": "a"},
+        {"logit_bias": {"5": 1}},
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 2},
+        {"bad_sequences": ["a"]},
+    ],
+)
+def test_beams_are_refused_what_their_search_does_not_honour(parameters: dict[str, Any]) -> None:
+    (name,) = parameters
+    with pytest.raises(InvalidParameter, match=rf"^parameters\.{name}=.*: is not available with num_beams > 1"):
+        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"num_beams": 2, **parameters}}, TENSORRT)
+
+
 def test_aliases_that_contradict_each_other_are_refused() -> None:
     assert "contradicts parameters.stop_sequences" in refusal(stop_sequences=["a"], stop=["b"])
     assert request(stop_sequences=["a"], stop=["a"]).sampling.stop == ("a",)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from handler.core import Adapter, Finish, Request
 from handler.errors import InvalidParameter, InvalidPayload
@@ -358,3 +360,19 @@ def test_logits_are_refused_where_the_engine_has_none() -> None:
 def test_dynamic_batching_has_no_outputs(parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter, match="only available with rolling batch"):
         SCHEMAS["dynamic_batch"].parse({"inputs": "a", "parameters": parameters}, CAPABLE)
+
+
+small = st.integers(-2, 7) | st.booleans() | st.floats(-2, 2) | st.none() | st.sampled_from(["", "a", *SEED_000[:3]])
+nested = st.recursive(small, lambda inner: st.lists(inner, max_size=3), max_leaves=9)
+fields = st.dictionaries(st.sampled_from([*TENSORS, "outputs", "stream"]), nested, max_size=5)
+
+
+@settings(max_examples=500, deadline=None)
+@given(parameters=fields, prompt=st.none() | st.just("hi"), schema=st.sampled_from(["lmi", "dynamic_batch"]))
+def test_whatever_they_hold_they_are_read_or_refused(parameters: dict[str, Any], prompt: Any, schema: str) -> None:
+    try:
+        call = SCHEMAS[schema].parse({"inputs": prompt, "parameters": parameters}, CAPABLE)
+    except (InvalidParameter, InvalidPayload):
+        return
+    sampling = call.requests[0].sampling
+    assert all(0 <= id < 6 for id in (*sampling.stop_token_ids, *sampling.bad_token_ids, *dict(sampling.logit_bias)))
