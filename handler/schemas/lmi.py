@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from handler.core import Adapter, Finish, Names, Request, Sampling, Token
+from handler.core import LMI_NAMES, Adapter, Finish, Names, Request, Sampling, Token
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.schemas.adapters import agreed, read_adapters
@@ -249,7 +249,7 @@ def _wanted(found: Found) -> Wanted | None:
 
 def _names(found: Found) -> Names:
     """What the client calls what is checked later on; of stop tokens that an `end_id` made, that."""
-    names, default = found.names, Names()
+    names, default = found.names, LMI_NAMES
     return Names(
         prompt=names.get("prompt_ids", default.prompt),
         max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),

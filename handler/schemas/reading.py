@@ -13,6 +13,7 @@ from handler.schemas.parameters import REQUEST_FIELDS, show
 from handler.schemas.tensors import TABLE
 
 _TOP_LEVEL = {"inputs", "parameters", "stream", "adapters"}
+_KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 
 
 def decode(body: bytes) -> Any:
@@ -100,8 +101,7 @@ def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streamin
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: Context) -> list[str]:
     """Names that mean nothing here: never silently dropped."""
     found = [name for name in body if name not in _TOP_LEVEL]
-    known = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
-    found += [f"parameters.{name}" for name in parameters if name not in known]
+    found += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
     return reported(found, body, context)
 
 
