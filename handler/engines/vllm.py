@@ -41,6 +41,9 @@ _ENVIRONMENT = {
 }
 
 
+_CPU_CACHE_GIB = 4
+
+
 @dataclass
 class _Beams:
     """A beam search under way: every beam's next token is a request of vLLM's."""
@@ -60,8 +63,6 @@ class Vllm:
     def __init__(self, config: EngineConfig) -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        if config.cache_gib:
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.cache_gib)
         end_with_this_process()
         import vllm
         import vllm.inputs
@@ -70,8 +71,11 @@ class Vllm:
 
         self._vllm = vllm
         arguments = engine_arguments(config, current_platform.device_count() or 1)
-        if config.cache_gib and not current_platform.is_cpu():
-            arguments["kv_cache_memory_bytes"] = config.cache_gib << 30
+        if not current_platform.is_cpu():
+            arguments |= {"kv_cache_memory_bytes": config.cache_gib << 30} if config.cache_gib else {}
+        elif config.cache_gib or "gpu_memory_utilization" not in arguments:
+            # Left alone it asks for nine tenths of the machine, and does not start where they are not free.
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.cache_gib or _CPU_CACHE_GIB)
         self._engine: Any = LLMEngine.from_engine_args(vllm.EngineArgs(**arguments), enable_multiprocessing=True)
         self._leave = end_with_children()  # it notices its core's death only when it sends something
         self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know

@@ -31,7 +31,7 @@ COMMON = (
     Option("max_request_size", "max_request_size", integer(1), 67_108_864, "bytes of a request body; more is answered 413"),
     Option("option.max_model_len", "max_model_len", integer(2), None, "tokens of prompt and answer together; by default what the model was trained for"),
     Option("option.max_num_batched_tokens", "max_num_batched_tokens", integer(16), None, "tokens that one engine step computes; less keeps neighbours moving during long prompts; by default openvino 256, others as they choose", ("option.max_rolling_batch_prefill_tokens",)),
-    Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 lets it grow as needed"),
+    Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 leaves it to the engine (openvino: it grows as needed; vllm: of a GPU by option.gpu_memory_utilization, of a CPU's memory 4)"),
     Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, None, "reuse the KV cache of equal prompt beginnings; by default as the engine does (openvino: no, vllm and trtllm: yes)", ("option.enable_kv_cache_reuse",)),
     # how long
     Option("option.predict_timeout", "predict_timeout", number(0.1), 120.0, "seconds that a request may wait for its turn; under DJL also that a dynamic batch may take", ("option.predictTimeout",)),
