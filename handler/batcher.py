@@ -277,7 +277,7 @@ class Batcher:
         lost = list(self._running.values())
         for active in lost:
             self._forget(active)
-        ids = [active.id for active in lost] + self._adapters.lost()
+        ids = [active.id for active in lost] + self._adapters.lost(active.request for active in self._queue.values())
         return [Delta(id, 0, (), Finish.ERROR, error) for id in ids]
 
     def _expire(self, now: float) -> list[Delta]:

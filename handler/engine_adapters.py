@@ -86,10 +86,9 @@ class EngineAdapters:
 
     def drop_unused(self, requests: Iterable[Request]) -> None:
         """Have the engine drop what none of these requests uses."""
-        used = {request.adapter.id for request in requests if request.adapter is not None}
-        for adapter in [adapter for id, adapter in self._leaving.items() if id not in used]:
+        for adapter in self._unused(requests):
             del self._leaving[adapter.id]
-            if self._engine.ready:  # a new one never had it
+            if self._engine.ready:  # the next one never had it
                 self._send(_Change(0, adapter, drop=True))
 
     def delta(self, output: Output) -> Delta | None:
@@ -107,10 +106,18 @@ class EngineAdapters:
         error = AdapterFailed(f"the engine could not load the adapter {name}: {output.error}")
         return Delta(change.id, 0, (), Finish.ERROR, error)
 
-    def lost(self) -> list[int]:
-        """The engine is gone: the ids of the loads that were under way."""
+    def lost(self, waiting: Iterable[Request]) -> list[int]:
+        """The engine is gone: the ids of the loads that were under way. The next one has none of the adapters, and gets
+        those that the waiting requests use."""
+        for adapter in self._unused(waiting):
+            del self._leaving[adapter.id]
         changes, self._changes = self._changes, {}
         return [change.id for change in changes.values() if not change.drop]
+
+    def _unused(self, requests: Iterable[Request]) -> list[Adapter]:
+        """Those that are leaving and that none of these requests uses."""
+        used = {request.adapter.id for request in requests if request.adapter is not None}
+        return [adapter for id, adapter in self._leaving.items() if id not in used]
 
     def _send(self, change: _Change) -> None:
         key = next(self._keys)

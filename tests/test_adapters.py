@@ -186,7 +186,7 @@ def test_what_is_no_adapter_is_refused_saying_why(tmp_path: Path, spoil: Callabl
 @pytest.mark.parametrize("name", ["nothing", "x" * 300, "file.txt"])
 def test_a_path_that_leads_nowhere(tmp_path: Path, name: str) -> None:
     (tmp_path / "file.txt").touch()
-    with pytest.raises(AdapterFailed, match="no such directory|cannot be read"):
+    with pytest.raises(AdapterFailed, match=r"no such directory|cannot be read"):
         adapter_path(name, tmp_path)
 
 
