@@ -12,7 +12,7 @@ from handler.errors import ConfigError, Unavailable
 from handler.hosts.djl.adapters import AsyncAdapters, SteppedAdapters, stepped_adapters
 from handler.hosts.djl.dialect import dialect, read_ahead
 from handler.hosts.djl.modes import Async, Dynamic, Passive, Rolling
-from handler.hosts.djl.replies import one_line, refusal
+from handler.hosts.djl.replies import Unsent, one_line, refusal
 from handler.hosts.djl.start import is_passive, load, step_driver, wait_ready
 from handler.hosts.service import Service
 from handler.launch import calm_garbage_collector
@@ -21,6 +21,14 @@ log = logging.getLogger("handler.djl")
 
 _host: Rolling | Dynamic | Async | Passive | None = None  # loaded by the first call
 _adapters: SteppedAdapters | AsyncAdapters | None = None  # loaded with it, where there is an engine
+
+
+_LOST_STEP = (
+    "a call about an adapter came while requests were under way: DJL's rolling batch has lost its step's answer and "
+    "will restart this worker after option.predict_timeout; with option.async_mode=true such calls are safe"
+)
+"""Java keeps one future for a connection: of two calls the later one replaces the earlier one's, and gets its answer.
+If we answered both, one more answer would lie there, and each step from then on would get that of the step before."""
 
 
 def handle(inputs: Input) -> Any:
@@ -33,7 +41,11 @@ def handle(inputs: Input) -> Any:
 def adapters(inputs: Input, what: str) -> Any:
     """DJL's call to register, update or unregister (`what`) a LoRA adapter."""
     if _adapters is not None:
-        return _adapters.answer(inputs, what)
+        answer = _adapters.answer(inputs, what)
+        if isinstance(_host, Rolling) and _host.is_stepping:
+            log.error("%s", _LOST_STEP)
+            return Unsent()
+        return answer
     output = Output() if _host is not None else refusal(Unavailable("Model is not ready"))
     return _awaitable(output) if _is_async() else output
 
