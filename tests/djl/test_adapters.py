@@ -17,7 +17,7 @@ import pytest
 
 from tests.adapter_files import write_adapter
 from tests.djl.launch import StartFailed
-from tests.djl.servers import DjlServer, djl, versions
+from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.djl
@@ -193,6 +193,15 @@ def test_those_beside_the_model_are_there_in_every_rolling_batch(version: str) -
     with djl(version, {**OPTIONS, **MODES["rolling"]}, FILES) as server, ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(generate, server, ["", "first", "second"][i % 3], 30, stream=True) for i in range(24)]
         assert [id_of(one.result(), 30) for one in asked] == [0, 1, 2] * 8
+
+
+@pytest.mark.parametrize("version", [version for version in versions() if not newer(version, "0.28")])
+def test_before_028_a_call_is_a_request_in_the_rolling_batch_and_changes_nothing(version: str, files: Path) -> None:
+    with djl(version, {**OPTIONS, **MODES["rolling"]}, FILES) as server, ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(generate, server, "first", 100, stream=True) for _ in range(4)]
+        register(server, "a", files / "a")
+        assert generate(server, "a").status_code == 424
+        assert [id_of(one.result(), 100) for one in running] == [1] * 4
 
 
 @pytest.mark.parametrize("version", versions())
