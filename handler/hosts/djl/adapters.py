@@ -15,7 +15,7 @@ from typing import Any
 
 from djl_python import Input, Output
 
-from handler.errors import BadRequest, ConfigError, GenerationFailed, ServingError, serving_error
+from handler.errors import ConfigError, GenerationFailed, InvalidPayload, ServingError, serving_error
 from handler.framing import dumps
 from handler.hosts.adapters import AdapterDesk, Order, Then, read_order, required
 from handler.hosts.djl.dialect import Dialect
@@ -83,6 +83,7 @@ class SteppedAdapters:
 
     def _answer(self, inputs: Input, what: str) -> str:
         desk = self._desk
+        _check_caller(inputs)
         desk.check()
         order = _order(inputs, refuse_unknown=self._refuse_unknown)
         name = required(order.name, "name")
@@ -130,6 +131,7 @@ class AsyncAdapters:
 
     async def _answer(self, inputs: Input, what: str) -> str:
         service = self._service
+        _check_caller(inputs)
         service.desk.check()
         order = _order(inputs, refuse_unknown=service.config.unknown_parameters == "refuse")
         name = required(order.name, "name")
@@ -150,15 +152,21 @@ def is_there(desk: AdapterDesk, name: str, path: str) -> bool:
     return found is not None and found.path == path
 
 
+def _check_caller(inputs: Input) -> None:
+    """
+    Raises:
+        InvalidPayload: it is a client's request, which a header of its own has led here.
+    """
+    if is_of_http(inputs.get_properties()):
+        raise InvalidPayload("property handler: a request cannot choose the function that answers it")
+
+
 def _order(inputs: Input, *, refuse_unknown: bool) -> Order:
     """
     Raises:
-        BadRequest: a client's request that has found its way here, or a value that cannot be used.
+        BadRequest: a value cannot be used.
     """
-    properties = inputs.get_properties()
-    if is_of_http(properties):
-        raise BadRequest("property handler: a request cannot choose the function that answers it")
-    content = inputs.get_content()
+    properties, content = inputs.get_properties(), inputs.get_content()
     values: dict[str, Any] = {
         str(key): bytes(value).decode(errors="replace")
         for key, value in zip(content.get_keys(), content.get_values(), strict=True)
