@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from handler.core import Adapter, Delta, Finish, Request, Sampling, Token
+from handler.engine_adapters import EngineAdapters
 from handler.engines.base import Output, Step
 from handler.errors import GenerationFailed, ServingError, Unavailable
 from handler.generation import Generation
@@ -29,6 +30,7 @@ class SteppedEngine(Protocol):
     def ready(self) -> bool: ...
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
     def cancel(self, key: int) -> None: ...
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
     def step(self, timeout: float = 0.0) -> list[Step]: ...
 
 
@@ -58,7 +60,7 @@ class _Place:
 
 
 class Batcher:
-    """Submit, step, cancel, reset.
+    """Submit, step, cancel, reset; load and drop adapters.
 
     Ids are unique for the life of the process. Each request needs as many places in the engine as it has sequences;
     requests wait in order until there is room. A request's failure ends that request; an engine's failure ends those
@@ -92,6 +94,7 @@ class Batcher:
         self._queue: dict[int, _Active] = {}  # in order of arrival
         self._places: dict[int, _Place] = {}  # by the engine's key
         self._running: dict[int, _Active] = {}
+        self._adapters = EngineAdapters(engine, self._ids, self._keys)
 
     @property
     def num_queued(self) -> int:
@@ -116,8 +119,10 @@ class Batcher:
 
         Raises:
             Unavailable: the queue is full.
+            InvalidPayload: its adapter was dropped since it was read.
         """
         self.check_room()
+        request = self._adapters.current(request)
         now = time.monotonic()
         active = _Active(next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit)
         self._queue[active.id] = active
@@ -141,6 +146,24 @@ class Batcher:
         for active in list(self._running.values()):
             self.cancel(active.id)
 
+    def load_adapter(self, adapter: Adapter) -> int:
+        """Have the engine load an adapter, beside the requests: one last delta comes under the id returned, with an
+        error where the adapter could not be loaded.
+
+        Raises:
+            Unavailable: there is no engine at the moment.
+        """
+        return self._adapters.load(adapter)
+
+    def drop_adapter(self, adapter: Adapter, successor: Adapter | None = None) -> None:
+        """Have the engine drop an adapter when the requests that use it have ended.
+
+        Args:
+            successor: what requests that come with it from now on get in its place; None: they are refused.
+        """
+        self._adapters.drop(adapter, successor)
+        self._drop_unused()
+
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """What the engine's steps have brought, waiting up to `timeout` seconds for it."""
         try:
@@ -158,6 +181,8 @@ class Batcher:
             deltas += self._expire(now)
         if self._queue:
             self._admit()
+        if self._adapters.leaving:
+            self._drop_unused()
         return deltas
 
     def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:
@@ -178,6 +203,8 @@ class Batcher:
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         place = self._places.get(output.key)
         if place is None:
+            if delta := self._adapters.delta(output):
+                deltas.append(delta)
             return
         id, sequence = place.active.id, place.first + output.sequence
         if output.finish is Finish.ERROR:
@@ -197,6 +224,9 @@ class Batcher:
                 self._engine.cancel(output.key)
             self._end_sequence(place, output.key, output.sequence)
         deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits))
+
+    def _drop_unused(self) -> None:
+        self._adapters.drop_unused(active.request for active in (*self._running.values(), *self._queue.values()))
 
     def _admit(self) -> None:
         """Move waiting requests into the engine, in order, as long as they fit."""
@@ -247,7 +277,8 @@ class Batcher:
         lost = list(self._running.values())
         for active in lost:
             self._forget(active)
-        return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
+        ids = [active.id for active in lost] + self._adapters.lost(active.request for active in self._queue.values())
+        return [Delta(id, 0, (), Finish.ERROR, error) for id in ids]
 
     def _expire(self, now: float) -> list[Delta]:
         """End requests that waited too long, or took too long."""

@@ -17,16 +17,16 @@ def handle(inputs):  # type: ignore[no-untyped-def]
 def register_adapter(inputs):  # type: ignore[no-untyped-def]
     from handler.hosts.djl import worker
 
-    return worker.adapters(inputs)
+    return worker.adapters(inputs, "register")
 
 
 def unregister_adapter(inputs):  # type: ignore[no-untyped-def]
     from handler.hosts.djl import worker
 
-    return worker.adapters(inputs)
+    return worker.adapters(inputs, "unregister")
 
 
 def update_adapter(inputs):  # type: ignore[no-untyped-def]
     from handler.hosts.djl import worker
 
-    return worker.adapters(inputs)
+    return worker.adapters(inputs, "update")

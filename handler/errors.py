@@ -11,9 +11,15 @@
         ├── GenerationFailed 424    the engine raised, hung or died while it worked on the request
         ├── FormatterFailed  424    a function of the user's model.py raised, or returned what cannot be used
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
+        ├── BadRequest       400    a call about adapters that makes no sense, or where there are none
+        ├── NotFound         404    a call about an adapter that is not there
+        ├── Conflict         409    a call about an adapter that is there already, or is changing
+        ├── NoRoom           507    one adapter more than the server may have
+        ├── AdapterFailed    424    an adapter that cannot be used, or that the engine could not load
         └── Unavailable      503    not accepted: the queue is full, the engine is down, the server is stopping
 
-424 is what LMI answers for handler failures (seed 004; contract djl.md, section 2).
+424 is what LMI answers for handler failures (seed 004; contract djl.md, section 2); the statuses of calls about
+adapters are those of DJL Serving's adapter API.
 """
 
 from __future__ import annotations
@@ -99,6 +105,28 @@ class Unavailable(ServingError):
     status = 503
     kind = "overloaded"
     type = "WlmCapacityException"
+
+
+class BadRequest(ServingError):
+    status = 400
+    kind = "validation"
+    type = "BadRequestException"
+
+
+class NotFound(BadRequest):
+    status = 404
+
+
+class Conflict(BadRequest):
+    status = 409
+
+
+class NoRoom(BadRequest):
+    status = 507
+
+
+class AdapterFailed(BadRequest):
+    status = 424
 
 
 class InternalError(ServingError):

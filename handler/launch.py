@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
+import os
 from pathlib import Path
 
 from handler import engines
+from handler.adapters import AdapterHome, Adapters, adapters_of
 from handler.batcher import Batcher
 from handler.config import BY_ROLLING_BATCH, Config
 from handler.engines.base import EngineConfig, Tokenizer
@@ -15,6 +18,11 @@ from handler.errors import ConfigError
 from handler.formatters.loading import Formatters, choose, find_formatters
 from handler.framing import FRAMINGS
 from handler.schemas.base import Context
+
+log = logging.getLogger("handler.launch")
+
+_MOST_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
+"""How many adapters SageMaker means to have in the container at once."""
 
 
 def choose_engine(config: Config) -> str:
@@ -136,12 +144,47 @@ def _directory(config: Config) -> Path | None:
     return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
 
 
-def schema_context(config: Config, spec: Spec) -> Context:
+def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> AdapterHome:
+    """The adapters that lie beside the model, in `adapters/`.
+
+    Args:
+        directory: where serving.properties lies, or would; by default where it does.
+
+    Raises:
+        ConfigError: one of them cannot be used; or the environment's number of adapters is none.
+    """
+    registry = Adapters(_most_adapters())
+    places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
+    homes = [path for place in dict.fromkeys(places) if place and (path := place.absolute() / "adapters").is_dir()]
+    if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
+        if homes:
+            log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
+        return AdapterHome(registry)
+    at_start: dict[str, Path] = {}
+    for home in homes:
+        for name, path in adapters_of(home).items():
+            if (other := at_start.setdefault(name, path)).resolve() != path.resolve():
+                raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
+    first = next((place for place in places if place and place.is_dir()), None)
+    return AdapterHome(registry, homes[0] if homes else first and first.absolute() / "adapters", at_start)
+
+
+def _most_adapters() -> int | None:
+    text = os.environ.get(_MOST_ADAPTERS)
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"environment variable {_MOST_ADAPTERS}={text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def schema_context(config: Config, spec: Spec, adapters: Adapters) -> Context:
     able = engines.capabilities(spec.engine, spec.config)
     return Context(
         engine=spec.engine,
         lacks=able.lacks,
         no_adapters=able.no_adapters,
+        adapters=adapters,
         output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,

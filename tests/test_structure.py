@@ -22,9 +22,12 @@ ALLOWED = {
     "formatters": {"errors", "formatters"},
     "schemas": {"core", "errors", "formatters", "framing", "schemas", "text"},
     "engines": {"core", "errors", "text", "models", "engines"},
-    "batcher": {"core", "errors", "text", "generation", "engines.base"},
-    "launch": {"batcher", "config", "engines", "errors", "formatters", "framing", "models", "schemas.base"},
+    "adapters": {"core", "errors"},
+    "engine_adapters": {"core", "errors", "engines.base"},
+    "batcher": {"core", "errors", "text", "generation", "engine_adapters", "engines.base"},
+    "launch": {"adapters", "batcher", "config", "engines", "errors", "formatters", "framing", "models", "schemas.base"},
     "hosts": {
+        "adapters",
         "batcher",
         "config",
         "core",
@@ -81,7 +84,7 @@ def test_imports_go_one_way(path: Path) -> None:
 def test_djl_stays_in_its_place() -> None:
     know_it = {path.relative_to(PACKAGE).as_posix() for path in FILES if "djl_python" in imports(path)}
     assert know_it - {"entry.py"} == {
-        f"hosts/djl/{name}.py" for name in ("dialect", "modes", "replies", "requests", "worker")
+        f"hosts/djl/{name}.py" for name in ("adapters", "dialect", "modes", "replies", "requests", "worker")
     }
 
 

@@ -13,6 +13,7 @@ import time
 from types import FrameType
 
 from handler import event_loop
+from handler.adapters import AdapterHome
 from handler.config import Config
 from handler.engines.base import EngineInfo
 from handler.engines.remote import State
@@ -23,7 +24,14 @@ from handler.hosts.http import App
 from handler.hosts.listen import Server, bind
 from handler.hosts.loaded import loaded_model
 from handler.hosts.service import Service
-from handler.launch import calm_garbage_collector, engine_spec, load_tokenizer, model_formatters, start_engine
+from handler.launch import (
+    adapter_home,
+    calm_garbage_collector,
+    engine_spec,
+    load_tokenizer,
+    model_formatters,
+    start_engine,
+)
 
 log = logging.getLogger("handler.server")
 
@@ -41,7 +49,8 @@ def serve(config: Config, host: str, port: int) -> int:
     with contextlib.closing(listener):
         formatters = model_formatters(config)
         spec = engine_spec(config)
-        return event_loop.run(_serve(config, spec, listener, formatters))
+        adapters = adapter_home(config, spec)
+        return event_loop.run(_serve(config, spec, listener, formatters, adapters))
 
 
 def _leave(sig: int, frame: FrameType | None) -> None:
@@ -49,7 +58,9 @@ def _leave(sig: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-async def _serve(config: Config, spec: Spec, listener: socket.socket, formatters: Formatters) -> int:
+async def _serve(
+    config: Config, spec: Spec, listener: socket.socket, formatters: Formatters, adapters: AdapterHome
+) -> int:
     began = time.perf_counter()
     what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
     progress = asyncio.ensure_future(_show_progress(f"{what} {spec.engine}"))
@@ -72,7 +83,7 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket, formatters
             print(_greeting(listener), file=sys.stderr, flush=True)
 
     calm_garbage_collector()
-    service = Service(loaded_model(config, spec, engine, tokenizer, formatters))
+    service = Service(loaded_model(config, spec, engine, tokenizer, formatters, adapters))
     server = Server(App(service), drain=service.drain, busy=lambda: service.num_requests, give_up=service.give_up)
     service.start(changed)
     try:
@@ -82,6 +93,8 @@ async def _serve(config: Config, spec: Spec, listener: socket.socket, formatters
         service.close()
     if engine.info is None and not service.draining:
         raise ConfigError(f"the engine could not start: {engine.reason}")
+    if service.opened.done():
+        service.opened.result()  # raises what is wrong with an adapter
     return 0
 
 

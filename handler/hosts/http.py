@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
 
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import InternalError, ServingError, TooLarge, TooSlow
-from handler.framing import dumps
+from handler.errors import InternalError, ServingError, TooSlow
+from handler.hosts.adapter_routes import AdapterRoutes
+from handler.hosts.asgi import Endpoint, read_body, send_answer, send_error, send_json, send_start
 from handler.hosts.body import BodyWriter, WholeBody
 from handler.hosts.intake import ignored_header, request_id
 from handler.hosts.service import Service
@@ -24,25 +22,24 @@ from handler.schemas.base import Answer
 
 log = logging.getLogger("handler.http")
 
-Headers = list[tuple[bytes, bytes]]
-
 
 class App:
     """The ASGI application around a Service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        invoke = Endpoint(self._invoke, "POST")
+        invoke = Endpoint({"POST": self._invoke})
         self._router = Router(
             [
                 Route("/invocations", invoke),
                 Route("/predictions/{model}", invoke),
                 Route("/predictions/{model}/{version}", invoke),
                 Route("/models/{model}/invoke", invoke),
-                Route("/ping", Endpoint(self._ping, "GET")),
-                Route("/models", Endpoint(self._models, "GET")),
-                Route("/models/{model}", Endpoint(self._model, "GET")),
-                Route("/metrics", Endpoint(self._metrics, "GET")),
+                Route("/ping", Endpoint({"GET": self._ping})),
+                Route("/models", Endpoint({"GET": self._models})),
+                Route("/models/{model}", Endpoint({"GET": self._model})),
+                Route("/metrics", Endpoint({"GET": self._metrics})),
+                *AdapterRoutes(service).routes,
             ],
             default=_not_found,
             redirect_slashes=False,
@@ -71,7 +68,7 @@ class App:
             headers = scope["headers_by_name"]
             service.intake.check_headers(headers)
             service.check_room()
-            reading = _read(scope, receive, config.max_request_size)
+            reading = read_body(scope, receive, config.max_request_size)
             body = await asyncio.wait_for(reading, config.client_timeout)
             if body is None:
                 return None
@@ -93,16 +90,16 @@ class App:
                 return None
             extra = [(name.encode(), value.encode()) for name, value in ignored_header(call.ignored).items()]
             if exchange.answer is not None:
-                await _send_answer(scope, send, exchange.answer, extra)
+                await send_answer(scope, send, exchange.answer, extra)
             elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece
                 whole = WholeBody()
                 exchange.stream_to(whole)
                 await asyncio.wait((whole.done, gone), return_when=asyncio.FIRST_COMPLETED)
                 if whole.done.done():
-                    await _send_answer(scope, send, Answer(200, call.reply.content_type, whole.body), extra)
+                    await send_answer(scope, send, Answer(200, call.reply.content_type, whole.body), extra)
             else:
                 extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
-                await _send_start(scope, send, 200, call.reply.content_type, extra)
+                await send_start(scope, send, 200, call.reply.content_type, extra)
                 writer = BodyWriter(send)
                 exchange.stream_to(writer)
                 # `gone` also comes when the response is complete
@@ -113,7 +110,7 @@ class App:
 
     async def _refuse(self, scope: Scope, send: Send, error: ServingError) -> None:
         """Answer a request that never reached the engine."""
-        await _send_answer(scope, send, self._service.refuse(error, scope["request_id"]))
+        await send_answer(scope, send, self._service.refuse(error, scope["request_id"]))
 
     def _knows_model(self, scope: Scope) -> bool:
         parameters = scope["path_params"]
@@ -127,12 +124,12 @@ class App:
         value = {"status": "Healthy" if service.healthy else "Unhealthy", "state": service.state}
         if service.reason:
             value["reason"] = service.reason
-        await _send_json(scope, send, 200 if service.healthy else 503, value)
+        await send_json(scope, send, 200 if service.healthy else 503, value)
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._service.config
         value = {"modelName": config.model_name, "modelUrl": config.model_id, "status": self._status()}
-        await _send_json(scope, send, 200, {"models": [value]})
+        await send_json(scope, send, 200, {"models": [value]})
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._knows_model(scope):
@@ -154,33 +151,14 @@ class App:
                 {"device": {"deviceType": "cpu", "deviceId": -1}, "minWorkers": 1, "maxWorkers": 1, "workers": [worker]}
             ],
         }
-        return await _send_json(scope, send, 200, [{"modelName": config.model_name, "models": [description]}])
+        return await send_json(scope, send, 200, [{"modelName": config.model_name, "models": [description]}])
 
     def _status(self) -> str:
         return {"ready": "READY", "loading": "PENDING", "restarting": "PENDING"}.get(self._service.state, "UNLOADED")
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self._service.metrics
-        await _send_answer(scope, send, Answer(200, metrics.content_type, metrics.render()))
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A route's handler as an ASGI application that answers other methods as DJL does."""
-
-    handle: Callable[[Scope, Receive, Send], Awaitable[None]]
-    method: str
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        method = scope["method"]
-        if method == self.method or (method == "HEAD" and self.method == "GET"):
-            await self.handle(scope, receive, send)
-        elif method == "OPTIONS":
-            await _send_json(scope, send, 200, {})
-        else:
-            message = "Request method is not allowed, please refer to API document."
-            allow = [(b"allow", self.method.encode())]
-            await _send_error(scope, send, 405, "MethodNotAllowedException", message, allow)
+        await send_answer(scope, send, Answer(200, metrics.content_type, metrics.render()))
 
 
 # -- requests ----------------------------------------------------------------------------------------------------
@@ -191,26 +169,6 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
 
 
-async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
-    """The body, None when the client went away; raises TooLarge before more than `limit` bytes are kept."""
-    length = scope["headers_by_name"].get("content-length", "")
-    if length.isdigit() and int(length) > limit:
-        raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -219,35 +177,10 @@ async def _disconnect(receive: Receive) -> None:
 # -- answers -----------------------------------------------------------------------------------------------------
 
 
-async def _send_start(scope: Scope, send: Send, status: int, content_type: str, extra: Headers) -> None:
-    headers = [
-        (b"content-type", content_type.encode()),
-        (b"x-request-id", scope["request_id"].encode()),
-        *extra,
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-async def _send_answer(scope: Scope, send: Send, answer: Answer, extra: Headers | None = None) -> None:
-    length = (b"content-length", str(len(answer.body)).encode())
-    await _send_start(scope, send, answer.status, answer.content_type, [length, *(extra or [])])
-    await send({"type": "http.response.body", "body": answer.body})
-
-
-async def _send_json(scope: Scope, send: Send, status: int, value: Any, extra: Headers | None = None) -> None:
-    await _send_answer(scope, send, Answer(status, "application/json", dumps(value)), extra)
-
-
-async def _send_error(
-    scope: Scope, send: Send, status: int, type: str, message: str, extra: Headers | None = None
-) -> None:
-    await _send_json(scope, send, status, {"code": status, "type": type, "message": message}, extra)
-
-
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     message = "Requested resource is not found, please refer to API document."
-    await _send_error(scope, send, 404, "ResourceNotFoundException", message)
+    await send_error(scope, send, 404, "ResourceNotFoundException", message)
 
 
 async def _model_not_found(scope: Scope, send: Send) -> None:
-    await _send_error(scope, send, 404, "ModelNotFoundException", f"Model not found: {scope['path_params']['model']}")
+    await send_error(scope, send, 404, "ModelNotFoundException", f"Model not found: {scope['path_params']['model']}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from handler import schemas
+from handler.adapters import AdapterHome
 from handler.config import Config
 from handler.engines.base import Tokenizer
 from handler.engines.remote import RemoteEngine
@@ -23,10 +24,17 @@ class LoadedModel(NamedTuple):
     schema: Schema
     context: Context
     formatters: Formatters
+    adapters: AdapterHome
 
 
 def loaded_model(
-    config: Config, spec: Spec, engine: RemoteEngine, tokenizer: Tokenizer, formatters: Formatters
+    config: Config,
+    spec: Spec,
+    engine: RemoteEngine,
+    tokenizer: Tokenizer,
+    formatters: Formatters,
+    adapters: AdapterHome,
 ) -> LoadedModel:
     schema = schemas.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-    return LoadedModel(config, engine, tokenizer, schema, schema_context(config, spec), formatters)
+    context = schema_context(config, spec, adapters.registry)
+    return LoadedModel(config, engine, tokenizer, schema, context, formatters, adapters)

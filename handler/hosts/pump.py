@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 
 from handler.batcher import Batcher
-from handler.core import Delta, Finish, Request
-from handler.errors import InternalError
+from handler.core import Adapter, Delta, Finish, Request
+from handler.errors import InternalError, ServingError
 from handler.hosts.body import Writer
 from handler.text import Prompt
 
@@ -45,6 +45,18 @@ class Pump:
         id = self._batcher.submit(request, prompt)
         self._sinks[id] = sink
         return id
+
+    def load_adapter(self, adapter: Adapter, then: Callable[[ServingError | None], None]) -> None:
+        """As `adapters.EngineOfAdapters` has it."""
+
+        def loaded(delta: Delta) -> None:
+            del self._sinks[delta.id]
+            then(delta.error)
+
+        self._sinks[self._batcher.load_adapter(adapter)] = loaded
+
+    def drop_adapter(self, adapter: Adapter, successor: Adapter | None) -> None:
+        self._batcher.drop_adapter(adapter, successor)
 
     def cancel(self, id: int) -> None:
         if self._sinks.pop(id, None) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from handler.core import Request
 from handler.engines.base import EngineInfo
 from handler.engines.remote import State
-from handler.errors import ServingError, Unavailable
+from handler.errors import ConfigError, ServingError, Unavailable, serving_error
+from handler.hosts.adapters import AdapterDesk, Then
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
 from handler.hosts.formatter_thread import FormatterThread
@@ -57,17 +59,45 @@ class Service:
         self._batcher = make_batcher(config, engine)
         self.metrics = Metrics(queued=lambda: self.num_queued, active=lambda: self._batcher.num_active)
         self._pump = Pump(self._batcher, on_tokens=self.metrics.tokens.inc)
+        self._at_start = loaded.adapters.at_start
+        self.desk = AdapterDesk.of(loaded, self._pump)
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the engine is ready and has the adapters that lie beside the model; a ConfigError names a broken
+        one."""
 
     def start(self, on_state: Callable[[State], None] = lambda state: None) -> None:
-        """Listen to the engine; `on_state` is told of its state, now and at every change."""
+        """Listen to the engine; `on_state` is told of its state, now and at every change.
+
+        It is ready for others when it has the adapters that lie beside the model; one that is broken closes it.
+        """
 
         def changed(state: State) -> None:
+            if state is State.READY and not self.opened.done():
+                if self._at_start:
+                    opening = asyncio.ensure_future(self._load_adapters())
+                    opening.add_done_callback(lambda task: changed(State.READY if self._is_open else State.CLOSED))
+                    self._opening = opening
+                    return
+                self.opened.set_result(None)
             self.metrics.ready.set(state is State.READY)
             if state is State.RESTARTING:
                 self.metrics.restarts.inc()
             on_state(state)
 
         self._engine.attach(watch=self._pump.watch, on_change=changed)
+
+    async def _load_adapters(self) -> None:
+        for name, path in self._at_start.items():
+            try:
+                await self._change(functools.partial(self.desk.register, name, path))
+            except Exception as error:
+                message = f"the adapter {name} cannot be used: {serving_error(error).message}"
+                return self.opened.set_exception(ConfigError(message))
+        self.opened.set_result(None)
+
+    @property
+    def _is_open(self) -> bool:
+        return self.opened.done() and self.opened.exception() is None
 
     def drain(self) -> None:
         """Refuse new work from now on; what is under way goes on."""
@@ -89,7 +119,10 @@ class Service:
 
     @property
     def state(self) -> str:
-        return "stopping" if self.draining else self._engine.state.value
+        if self.draining:
+            return "stopping"
+        state = self._engine.state
+        return State.LOADING.value if state is State.READY and not self._is_open else state.value
 
     @property
     def reason(self) -> str:
@@ -98,7 +131,7 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        return self._engine.ready and not self.draining
+        return self._engine.ready and self._is_open and not self.draining
 
     @property
     def info(self) -> EngineInfo | None:
@@ -108,16 +141,45 @@ class Service:
     def num_queued(self) -> int:
         return self._batcher.num_queued + (self._gate.num_waiting if self._gate else 0)
 
+    # -- adapters ------------------------------------------------------------------------------------------------
+
+    async def register_adapter(self, name: str, src: str, *, preload: bool) -> None:
+        """Returns when requests may name it.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        path = await asyncio.to_thread(self.desk.path, src)
+        await self._change(functools.partial(self.desk.register, name, path, preload=preload))
+
+    async def update_adapter(self, name: str, src: str | None, *, preload: bool | None) -> None:
+        """Returns when requests that name it get the new one; without `src`, from where it came.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        src = self.desk.adapters.get(name).adapter.path if src is None else src
+        path = await asyncio.to_thread(self.desk.path, src)
+        await self._change(functools.partial(self.desk.update, name, path=path, preload=preload))
+
+    async def _change(self, start: Callable[[Then], None]) -> None:
+        """Goes on to its end when whoever waits for it is cancelled."""
+        done: asyncio.Future[ServingError | None] = asyncio.get_running_loop().create_future()
+        start(lambda error: None if done.done() else done.set_result(error))
+        error = await done
+        if error is not None:
+            raise error
+
     # -- one request ---------------------------------------------------------------------------------------------
 
     def check_room(self) -> None:
         """Raises `Unavailable` when a new request would be turned away."""
         if self.draining:
             raise Unavailable("the server is stopping")
-        if self._engine.state is State.LOADING:
-            raise Unavailable(f"Model is not ready: {self.config.model_name}")
         if self._engine.state is State.CLOSED:
             raise Unavailable(f"the engine is down: {self.reason}")
+        if not self._is_open:
+            raise Unavailable(f"Model is not ready: {self.config.model_name}")
         (self._gate or self._batcher).check_room()
 
     async def read(self, body: bytes, headers: Headers) -> Call:

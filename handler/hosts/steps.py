@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from handler.batcher import Batcher
-from handler.core import Delta, Finish
+from handler.core import Adapter, Delta, Finish
 from handler.errors import GenerationFailed, ServingError, Unavailable, serving_error
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
@@ -80,6 +80,20 @@ class StepDriver:
         """Forget every request."""
         for place in list(self._places):
             self._end(place, "cancelled")
+
+    # -- adapters ------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, adapter: Adapter, then: Callable[[ServingError | None], None]) -> None:
+        """As `adapters.EngineOfAdapters` has it; `then` is called in a step."""
+
+        def loaded(delta: Delta) -> None:
+            del self._sinks[delta.id]
+            then(delta.error)
+
+        self._sinks[self._batcher.load_adapter(adapter)] = loaded
+
+    def drop_adapter(self, adapter: Adapter, successor: Adapter | None) -> None:
+        self._batcher.drop_adapter(adapter, successor)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -148,6 +148,7 @@ class Djl:
 def write_model(directory: Path, properties: str, files: Mapping[str, str] | None = None) -> Path:
     directory.mkdir()
     for name, text in {"serving.properties": properties, **(files or {})}.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text)
     return directory
 

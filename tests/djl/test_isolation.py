@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from tests.adapter_files import write_adapter
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import wait_for
 
@@ -171,12 +173,15 @@ HEEDED = [case for case in CASES if newer(case[0], "0.28")]  # 0.25's rolling ba
 
 
 @pytest.mark.parametrize(("version", "mode"), [*HEEDED, *((version, {}) for version in versions())])
-def test_adapters_are_refused_by_name(version: str, mode: dict[str, str]) -> None:
-    """As DJL's call to register one, which its front end makes of a route of its own."""
-    with djl(version, {**OPTIONS, **mode}, env={"ALLOW_REQUEST_HANDLER_OVERRIDE": "true"}) as server:
-        got = server.post({"inputs": "a"}, headers={"handler": "register_adapter", "name": "mine", "src": "/x"})
+def test_a_client_cannot_register_an_adapter(version: str, mode: dict[str, str], tmp_path: Path) -> None:
+    """As DJL would, where its front end lets the property through."""
+    lora, env = {"option.enable_lora": "true"}, {"ALLOW_REQUEST_HANDLER_OVERRIDE": "true"}
+    with djl(version, {**OPTIONS, **mode, **lora}, env=env) as server:
+        src = str(write_adapter(tmp_path / "mine"))
+        got = server.post({"inputs": "a"}, headers={"handler": "register_adapter", "name": "mine", "src": src})
         assert got.status_code == 424
-        assert "LoRA adapters are not supported" in got.text
+        assert "a request cannot choose the function that answers it" in got.text
+        assert server.post({"inputs": "a"}, headers={"X-Amzn-SageMaker-Adapter-Identifier": "mine"}).status_code == 424
 
 
 def test_a_new_request_does_not_wait_for_a_slow_neighbours_step() -> None:

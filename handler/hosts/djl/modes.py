@@ -38,6 +38,11 @@ class Rolling:
         self._rolling = RollingHost(driver, commits_early=dialect.commits_early, max_piece=dialect.max_piece)
         self._writer = PieceWriter(dialect)
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether Java has a step under way, or is about to: it always does while there are requests."""
+        return self._rolling.num_places > 0
+
     def answer(self, inputs: Input) -> Output:
         if not is_batch(inputs):  # only a `handler` of the client's own comes past the rolling batch
             return refusal(InvalidPayload("property handler: a request cannot choose the function that answers it"))

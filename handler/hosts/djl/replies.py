@@ -34,6 +34,13 @@ class Sent(Output):  # type: ignore[misc]
         cl_socket.sendall(self._data)
 
 
+class Unsent(Output):  # type: ignore[misc]
+    """An answer that nobody waits for."""
+
+    def send(self, cl_socket: Any) -> None:
+        pass
+
+
 class PieceWriter:
     """Makes the bytes of a step: a map of strings for each request, and the headers of those that begin."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from djl_python import Input
 
@@ -28,8 +30,13 @@ def is_batch(inputs: Input) -> bool:
         and bool(keys)
         and keys[0].startswith("batch_")
         and keys[-1].startswith("batch_")
-        and _OF_HTTP.isdisjoint(map(str.lower, properties))
+        and not is_of_http(properties)
     )
+
+
+def is_of_http(properties: Mapping[str, Any]) -> bool:
+    """Whether they are a client's headers, not Java's own words."""
+    return not _OF_HTTP.isdisjoint(map(str.lower, properties))
 
 
 def single(inputs: Input) -> Item:

@@ -17,7 +17,15 @@ from handler.errors import ConfigError, ServingError
 from handler.hosts.intake import Intake
 from handler.hosts.loaded import LoadedModel, loaded_model
 from handler.hosts.steps import StepDriver
-from handler.launch import choose_engine, engine_spec, load_tokenizer, make_batcher, model_formatters, start_engine
+from handler.launch import (
+    adapter_home,
+    choose_engine,
+    engine_spec,
+    load_tokenizer,
+    make_batcher,
+    model_formatters,
+    start_engine,
+)
 
 log = logging.getLogger("handler.djl")
 
@@ -55,13 +63,14 @@ def load(properties: Mapping[str, Any], *, asynchronous: bool) -> LoadedModel:
     formatters = model_formatters(config, Path(properties["model_dir"]))
     spec = engine_spec(config)
     log.info("loading %s with %s", config.model_id or "no model", spec.engine)
+    adapters = adapter_home(config, spec, Path(properties["model_dir"]))
     engine = start_engine(config, spec)
     try:
         tokenizer = load_tokenizer(spec)
     except BaseException:
         engine.close()
         raise
-    return loaded_model(config, spec, engine, tokenizer, formatters)
+    return loaded_model(config, spec, engine, tokenizer, formatters, adapters)
 
 
 def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:

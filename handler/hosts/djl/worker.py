@@ -8,10 +8,11 @@ from typing import Any
 
 from djl_python import Input, Output
 
-from handler.errors import ConfigError, InvalidPayload
+from handler.errors import ConfigError, Unavailable
+from handler.hosts.djl.adapters import AsyncAdapters, SteppedAdapters, stepped_adapters
 from handler.hosts.djl.dialect import dialect, read_ahead
 from handler.hosts.djl.modes import Async, Dynamic, Passive, Rolling
-from handler.hosts.djl.replies import one_line, refusal
+from handler.hosts.djl.replies import Unsent, one_line, refusal
 from handler.hosts.djl.start import is_passive, load, step_driver, wait_ready
 from handler.hosts.service import Service
 from handler.launch import calm_garbage_collector
@@ -19,6 +20,15 @@ from handler.launch import calm_garbage_collector
 log = logging.getLogger("handler.djl")
 
 _host: Rolling | Dynamic | Async | Passive | None = None  # loaded by the first call
+_adapters: SteppedAdapters | AsyncAdapters | None = None  # loaded with it, where there is an engine
+
+
+_LOST_STEP = (
+    "a call about an adapter came while requests were under way: DJL's rolling batch has lost its step's answer and "
+    "will restart this worker after option.predict_timeout; with option.async_mode=true such calls are safe"
+)
+"""Java keeps one future for a connection: of two calls the later one replaces the earlier one's, and gets its answer.
+If we answered both, one more answer would lie there, and each step from then on would get that of the step before."""
 
 
 def handle(inputs: Input) -> Any:
@@ -28,9 +38,15 @@ def handle(inputs: Input) -> Any:
     return _handle_async(inputs) if _is_async() else _load(inputs)
 
 
-def adapters(inputs: Input) -> Any:
-    """DJL's calls to register, update or unregister a LoRA adapter."""
-    output = refusal(InvalidPayload("LoRA adapters are not supported by the engine"))
+def adapters(inputs: Input, what: str) -> Any:
+    """DJL's call to register, update or unregister (`what`) a LoRA adapter."""
+    if _adapters is not None:
+        answer = _adapters.answer(inputs, what)
+        if isinstance(_host, Rolling) and _host.is_stepping:
+            log.error("%s", _LOST_STEP)
+            return Unsent()
+        return answer
+    output = Output() if _host is not None else refusal(Unavailable("Model is not ready"))
     return _awaitable(output) if _is_async() else output
 
 
@@ -47,7 +63,7 @@ async def _awaitable(output: Output) -> Output:
 
 
 def _load(inputs: Input) -> Output:
-    global _host
+    global _host, _adapters
     properties = inputs.get_properties()
     try:
         spoken = dialect()
@@ -57,6 +73,7 @@ def _load(inputs: Input) -> Output:
         loaded = load(properties, asynchronous=False)
         wait_ready(loaded.engine)
         driver = step_driver(loaded)
+        _adapters = stepped_adapters(loaded, driver)
         if loaded.config.rolling_batch != "disable" or (spoken.always_steps and "rolling_batch" in properties):
             _host = Rolling(driver, spoken)
         else:
@@ -67,7 +84,7 @@ def _load(inputs: Input) -> Output:
 
 
 async def _handle_async(inputs: Input) -> Any:
-    global _host
+    global _host, _adapters
     if isinstance(_host, Async):
         return await _host.answer(inputs)
     try:
@@ -75,7 +92,8 @@ async def _handle_async(inputs: Input) -> Any:
         await asyncio.to_thread(wait_ready, loaded.engine)
         service = Service(loaded)
         service.start()
-        _host = Async(service, dialect())
+        await service.opened
+        _host, _adapters = Async(service, dialect()), AsyncAdapters(service, dialect())
     except Exception as error:
         return _cannot_start(error)
     return _started()

@@ -40,7 +40,7 @@ final class Failure extends RuntimeException {
         return text.getBytes(StandardCharsets.UTF_8);
     }
 
-    private static String escape(String text) {
+    static String escape(String text) {
         StringBuilder out = new StringBuilder();
         for (char c : text.toCharArray()) {
             if (c == '"' || c == '\\') {

@@ -26,11 +26,13 @@ public final class Front {
     private static final Set<String> MODEL_IN_BODY = Set.of("/invocations", "/v1/chat/completions");
 
     private final Worker worker;
+    private final Adapters adapters;
     private final boolean old; // as DJL Serving before 0.29: every streamed reply is chunked, no requestId property
     private final int readTimeout;
 
     private Front(Worker worker) {
         this.worker = worker;
+        this.adapters = new Adapters(worker);
         this.old = worker.version().compareTo("0.29") < 0;
         this.readTimeout = Settings.number("chunked_read_timeout", old ? 60 : 120);
     }
@@ -72,6 +74,9 @@ public final class Front {
             http.whole(200, null, common("application/json"), Http.bytes("{}\n"));
         } else if (path.equals("/ping")) {
             String status = "{\n  \"" + Worker.MODEL + "\": {\n    \"status\": \"Healthy\"\n  }\n}\n";
+            http.whole(200, null, common("application/json"), Http.bytes(status));
+        } else if (Adapters.isAbout(path)) {
+            String status = "{\n  \"status\": \"" + Failure.escape(adapters.answer(http)) + "\"\n}\n";
             http.whole(200, null, common("application/json"), Http.bytes(status));
         } else {
             predict(http, modelInPath(path));

@@ -1,0 +1,189 @@
+"""Registering, updating and unregistering LoRA adapters: the registry and the engine kept in step, for every host."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from handler.adapters import Adapters, adapter_path
+from handler.core import Adapter
+from handler.errors import BadRequest, ServingError
+from handler.hosts.loaded import LoadedModel
+
+log = logging.getLogger("handler.adapters")
+
+Then = Callable[[ServingError | None], None]
+"""Gets what became of a change: None, or why nothing has changed."""
+
+
+class Order(NamedTuple):
+    """What a call about adapters says; None: nothing. `ignored` are the names in it that mean nothing here."""
+
+    name: str | None = None
+    src: str | None = None
+    preload: bool | None = None
+    ignored: tuple[str, ...] = ()
+
+
+class EngineOfAdapters(Protocol):
+    """The host's way to its batcher."""
+
+    def load_adapter(self, adapter: Adapter, then: Then) -> None:
+        """Have the engine load it; `then` is called on the host's own thread.
+
+        Raises:
+            Unavailable: there is no engine at the moment.
+        """
+
+    def drop_adapter(self, adapter: Adapter, successor: Adapter | None) -> None:
+        """As `Batcher.drop_adapter`."""
+
+
+class AdapterDesk:
+    """Changes adapters, one call at a time, on the host's own thread.
+
+    Args:
+        adapters: the registry.
+        engine: loads and drops them.
+        base: where a relative `src` lies.
+        no_adapters: why there are none here; "" where there are.
+    """
+
+    def __init__(
+        self, adapters: Adapters, engine: EngineOfAdapters, base: Path | None = None, no_adapters: str = ""
+    ) -> None:
+        self.adapters = adapters
+        self._engine = engine
+        self._base = base
+        self._no_adapters = no_adapters
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, engine: EngineOfAdapters) -> AdapterDesk:
+        """That of a model that a host serves."""
+        home, context = loaded.adapters, loaded.context
+        return cls(home.registry, engine, home.base, context.no_adapters and f"{context.engine}: {context.no_adapters}")
+
+    def check(self) -> None:
+        """
+        Raises:
+            BadRequest: there are no adapters here.
+        """
+        if self._no_adapters:
+            raise BadRequest(f"LoRA is not enabled: {self._no_adapters}")
+
+    def path(self, src: str) -> Path:
+        """The directory that `src` names, looked at; may be called on any thread, as it reads files.
+
+        Raises:
+            BadRequest, AdapterFailed: it names none, or no adapter.
+        """
+        return adapter_path(src, self._base)
+
+    def register(self, name: str, path: Path, then: Then, *, preload: bool = True) -> None:
+        """Add an adapter. What is raised here is not told to `then`.
+
+        Raises:
+            BadRequest, Conflict, NoRoom, Unavailable.
+        """
+        self.check()
+        self._bring(self.adapters.begin(name, path), preload, then)
+
+    def update(self, name: str, then: Then, path: Path | None = None, preload: bool | None = None) -> None:
+        """Put another adapter, or other weights in the same directory, in an adapter's place.
+
+        Requests that the engine has go on with the earlier one, those that come get the new one.
+
+        Args:
+            path: by default the one that it has.
+            preload: by default as it is.
+
+        Raises:
+            BadRequest, NotFound, Conflict, Unavailable.
+        """
+        self.check()
+        earlier = self.adapters.get(name)
+        adapter = self.adapters.begin_update(name, path or Path(earlier.adapter.path))
+        self._bring(adapter, earlier.preload if preload is None else preload, then)
+
+    def unregister(self, name: str) -> None:
+        """No request finds it from now on; the engine drops it when those that use it have ended.
+
+        Raises:
+            BadRequest, NotFound, Conflict.
+        """
+        self.check()
+        adapter = self.adapters.remove(name)
+        self._engine.drop_adapter(adapter, None)
+        log.info("adapter %s (%d) unregistered", name, adapter.id)
+
+    def _bring(self, adapter: Adapter, preload: bool, then: Then) -> None:
+        if not preload:
+            self._settle(adapter, preload)
+            return then(None)
+        try:
+            self._engine.load_adapter(adapter, functools.partial(self._loaded, adapter, then))
+        except BaseException:
+            self.adapters.abandon(adapter)
+            raise
+
+    def _loaded(self, adapter: Adapter, then: Then, error: ServingError | None) -> None:
+        if error is None:
+            self._settle(adapter, True)
+        else:
+            self.adapters.abandon(adapter)
+            log.warning("adapter %s from %s: %s", adapter.name, adapter.path, error.public)
+        then(error)
+
+    def _settle(self, adapter: Adapter, preload: bool) -> None:
+        earlier = self.adapters.settle(adapter, preload=preload)
+        if earlier is not None:
+            self._engine.drop_adapter(earlier, adapter)
+        log.info("adapter %s (%d) from %s", adapter.name, adapter.id, adapter.path)
+
+
+_KNOWN = {"name", "src", "preload", "pin"}
+
+
+def read_order(values: Mapping[str, Any], *, refuse_unknown: bool) -> Order:
+    """What a call says, in the names of DJL's query and SageMaker's body: `name`, `src`, `preload`, `pin`.
+
+    Raises:
+        BadRequest: a value is no such thing, or is asked for in vain.
+    """
+    ignored = tuple(name for name in values if name not in _KNOWN)
+    if ignored and refuse_unknown:
+        raise BadRequest(f"unknown parameter {ignored[0]!r}; there are name, src, preload and pin")
+    if _boolean(values, "pin"):
+        raise BadRequest("pin=true: no engine here keeps an adapter from making room for others")
+    return Order(_text(values, "name"), _text(values, "src"), _boolean(values, "preload"), ignored)
+
+
+def required(value: str | None, name: str) -> str:
+    """
+    Raises:
+        BadRequest: it was not given.
+    """
+    if value is None:
+        raise BadRequest(f"Parameter {name} is required.")
+    return value
+
+
+def _text(values: Mapping[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"{name}={value!r}: must be a string that is not empty")
+    return value
+
+
+def _boolean(values: Mapping[str, Any], name: str) -> bool | None:
+    value = values.get(name)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise BadRequest(f"{name}={value!r}: must be true or false")

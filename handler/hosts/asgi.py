@@ -1,0 +1,80 @@
+"""What every route of the embedded server does: reading a body within its limits, sending an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from handler.errors import TooLarge
+from handler.framing import dumps
+from handler.schemas.base import Answer
+
+Headers = list[tuple[bytes, bytes]]
+Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route's handlers, by method, as an ASGI application that answers other methods as DJL does."""
+
+    handlers: Mapping[str, Handle]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = scope["method"]
+        handle = self.handlers.get("GET" if method == "HEAD" else method)
+        if handle is not None:
+            await handle(scope, receive, send)
+        elif method == "OPTIONS":
+            await send_json(scope, send, 200, {})
+        else:
+            message = "Request method is not allowed, please refer to API document."
+            allow = [(b"allow", ", ".join(self.handlers).encode())]
+            await send_error(scope, send, 405, "MethodNotAllowedException", message, allow)
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+    """The body, None when the client went away; raises TooLarge before more than `limit` bytes are kept."""
+    length = scope["headers_by_name"].get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def send_start(scope: Scope, send: Send, status: int, content_type: str, extra: Headers) -> None:
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"x-request-id", scope["request_id"].encode()),
+        *extra,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_answer(scope: Scope, send: Send, answer: Answer, extra: Headers | None = None) -> None:
+    length = (b"content-length", str(len(answer.body)).encode())
+    await send_start(scope, send, answer.status, answer.content_type, [length, *(extra or [])])
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: Headers | None = None) -> None:
+    await send_answer(scope, send, Answer(status, "application/json", dumps(value)), extra)
+
+
+async def send_error(
+    scope: Scope, send: Send, status: int, type: str, message: str, extra: Headers | None = None
+) -> None:
+    await send_json(scope, send, status, {"code": status, "type": type, "message": message}, extra)

@@ -1,0 +1,123 @@
+"""A server's adapters where its engine refuses them: in its own words, at the start and later."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from handler.config import load_config
+from handler.core import Adapter
+from handler.engines.echo import Echo
+from handler.engines.remote import State
+from handler.errors import AdapterFailed, ConfigError
+from handler.formatters.loading import Formatters
+from handler.hosts.loaded import loaded_model
+from handler.hosts.service import Service
+from handler.launch import adapter_home, engine_spec, load_tokenizer, start_engine
+from tests.adapter_files import write_adapter
+
+
+@asynccontextmanager
+async def service(directory: Path, states: list[State] | None = None) -> AsyncIterator[Service]:
+    options = ["option.llm_engine=echo", "option.enable_lora=true"]
+    config = load_config(overrides=options, environ={})
+    spec = engine_spec(config)
+    adapters = adapter_home(config, spec, directory)
+    loaded = loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
+    made = Service(loaded)
+    made.start((states if states is not None else []).append)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(engine: Echo, adapter: Adapter) -> None:
+        raise ValueError(f"{adapter.name} has rank 64, at most 16 are possible")
+
+    monkeypatch.setattr(Echo, "load_adapter", refuse)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_one_beside_the_model_that_the_engine_refuses_closes_the_server_with_its_words(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapters" / "big")
+    states: list[State] = []
+
+    async def run() -> None:
+        async with service(tmp_path, states) as made:
+            with pytest.raises(
+                ConfigError, match=r"the adapter big cannot be used: .*ValueError: big has rank 64, at most 16"
+            ):
+                await asyncio.wait_for(asyncio.shield(made.opened), 5)
+            assert not made.healthy
+            while State.CLOSED not in states:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert State.READY not in states
+
+
+@pytest.mark.usefixtures("refusing")
+def test_one_that_the_engine_refuses_is_not_registered(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "big")
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            await asyncio.wait_for(made.opened, 5)
+            for _ in range(2):  # the name is free again
+                with pytest.raises(AdapterFailed, match="could not load the adapter big: ValueError: big has rank"):
+                    await made.register_adapter("big", str(path), preload=True)
+            assert made.desk.adapters.find("big") is None
+            await made.register_adapter("big", str(path), preload=False)
+            earlier = made.desk.adapters.find("big")
+            with pytest.raises(AdapterFailed, match="rank 64"):
+                await made.update_adapter("big", None, preload=True)
+            assert made.desk.adapters.find("big") == earlier
+
+    asyncio.run(run())
+
+
+def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(tmp_path / "adapters" / "slow")
+    go = threading.Event()
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+    states: list[State] = []
+
+    async def run() -> None:
+        async with service(tmp_path, states) as made:
+            await asyncio.sleep(0.3)
+            assert (made.state, made.healthy, states) == ("loading", False, [State.LOADING])
+            go.set()
+            await asyncio.wait_for(made.opened, 5)
+            await asyncio.sleep(0)
+            assert (made.state, made.healthy, states) == ("ready", True, [State.LOADING, State.READY])
+            assert made.desk.adapters.find("slow") is not None
+
+    asyncio.run(run())
+
+
+def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_adapter(tmp_path / "slow")
+    go = threading.Event()
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            await asyncio.wait_for(made.opened, 5)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(made.register_adapter("slow", str(path), preload=True), 0.2)
+            assert made.desk.adapters.find("slow") is None
+            go.set()
+            while made.desk.adapters.find("slow") is None:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())

@@ -1,0 +1,206 @@
+"""The registry of adapters: names, ids, changes in two steps, and what a path must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handler.adapters import Adapters, adapter_path, adapters_of, check_name
+from handler.core import Adapter
+from handler.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
+from tests.adapter_files import write_adapter
+
+
+def add(adapters: Adapters, name: str, path: str = "/a") -> Adapter:
+    adapter = adapters.begin(name, Path(path))
+    adapters.settle(adapter)
+    return adapter
+
+
+def test_what_is_settled_is_found_by_name_and_id_in_order() -> None:
+    adapters = Adapters()
+    first, second = add(adapters, "b"), add(adapters, "a", "/other")
+    assert adapters.find("b") == adapters.by_id(first.id) == Adapter("b", first.id, "/a")
+    assert adapters.by_id(second.id) == second
+    assert [entry.adapter.name for entry in adapters] == ["b", "a"]
+    assert adapters.find("c") is None
+    assert adapters.by_id(99) is None
+
+
+def test_what_has_begun_is_not_found_and_keeps_others_from_the_name() -> None:
+    adapters = Adapters()
+    adapter = adapters.begin("a", Path("/a"))
+    assert adapters.find("a") is None
+    assert adapters.by_id(adapter.id) is None
+    for change in (lambda: adapters.begin("a", Path("/b")), lambda: adapters.remove("a")):
+        with pytest.raises(Conflict, match="being changed"):
+            change()
+    adapters.abandon(adapter)
+    assert adapters.find("a") is None
+    assert add(adapters, "a").id > adapter.id
+
+
+def test_an_update_leaves_the_earlier_one_until_it_is_settled() -> None:
+    adapters = Adapters()
+    earlier, other = add(adapters, "a"), add(adapters, "z")
+    later = adapters.begin_update("a", Path("/new"))
+    assert adapters.find("a") == earlier
+    with pytest.raises(Conflict):
+        adapters.begin_update("a", Path("/newer"))
+    with pytest.raises(Conflict):
+        adapters.remove("a")
+    assert adapters.settle(later, preload=False) == earlier
+    assert adapters.find("a") == later
+    assert later.path == "/new"
+    assert adapters.by_id(earlier.id) is None
+    assert [(entry.adapter, entry.preload) for entry in adapters] == [(later, False), (other, True)]
+
+
+def test_an_update_that_fails_changes_nothing() -> None:
+    adapters = Adapters()
+    earlier = add(adapters, "a")
+    adapters.abandon(adapters.begin_update("a", Path("/new")))
+    assert adapters.find("a") == earlier
+    assert adapters.remove("a") == earlier
+
+
+def test_names_that_are_taken_or_not_there() -> None:
+    adapters = Adapters()
+    add(adapters, "a")
+    with pytest.raises(Conflict, match="The adapter a already exists"):
+        adapters.begin("a", Path("/a"))
+    for call in (adapters.get, adapters.remove, lambda name: adapters.begin_update(name, Path("/a"))):
+        with pytest.raises(NotFound, match="The adapter b was not found"):
+            call("b")
+
+
+def test_room_counts_those_that_are_coming() -> None:
+    adapters = Adapters(most=2)
+    add(adapters, "a")
+    coming = adapters.begin("b", Path("/b"))
+    with pytest.raises(NoRoom, match="room for 2 adapters"):
+        adapters.begin("c", Path("/c"))
+    adapters.settle(adapters.begin_update("a", Path("/new")))  # takes no room
+    adapters.abandon(coming)
+    add(adapters, "c")
+    adapters.remove("a")
+    add(adapters, "d")
+    assert len(adapters) == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "update", "fail", "remove"])), max_size=40))
+def test_ids_are_never_used_again_and_both_ways_agree(changes: list[tuple[str, str]]) -> None:
+    adapters, seen = Adapters(), set()
+    for name, what in changes:
+        try:
+            if what == "remove":
+                adapters.remove(name)
+                continue
+            adapter = (adapters.begin_update if what == "update" else adapters.begin)(name, Path("/a"))
+        except ServingError:
+            continue
+        assert adapter.id not in seen
+        assert adapter.id >= 1
+        seen.add(adapter.id)
+        if what == "fail":
+            adapters.abandon(adapter)
+        else:
+            adapters.settle(adapter)
+        for entry in adapters:
+            assert adapters.by_id(entry.adapter.id) == adapters.find(entry.adapter.name) == entry.adapter
+        assert sum(adapters.by_id(id) is not None for id in seen) == len(adapters)
+
+
+@pytest.mark.parametrize("name", ["a", "A1", "sql-v1.2", "eu:north_1", "a@b+c=d~e", "..a", "x" * 256])
+def test_names_that_are_allowed(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a/b", "../a", "a b", "a\n", "\n", "a\r\nSet-Cookie: b", "a\0", "é", "a%2fb", "a?b", '"', "a\\b",
+     "x" * 257],
+)  # fmt: skip
+def test_names_that_are_not(name: str) -> None:
+    with pytest.raises(BadRequest, match="name=") as caught:
+        Adapters().begin(name, Path("/a"))
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_a_path_may_be_written_in_several_ways(tmp_path: Path, weights: str) -> None:
+    path = write_adapter(tmp_path / "adapters" / "a b", weights=weights)
+    base = tmp_path / "adapters"
+    url = str(path).replace(" ", "%20")
+    for src in (str(path), "a b", "./a b", f"file://{url}", f"file://localhost{url}", f"FILE:{url}"):
+        assert adapter_path(src, base) == path
+
+
+@pytest.mark.parametrize(
+    "src",
+    ["s3://bucket/a", "https://host/a.tar.gz", "hf:org/name", "file://host/a", "file:a", "file:///a?b", "a\nb", "a\0b"],
+)
+def test_what_is_no_directory_of_this_machine_is_refused_by_name(src: str) -> None:
+    with pytest.raises(BadRequest, match="src=") as caught:
+        adapter_path(src, Path("/base"))
+    assert caught.value.status == 400
+    assert caught.value.message.isprintable()
+
+
+def test_a_relative_path_needs_a_model_directory() -> None:
+    with pytest.raises(BadRequest, match="must be an absolute path"):
+        adapter_path("a", None)
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def _with(name: str, text: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_without("adapter_config.json"), "holds no adapter_config.json"),
+        (_without("adapter_model.safetensors"), "holds neither adapter_model.safetensors nor adapter_model.bin"),
+        (_with("adapter_config.json", "{"), "adapter_config.json is not JSON"),
+        (_with("adapter_config.json", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")), "is not JSON"),
+        (_with("adapter_config.json", "[]"), "not that of a LoRA adapter"),
+        (_with("adapter_config.json", '{"peft_type": "IA3"}'), "peft_type=IA3"),
+        (_with("model.py", ""), "holds a model.py"),
+    ],
+)
+def test_what_is_no_adapter_is_refused_saying_why(tmp_path: Path, spoil: Callable[[Path], object], told: str) -> None:
+    path = write_adapter(tmp_path / "a")
+    spoil(path)
+    with pytest.raises(AdapterFailed, match=told):
+        adapter_path(str(path), None)
+
+
+@pytest.mark.parametrize("name", ["nothing", "x" * 300, "file.txt"])
+def test_a_path_that_leads_nowhere(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file.txt").touch()
+    with pytest.raises(AdapterFailed, match=r"no such directory|cannot be read"):
+        adapter_path(name, tmp_path)
+
+
+def test_each_directory_is_an_adapter(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_adapter(tmp_path / name)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "readme.txt").touch()
+    assert adapters_of(tmp_path) == {"a": tmp_path / "a", "b": tmp_path / "b"}
+
+
+@pytest.mark.parametrize("name", ["broken", "not a name"])
+def test_one_that_is_broken_is_named(tmp_path: Path, name: str) -> None:
+    write_adapter(tmp_path / "a")
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"the adapter {name} cannot be used"):
+        adapters_of(tmp_path)
