@@ -28,12 +28,21 @@ _NAMES = summary.Names(vllm.OFFLINE, vllm.OURS, vllm.PEER)
 _PARTS = dict(zip(_NAMES._fields, _NAMES, strict=True))
 
 
-def numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+def count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
+
+
+def counts(text: str) -> list[int]:
+    return [count(number) for number in text.split(",")]
 
 
 def parts(text: str) -> list[str]:
-    return [_PARTS[name] for name in text.split(",")]
+    try:
+        return [_PARTS[name] for name in text.split(",")]
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(f"unknown part {error}; known are {', '.join(_PARTS)}") from None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,12 +51,12 @@ def parser() -> argparse.ArgumentParser:
     add("model", metavar="MODEL", help="a Hugging Face directory, an id on its hub, or demo")
     add("--engine", choices=_ENGINES, default="vllm")
     add("-o", dest="options", action="append", default=[], metavar="KEY=VALUE", help="as `lmi serve` takes it; for all")
-    add("--clients", type=numbers, help="(default 1,8,32, with a GPU 1,32,128,256)")
-    add("--rounds", type=int, default=4, help="answers of each client in a measurement (default %(default)s)")
-    add("--tokens", type=int, default=128, help="of every answer (default %(default)s)")
-    add("--prompt-words", type=int, default=48, help="(default %(default)s)")
-    add("--repeat", type=int, default=3, help="medians are of so many (default %(default)s)")
-    add("--processes", type=int, help="of the load generator (default: half the cores, 2 to 8)")
+    add("--clients", type=counts, help="(default 1,8,32, with a GPU 1,32,128,256)")
+    add("--rounds", type=count, default=4, help="answers of each client in a measurement (default %(default)s)")
+    add("--tokens", type=count, default=128, help="of every answer (default %(default)s)")
+    add("--prompt-words", type=count, default=48, help="(default %(default)s)")
+    add("--repeat", type=count, default=3, help="medians are of so many (default %(default)s)")
+    add("--processes", type=count, help="of the load generator (default: half the cores, 2 to 8)")
     add("--only", type=parts, default=list(_NAMES), metavar="PART,...", help=f"of {', '.join(_PARTS)}")
     add("--apart", action="store_true", help="one system up at a time: slower, in less memory")
     add("--quiet", type=float, default=0.2, help="cores of other processes that are borne (default %(default)s)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from cpu import descendants
 from systems.base import Used
 
 _PROC = Path("/proc")
+_MODULE = re.compile(r"\b(?:from|import) (\w+(?:\.\w+)+)")
 _SHOWN = 48  # letters of a command line
 
 
@@ -67,11 +69,14 @@ def tree(pid: int, core: tuple[str, ...] = (), *, inside: bool = False) -> Itera
 
 
 def name_of(pid: int) -> str:
-    """The title that a process has given itself, or its command without the interpreter's path and options' values."""
+    """The title that a process has given itself, else its command; of a program in that only the module it starts."""
     words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0 ").split("\0")
     if len(words) == 1:
         return words[0][:_SHOWN]
-    return " ".join([Path(words[0]).name, *" ".join(words[1:]).split()])[:_SHOWN]
+    command = " ".join([Path(words[0]).name, *words[1:]])
+    if "-c" in words and (module := _MODULE.search(command)):
+        return module[1]
+    return " ".join(command.split())[:_SHOWN]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -166,7 +166,7 @@ def verdicts(values: Sequence[dict[str, Any]], targets: Sequence[Target]) -> lis
 
 def show_systems(values: Sequence[dict[str, Any]]) -> str:
     head = ["clients", "system", "tokens/s", "TTFT p50", "p99 ms", "ITL mean", "p50", "p99 ms"]
-    head += ["host CPU us/token", "largest process", "engine's", "errors"]
+    head += ["host CPU us/token", "largest", "engine's", "errors"]
     rows = []
     for value in values:
         for name, system in value["systems"].items():
@@ -174,7 +174,9 @@ def show_systems(values: Sequence[dict[str, Any]]) -> str:
             times = [("ttft_ms", "p50", 1), ("ttft_ms", "p99", 1)]
             times += [("itl_ms", which, 2) for which in ("mean", "p50", "p99")]
             row += [_cell(system.get(kind, {}).get(which), digits) for kind, which, digits in times]
-            row += [_cell(system.get(key), 1) for key in ("host_cpu_us", "largest_cpu_us", "engine_cpu_us")]
+            row.append(_cell(system.get("host_cpu_us"), 1))
+            row.append(f"{_cell(system.get('largest_cpu_us'), 1)} {system.get('largest_process', '')}".strip())
+            row.append(_cell(system.get("engine_cpu_us"), 0))
             kinds = ", ".join(f"{count} {kind}" for kind, count in system.get("errors", {}).items())
             rows.append([*row, kinds or ("0" if "errors" in system else "-")])
     return table(head, rows)

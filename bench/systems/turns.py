@@ -12,7 +12,7 @@ from handler.bench.quiet import OthersMeter
 from systems.base import Sample, Start, System, Work
 from systems.processes import tree_seconds
 
-_PROMPTS_EACH = 1 << 12  # numbers set aside for the prompts of one turn
+_PROMPTS_EACH = 1 << 14  # numbers set aside for the prompts of one turn
 _MOST_PROMPTS = 1 << 20  # those from there on are for warming up
 
 Turn = Mapping[str, Sample]

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from handler.engines.vllm_arguments import engine_arguments
-
 from handler.engines.base import EngineConfig
+from handler.engines.vllm_arguments import engine_arguments
 
 CORE = ("VLLM::EngineCore", "VLLM::Worker")
 """What vLLM calls the processes that compute."""
@@ -49,7 +48,7 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 def environment(config: EngineConfig) -> dict[str, str]:
     """Of every process that runs vLLM."""
     found = dict(os.environ, VLLM_NO_USAGE_STATS="1", VLLM_WORKER_MULTIPROC_METHOD="spawn")
-    found.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    found.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if config.cache_gib:
         found["VLLM_CPU_KVCACHE_SPACE"] = str(config.cache_gib)
     return found
