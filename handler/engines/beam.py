@@ -1,0 +1,77 @@
+"""Beam search over an engine that has none: every beam is continued by one token at a time.
+
+The method is the usual one: of each beam its most likely continuations, of all these the most likely; what ends by an
+end token is set aside, ranked by its log-probability over its length to the power of `length_penalty`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from handler.core import Finish, Sampling
+
+Alternatives = Sequence[tuple[int, float]]
+"""Ids that may come next with their log-probabilities, the most likely first."""
+
+
+@dataclass(frozen=True)
+class Beam:
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    finish: Finish | None = None
+
+    def score(self, length_penalty: float) -> float:
+        return sum(self.logprobs) / float(max(len(self.ids), 1) ** length_penalty)
+
+
+@dataclass
+class BeamSearch:
+    """One search. `beams` are those to be continued; give `advance` what may come after each of them.
+
+    Args:
+        sampling: num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are read.
+        eos: ids that end a beam as EOS.
+    """
+
+    sampling: Sampling
+    eos: Collection[int]
+    beams: list[Beam] = field(default_factory=lambda: [Beam()])
+    ended: list[Beam] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        """Alternatives that each beam needs: were all beams but one to end, that one could still fill the places."""
+        return 2 * self.sampling.num_beams
+
+    def advance(self, alternatives: Sequence[Alternatives]) -> bool:
+        """Continue every beam by one token; true when the search has ended."""
+        size, penalty = self.sampling.num_beams, self.sampling.length_penalty
+        candidates = (
+            Beam((*beam.ids, id), (*beam.logprobs, logprob), self._finish(id))
+            for beam, found in zip(self.beams, alternatives, strict=True)
+            for id, logprob in found[: self.width]
+        )
+        best = heapq.nlargest(self.width, candidates, key=lambda beam: sum(beam.logprobs))
+        # An end counts only among the first: it would not have been reached otherwise.
+        self.ended += [beam for beam in best[:size] if beam.finish]
+        self.ended = heapq.nlargest(size, self.ended, key=lambda beam: beam.score(penalty))
+        self.beams = [beam for beam in best if not beam.finish][:size]
+        if len(self.beams[0].ids) >= self.sampling.max_new_tokens:
+            return True
+        if len(self.ended) < size:
+            return False
+        return self.sampling.early_stopping or self.ended[-1].score(penalty) >= self.beams[0].score(penalty)
+
+    def best(self) -> list[Beam]:
+        """The outcome, `num_beams` of them, the best first."""
+        length = self.sampling.max_new_tokens
+        unended = [Beam(beam.ids, beam.logprobs, Finish.LENGTH) for beam in self.beams if len(beam.ids) >= length]
+        found = self.ended + unended
+        return heapq.nlargest(self.sampling.num_beams, found, key=lambda beam: beam.score(self.sampling.length_penalty))
+
+    def _finish(self, id: int) -> Finish | None:
+        if id in self.sampling.stop_token_ids:
+            return Finish.STOP
+        return Finish.EOS if id in self.eos else None

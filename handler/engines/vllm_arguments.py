@@ -1,0 +1,110 @@
+"""From our options to vLLM's EngineArgs and SamplingParams, as plain values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from handler.core import Guide, Sampling
+from handler.engines.base import EngineConfig
+from handler.errors import ConfigError
+
+_OWN = frozenset(
+    {"engine_args", "guided_decoding_backend", "speculative_draft_model", "num_speculative_tokens"}
+    | {"max_loras", "max_cpu_loras", "max_lora_rank", "revision"}
+)
+"""Options that are not arguments by themselves; the others carry the argument's name."""
+
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "auto": "auto"}
+
+
+def engine_arguments(config: EngineConfig, num_devices: int) -> dict[str, Any]:
+    """Keywords of EngineArgs.
+
+    Args:
+        num_devices: that are there, for `max`.
+
+    Raises:
+        ConfigError: the options contradict each other.
+    """
+    options = config.options
+    arguments: dict[str, Any] = {
+        "model": str(config.model),
+        "dtype": _DTYPES[config.dtype],
+        "max_num_seqs": config.max_sequences,
+        "tensor_parallel_size": max(num_devices, 1) if config.devices == "max" else int(config.devices),
+        "disable_log_stats": True,
+        "generation_config": "auto",  # for the end tokens that it names; sampling is always the request's
+    }
+    wanted = {
+        "max_num_batched_tokens": config.max_tokens_per_step,
+        "max_model_len": config.max_total_tokens,
+        "enable_prefix_caching": config.prefix_cache,
+    }
+    arguments |= {name: value for name, value in wanted.items() if value is not None}
+    arguments |= {name: value for name, value in options.items() if name not in _OWN}
+    if options.get("enable_lora"):
+        names = ("max_loras", "max_cpu_loras", "max_lora_rank")
+        arguments |= {name: options[name] for name in names if name in options}
+    if "guided_decoding_backend" in options:
+        arguments["structured_outputs_config"] = {"backend": options["guided_decoding_backend"]}
+    if (draft := options.get("speculative_draft_model")) is not None:
+        if "speculative_config" in options:
+            raise ConfigError("option.speculative_draft_model and option.speculative_config say the same thing twice")
+        arguments["speculative_config"] = {
+            "model": draft,
+            "num_speculative_tokens": options.get("num_speculative_tokens", 5),
+        }
+    elif "num_speculative_tokens" in options:
+        raise ConfigError("option.num_speculative_tokens needs option.speculative_draft_model")
+    arguments |= options.get("engine_args", {})
+    return arguments
+
+
+def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
+    """Keywords of SamplingParams, but for the output kind and the guide.
+
+    Stop strings are not among them: `handler.generation` looks for those, so that vLLM need not make text at all.
+    """
+    arguments: dict[str, Any] = {
+        "max_tokens": sampling.max_new_tokens,
+        "min_tokens": sampling.min_new_tokens,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "ignore_eos": sampling.ignore_eos,
+        "logprobs": sampling.top_logprobs,  # 0: the chosen token's alone
+        "detokenize": False,
+        "temperature": 0.0,
+    }
+    if sampling.do_sample and sampling.temperature > 0:
+        arguments |= {
+            "temperature": sampling.temperature,
+            "top_k": 1 if sampling.top_p == 0 else sampling.top_k,  # the smallest nucleus is one token
+            "top_p": sampling.top_p or 1.0,
+            "min_p": sampling.min_p,
+            # vLLM's generators take a signed 64-bit number
+            "seed": None if sampling.seed is None else sampling.seed - (1 << 64 if sampling.seed >> 63 else 0),
+        }
+    if sampling.stop_token_ids:
+        arguments["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.bad_sequences:
+        arguments["bad_words"] = list(sampling.bad_sequences)
+    if sampling.logit_bias:
+        arguments["logit_bias"] = dict(sampling.logit_bias)
+    if sampling.prompt_logprobs:
+        arguments["prompt_logprobs"] = 0
+    return arguments
+
+
+def guide_arguments(guide: Guide) -> dict[str, Any]:
+    """Keywords of StructuredOutputsParams."""
+    match guide.kind:
+        case "json_schema":
+            return {"json": guide.value}
+        case "json_object":
+            return {"json_object": True}
+        case "choice":
+            return {"choice": json.loads(guide.value)}
+        case kind:
+            return {kind: guide.value}
