@@ -114,11 +114,21 @@ def report(
 
 def main() -> int:
     given = parser().parse_args()
+    _keep_stdout()
     try:
         return run(given)
     except ConfigError as error:
         print(f"engines.py: {error}", file=sys.stderr)
         return 2
+    finally:
+        sys.stdout.flush()
+
+
+def _keep_stdout() -> None:
+    """For what is printed here: what engines write to theirs, which is this one, goes to stderr."""
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
 
 
 if __name__ == "__main__":

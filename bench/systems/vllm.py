@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from handler.bench.client import Target
 from handler.bench.server import lmi_serve
 from handler.config import load_config
+from handler.engines.base import EngineConfig
 from handler.errors import ConfigError
 from handler.launch import engine_spec
 from systems import vllm_settings
@@ -57,6 +59,7 @@ def starts(model: str, options: Sequence[str], devices: Devices, *, together: bo
         options: `KEY=VALUE` as `lmi serve` takes them; all three run on them.
         together: they will be up at the same time, and must share a GPU's memory.
     """
+    os.environ.update(vllm_settings.environment(EngineConfig()))  # our server's too, which has this one's
     overrides = [*_overrides(options, devices, together=together), f"option.model_id={model}"]
     spec = engine_spec(load_config(overrides=[*overrides, "option.llm_engine=vllm"], environ={}))
     config, number = spec.config, len(devices.names)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +23,8 @@ from handler.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-BENCH = Path(__file__).parents[2] / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
 STAND_IN = Path(__file__).with_name("completions_server.py")
 MODEL = EngineConfig(model=Path("/nowhere"), devices="1")
 
@@ -117,13 +121,32 @@ def test_a_peer_that_does_not_come_up_says_why(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-def test_what_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     engines, vllm = importlib.import_module("engines"), importlib.import_module("systems.vllm")
     monkeypatch.setattr(vllm, "find_devices", lambda: vllm.Devices(()))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "argv", ["engines.py", "demo"])
-    assert engines.main() == 2
-    assert "'vllm' is not installed" in capsys.readouterr().err
+    given = engines.parser().parse_args(["demo"])
+    with pytest.raises(ConfigError, match="'vllm' is not installed"):
+        engines.run(given)
+
+
+def test_stdout_is_the_tables_own(tmp_path: Path) -> None:
+    code = (
+        "import engines, os, sys; engines._keep_stdout(); os.system('echo engine'); print('table'); sys.stdout.flush()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": f"{ROOT}:{BENCH}"}, capture_output=True
+    )
+    assert (done.stdout, done.stderr) == (b"table\n", b"engine\n")
+
+
+def test_without_vllm_it_says_so() -> None:
+    """As a command, in an environment that has none."""
+    if importlib.util.find_spec("torch"):
+        pytest.skip("torch is here")
+    done = subprocess.run([sys.executable, str(BENCH / "engines.py"), "demo"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "run this with the Python that has it" in done.stderr
 
 
 @pytest.mark.parametrize(
