@@ -39,11 +39,11 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest -m 'not djl'
+	$(BIN)/pytest -m 'not djl and not vllm'
 
 # What runs under DJL; needs a JDK and Maven.
 test-djl: dev
-	$(BIN)/pytest -m djl
+	$(BIN)/pytest -m 'djl and not vllm'
 
 lint: dev
 	$(BIN)/ruff format --check .

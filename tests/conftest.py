@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from handler.engines.checkpoint import prepared
 from handler.engines.gguf_weights import exact_model
 from handler.models import cache_directory, fetch_demo
 from tests.servers import LiveServer, serve
@@ -22,6 +23,12 @@ def demo_model() -> Path:
 def exact_demo(demo_model: Path) -> Path:
     """The demo model with the file's own weights in f32, as `option.dtype=fp32` serves it."""
     return exact_model(demo_model, cache_directory() / "converted", "f32")
+
+
+@pytest.fixture(scope="session")
+def hf_demo() -> Path:
+    """The demo model as a Hugging Face directory; makes it with torch, which vLLM brings."""
+    return prepared("demo", {})
 
 
 @pytest.fixture(scope="session")
