@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-djl lint format bench clean
+.PHONY: install dev serve djl test test-djl accept-vllm lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -45,6 +45,10 @@ test: dev
 test-djl: dev
 	$(BIN)/pytest -m 'djl and not vllm'
 
+# The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
+accept-vllm:
+	python=$$($(PYTHON) -m tests.vllm.environment $(VENV)-vllm) && $$python -m pytest -m vllm
+
 lint: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -58,4 +62,4 @@ bench: dev
 	$(BIN)/python bench/run.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

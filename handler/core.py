@@ -93,6 +93,9 @@ class Names(NamedTuple):
     prompt: str = "inputs"
     max_new_tokens: str = "parameters.max_new_tokens"
     stop_token_ids: str = "parameters.stop_token_ids"
+    bad_token_ids: str = "parameters.bad_words_list"
+    logit_bias: str = "parameters.logit_bias"
+    logits: str = "parameters.outputs"
 
 
 LMI_NAMES = Names()
@@ -102,8 +105,8 @@ LMI_NAMES = Names()
 class Request:
     """One prompt to continue, and what the client wants to see of the continuation.
 
-    The prompt is text, or messages that the model's chat template turns into text, or token ids; in the latter two
-    `prompt` is empty.
+    The prompt is text; or messages that the model's chat template turns into text, and then `prompt` is empty; or
+    token ids, and then `prompt` is what an answer shows for them.
     """
 
     prompt: str
@@ -114,6 +117,7 @@ class Request:
     messages: tuple[Mapping[str, str], ...] = ()  # each with `role` and `content`
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
+    end_id: int | None = None  # one of the stop tokens, whose end is shown as EOS
     names: Names = LMI_NAMES
 
 

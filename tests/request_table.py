@@ -66,7 +66,7 @@ def header(name: str, status: int, says: str, **headers: str) -> Row:
 
 
 _ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
-_NO_ADAPTERS = "LoRA adapters are not supported by the engine"
+NO_ADAPTERS = "the engine echo serves no LoRA adapters: it was started without option.enable_lora=true"
 # Names that DJL's protocol itself uses, in its own spelling.
 _DJLS = {"batch_size": "7", "reset_rollingbatch": "true", "rolling_batch": "disable", "output_formatter": "sse"}
 
@@ -82,8 +82,8 @@ ENVELOPE = (
     send("unsupported media", 415, "'text/csv'", b"a,b", {"content-type": "text/csv"}),
     send("unsupported encoding", 415, "'gzip'", _ASK, {**JSON, "content-encoding": "gzip"}),
     header("session header", 424, "stateful sessions", X_Amzn_SageMaker_Session_Id="NEW_SESSION"),
-    header("adapter header", 424, _NO_ADAPTERS, X_Amzn_SageMaker_Adapter_Identifier="mine"),
-    header("adapter property", 424, _NO_ADAPTERS, adapter="mine"),
+    header("adapter header", 424, NO_ADAPTERS, X_Amzn_SageMaker_Adapter_Identifier="mine"),
+    header("adapter property", 424, NO_ADAPTERS, adapter="mine"),
     header("target model header", 424, "multi-model hosting", X_Amzn_SageMaker_Target_Model="mine"),
     header("custom attributes", 200, " a b a", X_Amzn_SageMaker_Custom_Attributes="a=b;c=d"),
     header("adapter in custom attributes", 200, " a b a", X_Amzn_SageMaker_Custom_Attributes="adapter=mine"),
@@ -139,7 +139,15 @@ GENERATION = (
     refuse("error beyond ASCII", "é <日本> & '\\r\\n\\\"🙂", temperature="é <日本> & '\r\n\"🙂"),
     refuse("long error", "xxxx...: must be a number", temperature="x" * 5000),
     refuse("not in the engine", "the engine echo lacks it", bad_sequences=["b"]),
-    refuse("adapter_id", "the engine has no LoRA adapters", adapter_id="mine"),
+    refuse("adapter_id", NO_ADAPTERS, adapter_id="mine"),
+    refuse("lora_task_id", NO_ADAPTERS, lora_task_id=[1]),
+    ask("tensors", " a b c", request_output_len=[[3]], max_new_tokens=None, temperature=[0.5], runtime_top_k=[3]),
+    ask("end_id", " a b", "a b c d", end_id=[5], include_stop_str_in_output=True),
+    ask("stop_words_list", " a b", "a b c d", stop_words_list=[[5], [1]], include_stop_str_in_output=True),
+    refuse("a list of words", "parameters.stop_words_list=[[5]]: must be a tensor", stop_words_list=[[5]]),
+    refuse("ids", "parameters.input_ids=[5]: the engine echo lacks it", None, input_ids=[5]),
+    refuse("a guide", "parameters.guided_regex=", guided_regex="a+"),
+    refuse("alternatives", "parameters.logprobs=2: ", logprobs=2),
     refuse("failing: refused by the engine", "refused on cue", "a <refuse>"),
     refuse("failing: at once", "raised on cue", "<raise> a"),
 )
@@ -158,6 +166,9 @@ ROLLING = (
     ask("no details", details=False),
     ask("details and a stop", " a b c", "a b c d", stop=["c"], include_stop_str_in_output=True, details=True),
     ask("details of unicode", WORDS, UNICODE, max_new_tokens=len(UNICODE.split()), details=True),
+    ask("outputs", outputs=["output_ids", "sequence_length", "cum_log_probs"]),
+    ask("log-probabilities", return_log_probs=[True]),
+    ask("streaming", streaming=[True]),
     ask("n", n=3),
     ask("best_of", best_of=3, do_sample=True, seed=1),
     ask("best_of and n, no seed", best_of=3, n=2, do_sample=True, details=True),
@@ -226,6 +237,7 @@ DYNAMIC = (
     refuse("details", "parameters.details", details=True),
     refuse("decoder_input_details", "parameters.decoder_input_details", decoder_input_details=True),
     refuse("n", "must be 1", n=2),
+    refuse("outputs", "only available with rolling batch", outputs=["output_ids"]),
     stream(refuse("not by request", "'stream'")),
     chat("not here", "not available for dynamic batching", "a", status=424),
 )

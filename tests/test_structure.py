@@ -20,7 +20,7 @@ ALLOWED = {
     "event_loop": set(),
     "models": {"errors"},
     "formatters": {"errors", "formatters"},
-    "schemas": {"core", "errors", "formatters", "framing", "schemas"},
+    "schemas": {"core", "errors", "formatters", "framing", "schemas", "text"},
     "engines": {"core", "errors", "text", "models", "engines"},
     "batcher": {"core", "errors", "text", "generation", "engines.base"},
     "launch": {"batcher", "config", "engines", "errors", "formatters", "framing", "models", "schemas.base"},

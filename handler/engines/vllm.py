@@ -7,8 +7,10 @@ comes as differences.
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo
 from handler.engines.beam import BeamSearch
 from handler.engines.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.family import end_with_children, end_with_this_process
+from handler.engines.turns import Turns
 from handler.engines.vllm_arguments import engine_arguments, guide_arguments, sampling_arguments
+from handler.engines.vllm_results import Running, output_of, ranked
 
 __all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare"]
 
@@ -35,14 +39,6 @@ _ENVIRONMENT = {
     # Its own processes must not be forks of this one, which has threads.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-
-
-@dataclass
-class _Running:
-    key: int
-    stops: frozenset[int]  # ids that end it as STOP, not as EOS
-    num_tops: int  # alternatives that were asked for
-    plain: bool  # its outputs hold nothing but the chosen token
 
 
 @dataclass
@@ -78,7 +74,14 @@ class Vllm:
             arguments["kv_cache_memory_bytes"] = config.cache_gib << 30
         self._engine: Any = LLMEngine.from_engine_args(vllm.EngineArgs(**arguments), enable_multiprocessing=True)
         self._leave = end_with_children()  # it notices its core's death only when it sends something
-        self._running: dict[str, _Running] = {}
+        self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know
+        self._max_adapters = int(arguments.get("max_cpu_loras") or arguments.get("max_loras") or 0)
+        self._turns: Turns | None = None
+        if arguments.get("enable_lora") and current_platform.is_cpu():
+            # Measured with 0.32: in a batch with others, a request that names no adapter gets one's weights.
+            self._turns = Turns()
+        self._late: list[Output] = []  # of requests that failed when their turn came
+        self._running: dict[str, Running] = {}
         self._searches: dict[int, _Beams] = {}
         self._by_request: dict[str, _Beams] = {}
         assert config.model is not None
@@ -98,16 +101,28 @@ class Vllm:
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         if sampling.num_beams > 1:
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
-            self._searches[key] = beams = _Beams(key, ids, adapter, search)
-            try:
-                self._continue(beams)
-            except Exception:
-                self.cancel(key)
-                raise
-            return
-        self._submit(str(key), ids, self._params(sampling), adapter)
-        plain = not sampling.top_logprobs and not sampling.prompt_logprobs
-        self._running[str(key)] = _Running(key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, plain)
+            start = partial(self._search, _Beams(key, ids, adapter, search))
+        else:
+            plain = not sampling.top_logprobs and not sampling.prompt_logprobs
+            running = Running(key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, plain)
+            start = partial(self._run, running, ids, self._params(sampling), adapter)
+        if self._turns is None:
+            start()
+        else:
+            self._turns.enter(key, adapter is not None, start)
+
+    def _run(self, running: Running, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
+        id = str(running.key)
+        self._submit(id, ids, params, adapter)
+        self._running[id] = running
+
+    def _search(self, beams: _Beams) -> None:
+        self._searches[beams.key] = beams
+        try:
+            self._continue(beams)
+        except Exception:
+            self._drop(beams.key)
+            raise
 
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
@@ -120,10 +135,19 @@ class Vllm:
         return self._vllm.SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
 
     def _submit(self, id: str, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
-        lora = _lora_request(adapter) if adapter is not None else None
+        lora = None
+        if adapter is not None:
+            if adapter.id not in self._adapters:
+                self.load_adapter(adapter)  # vLLM would load it too, but die of one that is broken
+            self._adapters.move_to_end(adapter.id)
+            lora = _lora_request(adapter)
         self._engine.add_request(id, self._vllm.inputs.tokens_input(list(ids)), params, lora_request=lora)
 
     def cancel(self, key: int) -> None:
+        self._drop(key)
+        self._leave_turn(key)
+
+    def _drop(self, key: int) -> None:
         if self._running.pop(str(key), None) is not None:
             self._engine.abort_request([str(key)])
         search = self._searches.pop(key, None)
@@ -132,8 +156,14 @@ class Vllm:
                 self._by_request.pop(id, None)
             self._engine.abort_request(list(search.waiting))
 
+    def _leave_turn(self, key: int) -> None:
+        if self._turns is not None:
+            failed = self._turns.leave(key)
+            self._late += [Output(late, (), (), Finish.ERROR, error=str(error)) for late, error in failed]
+
     def step(self) -> Step:
-        step = Step([], [], [], [])
+        late, self._late = self._late, []
+        step = Step([], [], [], late)
         if not self._engine.has_unfinished_requests():  # it would wait for ever
             return step
         keys, ids, logprobs, others = step
@@ -152,9 +182,12 @@ class Vllm:
                 ids.append(token)
                 logprobs.append(output.logprobs[0][token].logprob)
                 continue
-            others.append(_output(running, result))
+            others.append(output_of(running, result))
             if output.finish_reason is not None:
                 del self._running[id]
+        for ended in others:
+            if ended.finish is not None:
+                self._leave_turn(ended.key)
         return step
 
     # -- beams ---------------------------------------------------------------------------------------------------
@@ -174,14 +207,14 @@ class Vllm:
         """What a beam's next token brings: nothing, until the search has ended."""
         assert beams.waiting is not None
         assert beams.found is not None
-        beams.found[beams.waiting.pop(id)] = _ranked(output.logprobs[0])
+        beams.found[beams.waiting.pop(id)] = ranked(output.logprobs[0])
         if beams.waiting:
             return []
         if not beams.search.advance(beams.found):
             try:
                 self._continue(beams)
             except Exception as error:  # a beam that has outgrown the model: this search ends, the others go on
-                self.cancel(beams.key)
+                self._drop(beams.key)
                 return [Output(beams.key, (), (), Finish.ERROR, error=str(error))]
             return []
         del self._searches[beams.key]
@@ -194,9 +227,13 @@ class Vllm:
 
     def load_adapter(self, adapter: Adapter) -> None:
         self._engine.add_lora(_lora_request(adapter))
+        self._adapters[adapter.id] = None
+        while len(self._adapters) > self._max_adapters:  # vLLM, too, forgets the one that was used the longest ago
+            self._adapters.popitem(last=False)
 
     def drop_adapter(self, adapter: Adapter) -> None:
         self._engine.remove_lora(adapter.id)
+        self._adapters.pop(adapter.id, None)
 
     def close(self) -> None:
         self._leave()
@@ -213,47 +250,6 @@ def _lora_request(adapter: Adapter) -> Any:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(lora_name=f"{adapter.name}/{adapter.id}", lora_int_id=adapter.id, lora_path=adapter.path)
-
-
-def _output(running: _Running, result: Any) -> Output:
-    output = result.outputs[0]
-    ids, finish = list(output.token_ids), _finish(output, running.stops)
-    if finish is Finish.ERROR:
-        return Output(running.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!r}")
-    positions = output.logprobs or ()
-    prompt = result.prompt_logprobs
-    return Output(
-        running.key,
-        ids,
-        [position[id].logprob for id, position in zip(ids, positions, strict=True)],
-        finish,
-        prompt_logprobs=_prompt_logprobs(result.prompt_token_ids, prompt) if prompt else None,
-        tops=[_ranked(position)[: running.num_tops] for position in positions] if running.num_tops else None,
-    )
-
-
-def _finish(output: Any, stops: frozenset[int]) -> Finish | None:
-    match output.finish_reason:
-        case None:
-            return None
-        case "length":
-            return Finish.LENGTH
-        case (
-            "stop"
-        ):  # stop_reason is None or an id that the model's generation_config.json names, where it is an end token
-            return Finish.STOP if output.token_ids and output.token_ids[-1] in stops else Finish.EOS
-        case _:
-            return Finish.ERROR
-
-
-def _ranked(position: Mapping[int, Any]) -> list[tuple[int, float]]:
-    """All ids of a position, the most likely first; the chosen one is among them, whatever its rank."""
-    found = sorted(position.items(), key=lambda item: item[1].rank)
-    return [(id, logprob.logprob) for id, logprob in found]
-
-
-def _prompt_logprobs(ids: Sequence[int], positions: Sequence[Any]) -> list[float | None]:
-    return [None if not found else found[id].logprob for id, found in zip(ids, positions, strict=True)]
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:

@@ -50,6 +50,7 @@ class Sequence:
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
         self._taken = 0
+        self._top_taken = 0
 
     def append(self, token: Token, finish_reason: str | None = None) -> None:
         """One token more, the last one when there is a `finish_reason`."""
@@ -80,10 +81,14 @@ class Sequence:
         return self.tokens[-1] if self.finish_reason is not None and self.tokens else None
 
     def has_next_top_tokens(self) -> bool:
-        return False
+        return self._top_taken < len(self.top_tokens)
 
     def get_next_top_tokens(self) -> list[Token] | None:
-        return None
+        """The alternatives to the next token, of those that were asked for; None when all have been taken."""
+        if not self.has_next_top_tokens():
+            return None
+        self._top_taken += 1
+        return self.top_tokens[self._top_taken - 1]
 
 
 @dataclass

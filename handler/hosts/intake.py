@@ -6,18 +6,20 @@ import re
 import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from handler.core import Request
+from handler.core import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.errors import InvalidParameter, InvalidPayload, UnsupportedMedia
 from handler.formatters.loading import Formatters
 from handler.hosts.loaded import LoadedModel
+from handler.schemas.adapters import agreed, named_adapter
 from handler.schemas.base import Call, Context, Schema
 from handler.schemas.custom_reading import CustomReader
 from handler.schemas.custom_reply import with_formatter
 from handler.schemas.reading import decode
-from handler.text import Prompt
+from handler.text import Prompt, Vocabulary
 
 Headers = Mapping[str, str]
 """A request's headers, names in lower case."""
@@ -31,11 +33,14 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 _REFUSED = (
     ("x-amzn-sagemaker-session-id", "stateful sessions are"),
-    ("x-amzn-sagemaker-adapter-identifier", "LoRA adapters are"),
-    ("adapter", "LoRA adapters are"),
     ("x-amzn-sagemaker-target-model", "multi-model hosting is"),
 )
 """SageMaker's and DJL's headers that ask for what is not there."""
+
+_ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")
+"""SageMaker's and DJL's headers that name the LoRA adapter of a request."""
+
+MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageMaker lets 25 through
 
 
 class Intake:
@@ -66,7 +71,7 @@ class Intake:
             keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
             self._reader = CustomReader(formatters.input, _decoded, keywords)
         self._any_media = formatters.input is not None and not formatters.input.takes_payload
-        self._context = context
+        self._context = replace(context, vocabulary=tokenizer.vocabulary)
         self._tokenizer = tokenizer
         self._engine_info = engine_info
 
@@ -85,6 +90,7 @@ class Intake:
         for name, what in _REFUSED:
             if headers.get(name):
                 raise InvalidPayload(f"header {name}: {what} not supported by the engine")
+        self._adapter(headers)
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
@@ -105,6 +111,8 @@ class Intake:
         else:
             value, given = self._reader.read(body, headers)
         call = self.schema.parse(value, self._context)
+        if (adapter := self._adapter(headers)) is not None:
+            call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if self._output_formatter is None:
             return call
         return with_formatter(call, self._output_formatter, value, given, tgi_compat=self.schema.name == "tgi_compat")
@@ -115,23 +123,51 @@ class Intake:
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
-        if request.messages:
+        if request.prompt_ids is not None:
+            prompt = self._given(request, request.prompt_ids)
+        elif request.messages:
             prompt = self._tokenizer.encode_chat(request.messages)
         else:
             prompt = self._tokenizer.encode(request.prompt)
         if request.truncate is not None:
             prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
-        self._check_length(request, prompt)
+        self._check(request, prompt)
         return prompt
 
-    def _check_length(self, request: Request, prompt: Prompt) -> None:
+    def _given(self, request: Request, ids: Sequence[int]) -> Prompt:
+        """A prompt that came as ids."""
+        vocabulary = self._tokenizer.vocabulary
+        if vocabulary is None:
+            raise InvalidPayload(f"'{request.names.prompt}': the engine has no vocabulary of its own; send text")
+        _check_ids(request.names.prompt, ids, vocabulary)
+        return Prompt(request.prompt, list(ids), vocabulary)
+
+    def _adapter(self, headers: Headers) -> Adapter | None:
+        """The adapter that the headers name."""
+        found = None
+        for name in _ADAPTER:
+            try:
+                one = named_adapter(headers.get(name, ""), self._context)
+            except ValueError as error:
+                raise InvalidPayload(f"header {name}: {error}") from None
+            found = agreed(found, one, f"header {name}")
+        return found
+
+    def _check(self, request: Request, prompt: Prompt) -> None:
         num_prompt, wanted, names = len(prompt.ids), request.sampling.max_new_tokens, request.names
         if not num_prompt:
             raise InvalidPayload(f"'{names.prompt}' has no tokens")
-        size = len(prompt.vocabulary)
-        for id in request.sampling.stop_token_ids:
-            if id >= size:
-                raise InvalidParameter(f"{names.stop_token_ids}: {id} is not in the vocabulary of {size} tokens")
+        sampling, vocabulary = request.sampling, prompt.vocabulary
+        _check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
+        _check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
+        _check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
+        rows = num_prompt * sampling.return_context_logits
+        rows += wanted * sampling.num_sequences * sampling.return_generation_logits
+        if rows * len(vocabulary) > MAX_LOGITS:
+            raise InvalidParameter(
+                f"{names.logits}: {rows} rows of {len(vocabulary)} logits are too many for an answer; at most "
+                f"{MAX_LOGITS // len(vocabulary)} by a shorter prompt or a smaller {names.max_new_tokens}"
+            )
         info = self._engine_info()
         if info is None:  # nothing was ever loaded: the host turns requests away
             return
@@ -143,6 +179,16 @@ class Intake:
                 f"{names.max_new_tokens}={wanted}: with {num_prompt} prompt tokens it must be at most "
                 f"{limit - num_prompt}, as the model takes {limit} in all"
             )
+
+
+def _for_adapter(request: Request, adapter: Adapter) -> Request:
+    return replace(request, adapter=agreed(adapter, request.adapter, "the body"))
+
+
+def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
+    for id in ids:
+        if not 0 <= id < len(vocabulary):
+            raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
 
 
 def request_id(headers: Headers) -> str:

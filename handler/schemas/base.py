@@ -7,8 +7,29 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from handler.core import Delta, Request
+from handler.core import Adapter, Delta, Request
 from handler.errors import ServingError
+from handler.text import Vocabulary
+
+
+class AdapterLookup(Protocol):
+    """The LoRA adapters that requests may name."""
+
+    def find(self, name: str) -> Adapter | None:
+        """By the name under which it was registered."""
+
+    def by_id(self, id: int) -> Adapter | None:
+        """By its number."""
+
+
+class NoAdapters:
+    """Where none can be registered."""
+
+    def find(self, name: str) -> Adapter | None:
+        return None
+
+    def by_id(self, id: int) -> Adapter | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -22,11 +43,17 @@ class Context:
         engine: its name.
         lacks: Sampling field -> why the engine has no such thing.
         no_adapters: why it serves no LoRA adapters; "" where it does.
+        adapters: those that there are now; thread-safe.
+        sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
+        vocabulary: what every prompt's ids stand for; None where each prompt brings its own.
     """
 
     engine: str
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "it has none"
+    adapters: AdapterLookup = field(default_factory=NoAdapters)
+    sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    vocabulary: Vocabulary | None = None
     output_formatter: str | None = None
     refuse_unknown: bool = False
     max_sequences: int = 32

@@ -7,6 +7,7 @@ from typing import Any
 from handler.core import Delta, Request
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import JSON, JSONLINES
+from handler.schemas.adapters import read_adapters
 from handler.schemas.base import Answer, Call, Context, front_end_error
 from handler.schemas.lmi import Lmi
 from handler.schemas.reading import read_object, read_parameters_field, read_stream, unknown_names
@@ -23,23 +24,31 @@ class DynamicBatch:
     def parse(self, body: Any, context: Context) -> Call:
         body = read_object(body)
         parameters = read_parameters_field(body)
-        inputs = body["inputs"]
-        prompts = [inputs] if isinstance(inputs, str) else inputs
-        if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) and p for p in prompts):
+        inputs = body.get("inputs")
+        prompts = [inputs] if inputs is None or isinstance(inputs, str) else inputs
+        if inputs is not None and not _are_prompts(prompts):
             raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
         if len(prompts) > context.max_sequences:
             raise InvalidPayload(
                 f"'inputs' holds {len(prompts)} prompts; the most is {context.max_sequences} (max_rolling_batch_size)"
             )
-        if read_stream(body, parameters):
-            raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
         for name in ("details", "decoder_input_details", "output_formatter"):
             if parameters.get(name) not in (None, False):
                 raise InvalidParameter(f"parameters.{name}: is only available with rolling batch")
         ignored = unknown_names(body, parameters, context)
-        requests = [_LMI.request(prompt, parameters, context) for prompt in prompts]
+        adapters = read_adapters(body, len(prompts), context)
+        asked = [
+            _LMI.asked(prompt, parameters, context, adapter) for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
+        requests = [one.request for one in asked]
+        if read_stream(body, parameters, asked[0].streaming):
+            raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
         if requests[0].sampling.prompt_logprobs:
             raise InvalidParameter("parameters.prompt_logprobs=1: is only available with rolling batch")
+        if requests[0].sampling.top_logprobs:
+            raise InvalidParameter("parameters.logprobs and top_n_tokens: are only available with rolling batch")
+        if asked[0].outputs is not None:
+            raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
             raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
         if context.enable_streaming:
@@ -55,6 +64,10 @@ class DynamicBatch:
     def refused(self, error: ServingError) -> Answer:
         value = self.failure(error) if error.status == 424 else front_end_error(error)
         return Answer(error.status, JSON.content_type, JSON.encode(value))
+
+
+def _are_prompts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
 
 
 class BatchDocument:

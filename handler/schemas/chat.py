@@ -10,10 +10,13 @@ from typing import Any, Protocol
 from handler.core import Names, Request, Sampling
 from handler.errors import InvalidParameter, ServingError
 from handler.framing import JSON, JSONLINES, SSE_DONE, Framing
+from handler.schemas.adapters import read_adapters
 from handler.schemas.base import Answer, Call, Context
 from handler.schemas.chat_replies import ChatDocument, ChatStream, Completion, Failures
+from handler.schemas.guides import response_format
 from handler.schemas.messages import read_messages
 from handler.schemas.parameters import (
+    MAX_TOP_TOKENS,
     PARAMETERS,
     Parameter,
     Table,
@@ -27,6 +30,13 @@ from handler.schemas.parameters import (
 )
 from handler.schemas.reading import read_stream, reported
 
+
+def _top_logprobs(value: Any, context: Context) -> int:
+    """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
+    count = integer(0, MAX_TOP_TOKENS)(value)
+    return 0 if count == 1 and "top_logprobs" in context.lacks else count
+
+
 TABLE = Table(
     {
         "frequency_penalty": PARAMETERS["frequency_penalty"],
@@ -39,18 +49,24 @@ TABLE = Table(
         "top_p": PARAMETERS["top_p"],
         "ignore_eos": PARAMETERS["ignore_eos_token"],
         "logprobs": Parameter("", boolean),
-        "top_logprobs": Parameter("top_logprobs", integer(0, 20)),
-        "logit_bias": Parameter("", nothing({}, "no engine here biases single tokens")),
+        "top_logprobs": Parameter("top_logprobs", _top_logprobs, informed=True),
+        "logit_bias": PARAMETERS["logit_bias"],
         "model": Parameter("", string),
         "user": Parameter("", string),
         # OpenAI's, which its clients send to LMI too: to leave them out would change the answer's kind
         "tools": Parameter("", nothing([], "tool calls are not part of this version")),
-        "response_format": Parameter("", nothing({"type": "text"}, "structured output is not part of this version")),
+        "response_format": Parameter("guide", response_format),
     }
 )
 
-_READ = {*TABLE.parameters, "messages", "stream", "inputs"}  # `inputs` is null here, or the body were no chat
-_NAMES = Names(prompt="messages", max_new_tokens="max_tokens")
+_READ = {
+    *TABLE.parameters,
+    "messages",
+    "stream",
+    "adapters",
+    "inputs",
+}  # `inputs` is null here, or the body were no chat
+_NAMES = Names(prompt="messages", max_new_tokens="max_tokens", logit_bias="logit_bias")
 _FRAMINGS = {JSONLINES.name: JSONLINES, SSE_DONE.name: SSE_DONE}
 
 
@@ -73,9 +89,10 @@ class Chat:
         framing = self._framing(read_stream(body, {}), context)
         ignored = reported([*(name for name in body if name not in _READ), *unknown], body, context)
         sampling = _read_sampling(body, context)
-        request = Request("", sampling, messages=messages, names=_NAMES)
+        (adapter,) = read_adapters(body, 1, context)
+        request = Request("", sampling, messages=messages, adapter=adapter, names=_NAMES)
         completion = Completion(
-            *identity(), logprobs=bool(body.get("logprobs")), top_logprobs=bool(sampling.top_logprobs)
+            *identity(), logprobs=bool(body.get("logprobs")), top_logprobs=bool(body.get("top_logprobs"))
         )
         if framing is JSON:
             return Call((request,), ChatDocument(self._mode, completion, sampling.num_sequences), ignored)
@@ -94,10 +111,11 @@ class Chat:
 
 
 def _read_sampling(body: Mapping[str, Any], context: Context) -> Sampling:
+    """`Context.sampling_defaults` are for LMI's `parameters`: the chat's document has defaults of its own."""
     defaults = {"do_sample": body.get("temperature") != 0}  # of what is no number, nothing comes but a refusal
     sampling = read_parameters(body, context, defaults=defaults, table=TABLE)
-    if sampling.top_logprobs and not body.get("logprobs"):
-        raise InvalidParameter(f"top_logprobs={sampling.top_logprobs}: needs logprobs=true")
+    if (count := body.get("top_logprobs")) and not body.get("logprobs"):
+        raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
     return sampling
 
 

@@ -36,9 +36,13 @@ class Completion(NamedTuple):
         return {"content": [self._probability(token) for token in tokens if token.id >= 0]} if self.logprobs else None
 
     def _probability(self, token: Token) -> dict[str, Any]:
-        """The alternatives are the chosen token alone, as in LMI: no engine here has others."""
-        own = {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
-        return {**own, "top_logprobs": [own] if self.top_logprobs else []}
+        """Of an engine that has no alternatives, the chosen token is the only one, as in LMI."""
+        own = _shown(token)
+        return {**own, "top_logprobs": ([_shown(one) for one in token.top] or [own]) if self.top_logprobs else []}
+
+
+def _shown(token: Token) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
 
 
 class ChatStream:

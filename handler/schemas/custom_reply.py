@@ -16,7 +16,7 @@ from handler.formatters.loading import OutputFormatter, Style
 from handler.formatters.running import failed, kind, run, users_objects
 from handler.framing import JSON, JSONLINES, dumps
 from handler.schemas.base import Call
-from handler.schemas.replies import returned
+from handler.schemas.replies import finish_of, returned
 
 _ids = itertools.count()
 
@@ -87,10 +87,11 @@ class CustomReply:
             return self._failure(delta.error)
         if delta.prefill is not None:
             self._output.prompt_tokens_details = [_shown(token) for token in delta.prefill]
-        tokens = delta.tokens or ((NO_TOKEN,) if delta.finish is not None else ())
+        finish = finish_of(self._request, delta)
+        tokens = delta.tokens or ((NO_TOKEN,) if finish is not None else ())
         with users_objects(self._formatter):
             for place, token in enumerate(tokens, 1):
-                self._add(delta.sequence, token, delta.finish if place == len(tokens) else None)
+                self._add(delta.sequence, token, finish if place == len(tokens) else None)
         if self._streams or self.finished:
             text, self._parts = "".join(self._parts), []
             return self._encode(text)
@@ -108,6 +109,8 @@ class CustomReply:
         shown = _shown(token)
         shown.request_id = output.request_id
         sequence.append(shown, None if finish is None else finish.value)
+        if self._request.sampling.top_logprobs:
+            sequence.top_tokens.append([_shown(one) for one in token.top])
         if finish is not None:
             self._unfinished -= 1
             if not self._unfinished:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from handler.core import Finish, Request, Token
+from handler.core import LMI_NAMES, Adapter, Finish, Names, Request, Sampling, Token
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.framing import FRAMINGS, JSON, JSONLINES, Framing
+from handler.schemas.adapters import agreed, read_adapters
 from handler.schemas.base import Answer, Call, Context, Reply, front_end_error
-from handler.schemas.parameters import read_parameters, show
+from handler.schemas.outputs import Wanted, wanted
+from handler.schemas.parameters import Found, read_all, show
 from handler.schemas.reading import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.schemas.replies import Continuation, DocumentReply, Layout, StreamReply
 from handler.schemas.reshaped import Reshaped
+from handler.schemas.tensors import TABLE
 
 _NO_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None}
+
+
+class Asked(NamedTuple):
+    """What one prompt with its parameters asks for."""
+
+    request: Request
+    outputs: Wanted | None
+    streaming: bool | None  # GptManager's; None when absent
 
 
 class Lmi:
@@ -35,19 +46,20 @@ class Lmi:
     def parse(self, body: Any, context: Context) -> Call:
         body = read_object(body)
         parameters = read_parameters_field(body)
-        prompt = body["inputs"]
+        prompt = body.get("inputs")
         if isinstance(prompt, list):
             raise InvalidPayload(
                 "'inputs' must be one string under rolling batch; send one request a prompt, "
                 "or use dynamic batching (option.rolling_batch=disable)"
             )
-        if not isinstance(prompt, str) or not prompt:
+        if prompt is not None and (not isinstance(prompt, str) or not prompt):
             raise InvalidPayload("'inputs' must be a non-empty string")
-        stream = read_stream(body, parameters)
+        (adapter,) = read_adapters(body, 1, context)
+        request, outputs, streaming = self.asked(prompt, parameters, context, adapter)
+        stream = read_stream(body, parameters, streaming)
         named = _read_formatter(parameters)
         framing = named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
         ignored = unknown_names(body, parameters, context)
-        request = self.request(prompt, parameters, context)
         streams = framing is not JSON
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
@@ -55,27 +67,49 @@ class Lmi:
             )
 
         def reply(layout: Layout) -> Reply:
-            return StreamReply(layout, request, framing) if streams else DocumentReply(layout, request)
+            if streams:
+                return StreamReply(layout, request, framing, outputs)
+            return DocumentReply(layout, request, outputs)
 
         def reshape(change: Callable[[Any], Any]) -> Reply:
             return reply(Reshaped(self, change))
 
         return Call((request,), reply(self), ignored, streams, None if named else reshape)
 
-    def request(self, prompt: str, parameters: Mapping[str, Any], context: Context) -> Request:
+    def asked(
+        self, prompt: str | None, parameters: Mapping[str, Any], context: Context, adapter: Adapter | None = None
+    ) -> Asked:
+        """What one prompt with `parameters` asks for.
+
+        Args:
+            prompt: None where `input_ids` among the parameters stands for it.
+            adapter: the one that the body names beside them.
+
+        Raises:
+            InvalidParameter, InvalidPayload: naming what is wrong.
+        """
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
-        sampling = read_parameters(parameters, context, defaults=self.defaults)
+        defaults = {**context.sampling_defaults, **self.defaults} if parameters.get("do_sample") else self.defaults
+        found = read_all(parameters, context, defaults=defaults, table=TABLE)
+        sampling, others = found.sampling, found.others
         if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
             sampling = replace(sampling, seed=random.getrandbits(53))
+        sampling, end_id = _with_end(sampling, others.get("end_id"), parameters)
         details = self.details_default if flags["details"] is None else flags["details"]
-        return Request(
-            prompt=prompt,
+        ids = others.get("prompt_ids")
+        request = Request(
+            prompt=_prompt(prompt, ids, context),
             sampling=sampling,
             truncate=flags["truncate"],
-            # Several sequences, and prompt tokens, are shown in the details: asking for them asks for those.
-            details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs,
+            # Several sequences, alternatives, prompt tokens stand in the details: asking for them asks for those.
+            details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0,
             full_text=bool(flags["return_full_text"]),
+            prompt_ids=ids,
+            adapter=agreed(adapter, others.get("adapter"), found.names.get("adapter", "")),
+            end_id=end_id,
+            names=_names(found),
         )
+        return Asked(request, _wanted(found), others.get("stream"))
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -88,14 +122,26 @@ class Lmi:
     def prompt_token(self, token: Token) -> dict[str, Any]:
         return self.token(token)
 
-    def chunk(self, token: Token, index: int) -> dict[str, Any]:
+    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
+        return [self.token(one) for one in token.top]
+
+    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
         """A line of a stream that is not the last."""
+        if beside is not None:
+            return {"token": self.token(token), **beside}
         if token.special:
             return {"token": self.token(token)}
         return {"token": {"id": token.id, "text": token.text, "log_prob": token.logprob}}  # the hot path, spelt out
 
-    def last_chunk(self, token: Token, index: int, text: str, details: dict[str, Any] | None) -> dict[str, Any]:
-        value = {**self.chunk(token, index), "generated_text": text}
+    def last_chunk(
+        self,
+        token: Token,
+        index: int,
+        text: str,
+        details: dict[str, Any] | None,
+        beside: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        value = {**self.chunk(token, index, beside), "generated_text": text}
         return value if details is None else {**value, "details": details}
 
     def stream_details(
@@ -112,21 +158,28 @@ class Lmi:
         }
         if request.sampling.prompt_logprobs:
             value["prefill"] = [self.prompt_token(token) for token in best.prefill]
+        if request.sampling.top_logprobs:
+            value["top_tokens"] = [self.top_tokens(token) for token in best.tokens]
         if others:
             value["best_of_sequences"] = [self.other(request, other) for other in others]
         return value
 
     def other(self, request: Request, other: Continuation) -> dict[str, Any]:
         """One of `best_of_sequences`."""
+        tops = {"top_tokens": [self.top_tokens(token) for token in other.tokens]}
         return {
             "finish_reason": other.finish.value,
             "generated_tokens": len(other.tokens),
             "tokens": [self.token(token) for token in other.tokens],
+            **(tops if request.sampling.top_logprobs else {}),
             "generated_text": other.text,
         }
 
-    def document(self, text: str, details: dict[str, Any] | None) -> Any:
-        return {"generated_text": text} if details is None else {"generated_text": text, "details": details}
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
+        value: dict[str, Any] = {"generated_text": text}
+        if details is not None:
+            value["details"] = details
+        return value if outputs is None else {**value, "outputs": outputs}
 
     def refused(self, error: ServingError) -> Answer:
         """Payload problems are `{"error", "code"}`, the rest has the seed's error document around that."""
@@ -155,3 +208,53 @@ def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
     if name is None or (isinstance(name, str) and name in FRAMINGS):
         return None if name is None else FRAMINGS[name]
     raise InvalidParameter(f"parameters.output_formatter={show(name)}: must be one of {', '.join(FRAMINGS)}")
+
+
+def _prompt(prompt: str | None, ids: Sequence[int] | None, context: Context) -> str:
+    """The prompt's text; of ids, what they stand for, special marks included."""
+    if ids is None:
+        assert prompt is not None, "a body without either is refused by read_object()"
+        return prompt
+    if prompt is not None:
+        raise InvalidParameter(f"parameters.input_ids={show(ids)}: contradicts 'inputs'; send one of them")
+    assert context.vocabulary is not None, "ids are refused without one"
+    return b"".join([context.vocabulary.pieces[id] for id in ids]).decode("utf-8", "replace")
+
+
+def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
+    """`end_id` in the place of the model's own end token: a stop token, and what an end by it is to be shown as.
+
+    A client that has the token among its stop tokens too gets its end as theirs.
+    """
+    if end_id is None or end_id in sampling.stop_token_ids:
+        return sampling, None
+    if parameters.get("ignore_eos_token"):
+        raise InvalidParameter(f"parameters.end_id={end_id}: contradicts parameters.ignore_eos_token=true")
+    return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, end_id)), end_id
+
+
+def _wanted(found: Found) -> Wanted | None:
+    """The output tensors asked for."""
+    sampling, others = found.sampling, found.others
+    named = others.get("outputs", ())
+    flags = {
+        "return_log_probs": others.get("return_log_probs"),
+        "return_context_logits": sampling.return_context_logits,
+        "return_generation_logits": sampling.return_generation_logits,
+    }
+    if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(named):
+        raise InvalidParameter(f"parameters.outputs={show(named)}: contradicts parameters.return_log_probs=false")
+    return wanted(named, flags, others.get("pad_id", others.get("end_id", -1)))
+
+
+def _names(found: Found) -> Names:
+    """What the client calls what is checked later on; of stop tokens that an `end_id` made, that."""
+    names, default = found.names, LMI_NAMES
+    return Names(
+        prompt=names.get("prompt_ids", default.prompt),
+        max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),
+        stop_token_ids=names.get("stop_token_ids", names.get("end_id", default.stop_token_ids)),
+        bad_token_ids=names.get("bad_token_ids", default.bad_token_ids),
+        logit_bias=names.get("logit_bias", default.logit_bias),
+        logits=names.get("return_generation_logits", names.get("return_context_logits", default.logits)),
+    )

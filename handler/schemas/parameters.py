@@ -1,4 +1,4 @@
-"""The generation parameters of seed 004, one line each: type, range, neutral value, and the Sampling field it sets.
+"""LMI's generation parameters (seed 004), a line each: type, range, neutral value, and the Sampling field it sets.
 
 Null means absent. A value that would have an effect which the engine lacks is refused by name; a neutral one is not.
 With `do_sample` false, said or by default, sampling values are range-checked and have no effect.
@@ -6,38 +6,52 @@ With `do_sample` false, said or by default, sampling values are range-checked an
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from handler.core import Sampling
 from handler.errors import InvalidParameter
+from handler.schemas.adapters import named_adapter
+from handler.schemas.agreement import DEFAULTS, Named, check_agreement, check_support
+from handler.schemas.agreement import show as show
 from handler.schemas.base import Context
+from handler.schemas.guides import choice, grammar, json_object, json_schema, regex, tgi_grammar
 
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2048
 
 _LEAST_NORMAL, _MOST = 1.1754943508222875e-38, 3.4028234663852886e38  # of 32-bit floats
 
-SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
-"""Sampling fields that have no effect on a greedy choice."""
+MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
-_NOT_WITH_BEAMS = (
-    "prompt_logprobs", "min_new_tokens", "ignore_eos",
-    "repetition_penalty", "presence_penalty", "frequency_penalty",
-)  # fmt: skip
-"""Sampling fields that the engines' beam searches do not honour."""
-
-_DEFAULTS = {field.name: field.default for field in fields(Sampling)}
+SEVERAL = "*"
+"""In the place of a field: `read` gives a mapping of fields."""
 
 
 class Parameter(NamedTuple):
-    """`read` turns the JSON value into the field's, raising ValueError with what would have been right."""
+    """`read` turns the JSON value into the field's, raising ValueError with what would have been right.
+
+    Where it gives None, or the field is "", the value is right and changes nothing. An `informed` one gets the context
+    too. A field that Sampling lacks is the request's: `Found.others`.
+    """
 
     field: str
-    read: Callable[[Any], Any]
+    read: Callable[..., Any]
+    informed: bool = False
+
+
+class Found(NamedTuple):
+    """What a client's parameters come to.
+
+    Attributes:
+        names: field -> what the client calls it, for those that it set.
+        others: fields that are not Sampling's.
+    """
+
+    sampling: Sampling
+    names: Mapping[str, str]
+    others: Mapping[str, Any]
 
 
 class Table(NamedTuple):
@@ -123,9 +137,37 @@ def token_ids(value: Any) -> tuple[int, ...]:
         raise ValueError("must hold token ids, which are integers of at least 0") from None
 
 
+def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """{"token id": what is added to its logit}, as OpenAI and vLLM have it; zeros go."""
+    wanted = "must be an object of token ids, each with a number from -100 to 100"
+    if not isinstance(value, dict):
+        raise ValueError(wanted)
+    bias = number(-100, 100)
+    try:
+        found = {integer(0)(int(id)): bias(item) for id, item in value.items() if id.isascii() and id.isdecimal()}
+    except ValueError:
+        raise ValueError(wanted) from None
+    if len(found) < len(value):
+        raise ValueError(f"{wanted}, none of them twice")
+    return tuple((id, item) for id, item in sorted(found.items()) if item)
+
+
 def _flag_of_count(value: Any) -> bool:
     count = integer(0, 1)  # the log-probability of each prompt token itself, no alternatives
     return bool(count(value))
+
+
+def _alternatives(value: Any) -> int:
+    count = integer(0, MAX_TOP_TOKENS)(value)
+    return count if count > 1 else 0  # one is the chosen token's own, which every token has
+
+
+def _top_tokens(value: Any, context: Context) -> int:
+    """TGI's count, of which 1 is the most likely token: when sampling, not the chosen one."""
+    count = integer(0, MAX_TOP_TOKENS)(value)
+    if count and (why := context.lacks.get("top_logprobs")):
+        raise ValueError(f"the engine {context.engine} lacks it: {why}")
+    return count
 
 
 def nothing(neutral: Any, why: str) -> Callable[[Any], None]:
@@ -161,20 +203,26 @@ PARAMETERS: dict[str, Parameter] = {
     "ignore_eos_token": Parameter("ignore_eos", boolean),
     "stop_token_ids": Parameter("stop_token_ids", token_ids),
     "include_stop_str_in_output": Parameter("include_stop", boolean),
-    "logprobs": Parameter("top_logprobs", integer(0)),
+    "logprobs": Parameter("top_logprobs", _alternatives),
     "prompt_logprobs": Parameter("prompt_logprobs", _flag_of_count),
     "decoder_input_details": Parameter("prompt_logprobs", boolean),
     "skip_special_tokens": Parameter("skip_special_tokens", boolean),
     "spaces_between_special_tokens": Parameter("", boolean),  # tokens are joined as bytes; nothing is put between
+    "logit_bias": Parameter("logit_bias", logit_bias),
+    "guided_json": Parameter("guide", json_schema),
+    "guided_json_object": Parameter("guide", json_object),
+    "guided_regex": Parameter("guide", regex),
+    "guided_choice": Parameter("guide", choice),
+    "guided_grammar": Parameter("guide", grammar),
     # TensorRT-LLM
     "min_length": Parameter("min_new_tokens", integer(0)),
     "bad_sequences": Parameter("bad_sequences", strings),
     "stop": Parameter("stop", stop),
     # TGI's, which its clients send to LMI too
-    "top_n_tokens": Parameter("", nothing(0, "no engine here reports alternatives to its tokens")),
+    "top_n_tokens": Parameter("top_logprobs", _top_tokens, informed=True),
     "watermark": Parameter("", nothing(False, "no engine here marks its text")),
-    "grammar": Parameter("", nothing(None, "structured output is not part of this version")),
-    "adapter_id": Parameter("", nothing(None, "the engine has no LoRA adapters")),
+    "grammar": Parameter("guide", tgi_grammar),
+    "adapter_id": Parameter("adapter", named_adapter, informed=True),
 }
 
 LMI = Table(PARAMETERS, "parameters.")
@@ -192,7 +240,12 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
 def read_parameters(
     given: Mapping[str, Any], context: Context, *, defaults: Mapping[str, Any], table: Table = LMI
 ) -> Sampling:
-    """The sampling that `given` asks for.
+    """The sampling that `given` asks for; see `read_all`."""
+    return read_all(given, context, defaults=defaults, table=table).sampling
+
+
+def read_all(given: Mapping[str, Any], context: Context, *, defaults: Mapping[str, Any], table: Table) -> Found:
+    """All that `given` asks for.
 
     Args:
         given: the client's parameters; names that are not in the table are left to others.
@@ -204,68 +257,24 @@ def read_parameters(
         InvalidParameter: naming the parameter, its value and what would have been right.
     """
     values: dict[str, Any] = dict(defaults)
-    names: dict[str, str] = {}
-    for name, value in given.items():
-        parameter = table.parameters.get(name)
+    names: dict[str, Named] = {}
+    for key, value in given.items():
+        parameter = table.parameters.get(key)
         if parameter is None or value is None:
             continue
-        name = f"{table.prefix}{name}"
+        named = Named(f"{table.prefix}{key}", value)
         try:
-            found = parameter.read(value)
+            found = parameter.read(value, context) if parameter.informed else parameter.read(value)
         except ValueError as error:
-            raise InvalidParameter(f"{name}={show(value)}: {error}") from None
-        field = parameter.field
-        if not field:
-            continue
-        if field in names and values[field] != found:
-            raise InvalidParameter(f"{name}={show(value)} contradicts {names[field]}")
-        values[field], names[field] = found, name
+            raise named.refused(str(error)) from None
+        for field, item in (found if parameter.field == SEVERAL else {parameter.field: found}).items():
+            if not field or item is None:
+                continue
+            if field in names and values[field] != item:
+                raise InvalidParameter(f"{named} contradicts {names[field].name}")
+            values[field], names[field] = item, named
+    others = {field: values.pop(field) for field in [*values] if field not in DEFAULTS}
     sampling = Sampling(**values)
-    _check_agreement(sampling, names, context)
-    _check_support(sampling, names, context)
-    return sampling
-
-
-def _check_agreement(sampling: Sampling, names: Mapping[str, str], context: Context) -> None:
-    """What parameters must be to each other."""
-
-    def refuse(field: str, why: str) -> None:
-        raise InvalidParameter(f"{names[field]}={show(getattr(sampling, field))}: {why}")
-
-    if sampling.min_new_tokens > sampling.max_new_tokens:
-        refuse("min_new_tokens", f"must be at most max_new_tokens={sampling.max_new_tokens}")
-    if "best_of" in names and sampling.best_of < sampling.n:
-        refuse("best_of", f"must be at least n={sampling.n}")
-    for field in ("n", "best_of", "num_beams"):
-        if getattr(sampling, field) > context.max_sequences:
-            refuse(field, f"must be at most {context.max_sequences} (option.max_rolling_batch_size)")
-    if sampling.num_beams > 1:
-        if sampling.do_sample:
-            refuse("num_beams", "beam search does not sample; leave do_sample false")
-        if max(sampling.n, sampling.best_of) > sampling.num_beams:
-            refuse("num_beams", f"must be at least n={sampling.n} and best_of={sampling.best_of}")
-        for field in _NOT_WITH_BEAMS:
-            if getattr(sampling, field) != _DEFAULTS[field]:
-                refuse(field, "is not available with num_beams > 1")
-    else:
-        for field, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
-            if getattr(sampling, field) != neutral:
-                refuse(field, "has an effect only with num_beams > 1")
-
-
-def _check_support(sampling: Sampling, names: Mapping[str, str], context: Context) -> None:
-    for field, why in context.lacks.items():
-        value = getattr(sampling, field)
-        greedy = field in SAMPLED and not sampling.do_sample
-        # The chosen token's own log-probability comes with every answer: one "alternative" asks for no more than that.
-        neutral = value == _DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
-        if not greedy and not neutral:
-            raise InvalidParameter(
-                f"{names.get(field, field)}={show(value)}: the engine {context.engine} lacks it: {why}"
-            )
-
-
-def show(value: Any) -> str:
-    """A value in a message, cut short."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+    check_agreement(sampling, names, context)
+    check_support(sampling, names, context)
+    return Found(sampling, {field: named.name for field, named in names.items()}, others)

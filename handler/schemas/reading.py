@@ -9,9 +9,11 @@ from typing import Any
 
 from handler.errors import InvalidParameter, InvalidPayload
 from handler.schemas.base import Context
-from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS, show
+from handler.schemas.parameters import REQUEST_FIELDS, show
+from handler.schemas.tensors import TABLE
 
-_TOP_LEVEL = {"inputs", "parameters", "stream"}
+_TOP_LEVEL = {"inputs", "parameters", "stream", "adapters"}
+_KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 
 
 def decode(body: bytes) -> Any:
@@ -58,7 +60,9 @@ def read_object(body: Any) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'inputs'")
     if body.get("inputs") is None:
-        raise InvalidPayload("the body has no 'inputs'")
+        parameters = body.get("parameters")
+        if not isinstance(parameters, dict) or parameters.get("input_ids") is None:
+            raise InvalidPayload("the body has no 'inputs'")
     return body
 
 
@@ -82,26 +86,27 @@ def read_field(parameters: Mapping[str, Any], name: str) -> Any:
         raise InvalidParameter(f"parameters.{name}={show(value)}: {error}") from None
 
 
-def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> bool:
-    """`stream`, of which the top level's beats the one among the parameters."""
+def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streaming: bool | None = None) -> bool:
+    """`stream`, of which the top level's beats the one among the parameters; GptManager's must not contradict them."""
     inner = read_field(parameters, "stream")
     outer = body.get("stream")
     if outer is not None and not isinstance(outer, bool):
         raise InvalidPayload("'stream' must be true or false")
-    return bool(inner if outer is None else outer)
+    stream = inner if outer is None else outer
+    if streaming is not None and stream is not None and streaming != stream:
+        raise InvalidParameter(f"parameters.streaming={show(streaming)} contradicts 'stream'")
+    return bool(streaming if stream is None else stream)
 
 
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: Context) -> list[str]:
     """Names that mean nothing here: never silently dropped."""
     found = [name for name in body if name not in _TOP_LEVEL]
-    found += [f"parameters.{name}" for name in parameters if name not in PARAMETERS and name not in REQUEST_FIELDS]
+    found += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
     return reported(found, body, context)
 
 
 def reported(found: list[str], body: Mapping[str, Any], context: Context) -> list[str]:
     """The names that no one has read, to be named in the answer, unless they are refused."""
-    if "adapters" in found and body["adapters"] not in (None, [], ""):
-        raise InvalidPayload("'adapters': the engine has no LoRA adapters")
     if found and context.refuse_unknown:
         some = ", ".join(name[:64] for name in found[:8])
         raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")

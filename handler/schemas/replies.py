@@ -9,6 +9,7 @@ from handler.core import NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.errors import ServingError
 from handler.framing import JSON, Framing
 from handler.schemas.base import Answer
+from handler.schemas.outputs import Generated, Lines, Wanted, document
 
 
 class Layout(Protocol):
@@ -17,10 +18,20 @@ class Layout(Protocol):
     def prompt_token(self, token: Token) -> dict[str, Any]:
         """A token of `prefill`."""
 
-    def chunk(self, token: Token, index: int) -> dict[str, Any]:
-        """A line of a stream that is not the last."""
+    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
+        """The alternatives to a token."""
 
-    def last_chunk(self, token: Token, index: int, text: str, details: dict[str, Any] | None) -> dict[str, Any]:
+    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A line of a stream that is not the last; `beside` is what stands beside its token."""
+
+    def last_chunk(
+        self,
+        token: Token,
+        index: int,
+        text: str,
+        details: dict[str, Any] | None,
+        beside: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """The last line of a stream."""
 
     def stream_details(
@@ -34,7 +45,7 @@ class Layout(Protocol):
     def details(self, request: Request, best: Continuation, others: Sequence[Continuation]) -> dict[str, Any]:
         """`details` of a document."""
 
-    def document(self, text: str, details: dict[str, Any] | None) -> Any:
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         """A whole answer."""
 
     def refused(self, error: ServingError) -> Answer:
@@ -48,6 +59,7 @@ class Continuation:
         self.index = index
         self.tokens: list[Token] = []
         self.prefill: Sequence[Token] = ()
+        self.rows: list[Sequence[float]] = []  # of logits, for each token
         self.finish = Finish.ERROR
 
     @property
@@ -59,10 +71,17 @@ class Continuation:
         return sum(token.logprob or 0.0 for token in self.tokens)
 
 
+def finish_of(request: Request, delta: Delta) -> Finish | None:
+    """Why a sequence ended, as the client sees it: its `end_id` is the model's end token."""
+    if delta.finish is Finish.STOP and request.end_id is not None and delta.tokens:
+        return Finish.EOS if delta.tokens[-1].id == request.end_id else Finish.STOP
+    return delta.finish
+
+
 class StreamReply:
     """A stream of lines, one a token."""
 
-    def __init__(self, layout: Layout, request: Request, framing: Framing) -> None:
+    def __init__(self, layout: Layout, request: Request, framing: Framing, outputs: Wanted | None = None) -> None:
         self._layout = layout
         self._request = request
         self._chunk = layout.chunk
@@ -71,6 +90,8 @@ class StreamReply:
         self._num_tokens = 0
         self._num_prompt_tokens = 0
         self._prefill: Sequence[Token] | None = None
+        self._outputs = None if outputs is None else Lines(outputs)
+        self._bare = self._outputs is None and not request.sampling.top_logprobs  # a line is its token alone
         self.content_type = framing.content_type
         self.finished = False
 
@@ -81,23 +102,33 @@ class StreamReply:
         if delta.error is not None:
             self.finished = True
             return self._encode(self._layout.stream_failure(delta.error))
-        if delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly every delta
+        if self._bare and delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly all
             token = delta.tokens[0]
             self._num_tokens += 1
             self._texts.append(token.text)
             return self._encode(self._chunk(token, self._num_tokens))
         if delta.prefill is not None:
             self._prefill = delta.prefill
-        if delta.finish is None:
+        if self._outputs is not None:
+            self._outputs.take(delta)
+        finish = finish_of(self._request, delta)
+        if finish is None:
             return b"".join([self._line(token) for token in delta.tokens])
         *tokens, last = delta.tokens or (NO_TOKEN,)
         lines = [self._line(token) for token in tokens]
-        return b"".join([*lines, self._encode(self._last(last, delta.finish))])
+        return b"".join([*lines, self._encode(self._last(last, finish))])
 
     def _line(self, token: Token) -> bytes:
         self._num_tokens += 1
         self._texts.append(token.text)
-        return self._encode(self._chunk(token, self._num_tokens))
+        return self._encode(self._chunk(token, self._num_tokens, self._beside(token)))
+
+    def _beside(self, token: Token) -> dict[str, Any] | None:
+        """What the line of a token has beside it."""
+        if self._bare:
+            return None
+        tops = {"top_tokens": self._layout.top_tokens(token)} if self._request.sampling.top_logprobs else {}
+        return tops if self._outputs is None else {**tops, "outputs": self._outputs.line(token)}
 
     def _last(self, token: Token, finish: Finish) -> Any:
         self.finished = True
@@ -110,7 +141,7 @@ class StreamReply:
             details = self._layout.stream_details(request, finish, self._num_tokens, self._num_prompt_tokens)
             if self._prefill is not None:
                 details["prefill"] = [self._layout.prompt_token(token) for token in self._prefill]
-        return self._layout.last_chunk(token, self._num_tokens, text, details)
+        return self._layout.last_chunk(token, self._num_tokens, text, details, self._beside(token))
 
     def refused(self, error: ServingError) -> Answer:
         return self._layout.refused(error)
@@ -125,6 +156,7 @@ class WholeReply:
         self._sequences = [Continuation(index) for index in range(num_sequences)]
         self._unfinished = num_sequences
         self._num_prompt_tokens = 0
+        self._context: Sequence[Sequence[float]] | None = None  # the prompt's logits
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
@@ -136,12 +168,19 @@ class WholeReply:
         sequence.tokens += delta.tokens
         if delta.prefill is not None:
             sequence.prefill = delta.prefill
+        if delta.logits is not None:
+            self._context = self._context if delta.logits.context is None else delta.logits.context
+            sequence.rows += delta.logits.generation or ()
         if delta.finish is None:
             return b""
-        sequence.finish = delta.finish
+        sequence.finish = self._finish(delta) or delta.finish
         self._unfinished -= 1
         self.finished = not self._unfinished
         return JSON.encode(self._document()) if self.finished else b""
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        """Why the delta's sequence ended, as the client sees it."""
+        return delta.finish
 
     def _document(self) -> Any:
         raise NotImplementedError
@@ -150,10 +189,14 @@ class WholeReply:
 class DocumentReply(WholeReply):
     """LMI's and TGI's whole answer."""
 
-    def __init__(self, layout: Layout, request: Request) -> None:
+    def __init__(self, layout: Layout, request: Request, outputs: Wanted | None = None) -> None:
         super().__init__(request.sampling.num_sequences)
         self._layout = layout
         self._request = request
+        self._outputs = outputs
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        return finish_of(self._request, delta)
 
     def _document(self) -> Any:
         logprobs = [sequence.logprob for sequence in self._sequences]
@@ -162,7 +205,12 @@ class DocumentReply(WholeReply):
         request = self._request
         text = (request.prompt if request.full_text else "") + best.text
         details = self._layout.details(request, best, others) if request.details else None
-        return self._layout.document(text, details)
+        return self._layout.document(text, details, self._tensors(best, *others))
+
+    def _tensors(self, *sequences: Continuation) -> dict[str, Any] | None:
+        if self._outputs is None:
+            return None
+        return document(self._outputs, [Generated(one.tokens, one.rows) for one in sequences], self._context)
 
     def refused(self, error: ServingError) -> Answer:
         return self._layout.refused(error)

@@ -16,17 +16,25 @@ class Reshaped:
         self._layout = layout
         self._change = change
         self.prompt_token = layout.prompt_token
+        self.top_tokens = layout.top_tokens
         self.stream_details = layout.stream_details
         self.stream_failure = layout.stream_failure
         self.details = layout.details
         self.refused = layout.refused
 
-    def chunk(self, token: Token, index: int) -> Any:
-        return self._change(self._layout.chunk(token, index))
+    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> Any:
+        return self._change(self._layout.chunk(token, index, beside))
 
-    def last_chunk(self, token: Token, index: int, text: str, details: dict[str, Any] | None) -> Any:
-        return self._change(self._layout.last_chunk(token, index, text, details))
+    def last_chunk(
+        self,
+        token: Token,
+        index: int,
+        text: str,
+        details: dict[str, Any] | None,
+        beside: dict[str, Any] | None = None,
+    ) -> Any:
+        return self._change(self._layout.last_chunk(token, index, text, details, beside))
 
-    def document(self, text: str, details: dict[str, Any] | None) -> Any:
-        found = self._layout.document(text, details)
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
+        found = self._layout.document(text, details, outputs)
         return [self._change(value) for value in found] if isinstance(found, list) else self._change(found)

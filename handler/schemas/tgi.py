@@ -31,7 +31,9 @@ class TgiCompat(Lmi):
     def prompt_token(self, token: Token) -> dict[str, Any]:
         return {"id": token.id, "text": token.text, "logprob": token.logprob}
 
-    def chunk(self, token: Token, index: int) -> dict[str, Any]:
+    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
+        if beside is not None:
+            return {"index": index, "token": self.token(token), **beside, "generated_text": None, "details": None}
         return {
             "index": index,
             "token": {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special},
@@ -39,8 +41,15 @@ class TgiCompat(Lmi):
             "details": None,
         }
 
-    def last_chunk(self, token: Token, index: int, text: str, details: dict[str, Any] | None) -> dict[str, Any]:
-        return {**self.chunk(token, index), "generated_text": text, "details": details}
+    def last_chunk(
+        self,
+        token: Token,
+        index: int,
+        text: str,
+        details: dict[str, Any] | None,
+        beside: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        return {**self.chunk(token, index, beside), "generated_text": text, "details": details}
 
     def stream_details(
         self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
@@ -59,8 +68,8 @@ class TgiCompat(Lmi):
     def other(self, request: Request, other: Continuation) -> dict[str, Any]:
         return {"seed": _seed(request, other.index), "prefill": [], **super().other(request, other)}
 
-    def document(self, text: str, details: dict[str, Any] | None) -> Any:
-        return [super().document(text, details)]
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
+        return [super().document(text, details, outputs)]
 
     def refused(self, error: ServingError) -> Answer:
         return Answer(error.status, JSON.content_type, JSON.encode(self.stream_failure(error)))

@@ -67,7 +67,7 @@ class Driver:
         return self.run()[id]
 
 
-def start(name: str, model: Path | None) -> Driver:
+def start(name: str, model: Path | None, **options: Any) -> Driver:
     # In fp32 a model's arithmetic does not depend on what else is in the batch; in bf16 near ties may fall otherwise.
     config = EngineConfig(
         model=model,
@@ -75,7 +75,7 @@ def start(name: str, model: Path | None) -> Driver:
         max_sequences=16,
         max_total_tokens=2048,
         cache_gib=2,
-        options=dict(SETUPS[name].options),
+        options={**SETUPS[name].options, **options},
     )
     engine = RemoteEngine(Spec(name, config), isolated=engines.entry(name).isolated)
     while engine.state is State.LOADING:

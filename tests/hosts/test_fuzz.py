@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from handler.schemas.chat import TABLE as CHAT
 from handler.schemas.messages import ROLES
-from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
+from handler.schemas.parameters import REQUEST_FIELDS
+from handler.schemas.tensors import TABLE
 from tests.servers import LiveServer, serve
 
 QUIET = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -28,7 +29,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-names = st.sampled_from([*PARAMETERS, *REQUEST_FIELDS]) | st.text(max_size=10)
+names = st.sampled_from([*TABLE.parameters, *REQUEST_FIELDS]) | st.text(max_size=10)
 bodies = st.fixed_dictionaries(
     {"inputs": st.text(max_size=30) | values},
     optional={"parameters": st.dictionaries(names, values, max_size=6) | values, "stream": st.booleans() | values},
@@ -133,6 +134,12 @@ valid = {
     "details": st.booleans(),
     "decoder_input_details": st.booleans(),
     "return_full_text": st.booleans(),
+    "end_id": st.integers(-1, 49_151),
+    "pad_id": st.integers(-1, 49_151),
+    "stop_words_list": st.lists(st.integers(0, 49_151), max_size=3).map(lambda ids: [ids, [*range(1, len(ids) + 1)]]),
+    "return_log_probs": st.booleans(),
+    "runtime_top_k": st.integers(-1, 2**31 - 1).map(lambda k: [k]),
+    "runtime_top_p": st.floats(0, 1).map(lambda p: [p]),
 }
 prompts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 

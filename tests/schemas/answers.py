@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from handler.core import Delta, Finish, Token
+from handler.core import Delta, Finish, Logits, Token
 from handler.errors import GenerationFailed, ServingError
 from handler.schemas import SCHEMAS
 from handler.schemas.base import Answer, Context
 from handler.schemas.reading import decode
+from handler.text import Vocabulary
 
 CONTEXT = Context(engine="openvino", lacks={"typical_p": "it has no typical decoding", "bad_sequences": "no"})
+
+VOCABULARY = Vocabulary([b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"c", b"<end>"], special={5})
+CAPABLE = Context(engine="able", vocabulary=VOCABULARY)
+"""An engine that lacks nothing, with a vocabulary of six tokens."""
 
 TOKENS = (
     Token(304, "Deep", -0.05, False),
@@ -29,6 +34,29 @@ def deltas(sequence: int = 0, *, prefill: bool = False, shift: float = 0.0) -> l
     found = [Delta(1, sequence, (token,)) for token in tokens[:-1]]
     found.append(Delta(1, sequence, (tokens[-1],), Finish.EOS))
     return [found[0]._replace(prefill=PREFILL if prefill else None), *found[1:]]
+
+
+def with_tops(sequence: int = 0) -> list[Delta]:
+    """A whole answer with two alternatives a token, of which the chosen one is the second."""
+
+    def topped(token: Token) -> Token:
+        return token._replace(top=(Token(5, " fi", -0.02, False), token._replace(text=token.text or "<s>")))
+
+    return [one._replace(tokens=[topped(token) for token in one.tokens]) for one in deltas(sequence)]
+
+
+def with_logits(sequence: int = 0) -> list[Delta]:
+    """A whole answer with rows of three logits for the prompt's two tokens and for each of its own."""
+    context = [[0.5, -1.0, float("-inf")], [1.0, 2.0, 3.0]]
+    rows = [[float(index), -float(sequence), 0.25] for index in range(len(TOKENS))]
+    found = [one._replace(logits=Logits(None, [row])) for one, row in zip(deltas(sequence), rows, strict=True)]
+    return [found[0]._replace(logits=Logits(context, [rows[0]])), *found[1:]]
+
+
+def shorter(sequence: int) -> list[Delta]:
+    """An answer of two tokens, less probable than the others."""
+    first, second, *_ = deltas(sequence, shift=-9.0)
+    return [first, second._replace(finish=Finish.STOP)]
 
 
 def failing(after: int) -> list[Delta]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import Delta, Finish, Names, Request, Sampling
+from handler.core import Delta, Finish, Guide, Names, Request, Sampling
 from handler.errors import InvalidParameter
 from handler.schemas import SCHEMAS
 from handler.schemas.base import Call
@@ -35,7 +35,9 @@ def refusal(**body: Any) -> str:
 
 def test_defaults_are_lmis() -> None:
     found = parse().requests[0]
-    assert found == Request("", Sampling(do_sample=True), messages=(USER,), names=Names("messages", "max_tokens"))
+    assert found == Request(
+        "", Sampling(do_sample=True), messages=(USER,), names=Names("messages", "max_tokens", logit_bias="logit_bias")
+    )
     assert (found.sampling.max_new_tokens, found.sampling.temperature) == (30, 1.0)
 
 
@@ -64,6 +66,9 @@ def test_null_means_absent(name: str) -> None:
         ("model", "any", "n", 1),
         ("user", "any", "n", 1),
         ("logit_bias", {}, "n", 1),
+        ("logit_bias", {"5": 1}, "logit_bias", ((5, 1.0),)),
+        ("response_format", {"type": "text"}, "guide", None),
+        ("response_format", {"type": "json_object"}, "guide", Guide("json_object", "")),
         ("top_logprobs", 0, "top_logprobs", 0),
     ],
 )
@@ -92,9 +97,11 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("logprobs", 1, "must be true or false"),
         ("top_logprobs", 21, "from 0 to 20"),
         ("top_logprobs", 1, "needs logprobs=true"),
-        ("logit_bias", {"5": 1}, "is not supported"),
+        ("logit_bias", {"5": 101}, "a number from -100 to 100"),
+        ("logit_bias", [1], "must be an object of token ids"),
         ("tools", [{}], "is not supported"),
-        ("response_format", {"type": "json_object"}, "is not supported"),
+        ("response_format", {"type": "yaml"}, "a 'type' that is text, json_object or json_schema"),
+        ("response_format", "json", "must be an object"),
         ("model", 5, "must be a string"),
         ("user", [], "must be a string"),
     ],

@@ -10,14 +10,14 @@ import pytest
 
 from handler.core import Delta, Finish, Token
 from handler.errors import FormatterFailed, GenerationFailed, InvalidParameter, InvalidPayload
-from handler.formatters import RequestInput, TextGenerationOutput, TextInput
+from handler.formatters import RequestInput, Sequence, TextGenerationOutput, TextInput
 from handler.formatters.loading import InputFormatter, OutputFormatter, Style
 from handler.schemas import SCHEMAS
 from handler.schemas.base import Call
 from handler.schemas.custom_reading import CustomReader
 from handler.schemas.custom_reply import with_formatter
 from handler.schemas.reading import decode
-from tests.schemas.answers import CONTEXT, deltas
+from tests.schemas.answers import CONTEXT, deltas, with_tops
 
 Function = Callable[..., Any]
 
@@ -124,6 +124,30 @@ def test_several_sequences_are_ranked_when_finished() -> None:
 
 
 # -- what they see -----------------------------------------------------------------------------------------------
+
+
+def test_it_sees_the_alternatives_that_were_asked_for() -> None:
+    def write(output: TextGenerationOutput) -> str:
+        take(output)
+        sequence = output.sequences[0]
+        tops = sequence.get_next_top_tokens() if sequence.has_next_top_tokens() else None
+        return "-" if tops is None else "|".join(token.text for token in tops) + "\n"
+
+    asked = pieces(call(write, {**STREAM, "parameters": {"logprobs": 2}}), with_tops()[-2:])
+    assert asked == [" fi| 😀\n\n", " fi|<s>\n"]
+    assert pieces(call(write, STREAM), deltas()[-2:]) == ["-", "-"]
+    sequence = Sequence()
+    assert (sequence.has_next_top_tokens(), sequence.get_next_top_tokens()) == (False, None)
+
+
+def test_it_sees_an_end_token_of_the_clients_as_the_models() -> None:
+    def write(output: TextGenerationOutput) -> str:
+        take(output)
+        return str(output.sequences[0].finish_reason)
+
+    for end, wanted in ((7, "eos_token"), (8, "stop_sequence")):
+        found = call(write, {**STREAM, "parameters": {"end_id": end}})
+        assert pieces(found, [text("a", Finish.STOP)]) == [wanted]
 
 
 def test_it_sees_the_request() -> None:

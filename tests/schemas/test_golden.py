@@ -14,7 +14,7 @@ import pytest
 
 from handler.core import Delta
 from handler.schemas import chat
-from tests.schemas.answers import CONTEXT, answer, failing
+from tests.schemas.answers import CONTEXT, answer, deltas, failing, shorter, with_logits, with_tops
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ASK = "What is"
@@ -22,6 +22,9 @@ ASK = "What is"
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ASK}]}
 
 SAMPLED = {"do_sample": True, "seed": 42}
+
+ALL = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"]
+TENSORS = {"request_output_len": [[5]], "temperature": [0.5], "return_log_probs": [True], "pad_id": [2]}
 
 CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/plain": ("lmi", {"inputs": ASK}, None),
@@ -40,6 +43,29 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/fails": ("lmi", {"inputs": ASK}, failing(2)),
     "lmi/bad_payload": ("lmi", {"prompt": ASK}, None),
     "lmi/bad_parameter": ("lmi", {"inputs": ASK, "parameters": {"top_p": 2}}, None),
+    "lmi/top_tokens": ("lmi", {"inputs": ASK, "parameters": {"logprobs": 2}}, with_tops()),
+    "lmi/stream_top_tokens": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"logprobs": 2}}, with_tops()),
+    "lmi/tensors": ("lmi", {"inputs": ASK, "parameters": TENSORS}, None),
+    "lmi/stream_tensors": ("lmi", {"inputs": ASK, "parameters": {**TENSORS, "streaming": [True]}}, None),
+    "lmi/outputs": ("lmi", {"inputs": ASK, "parameters": {"outputs": ALL}}, with_logits()),
+    "lmi/outputs_beams": (
+        "lmi",
+        {"inputs": ASK, "parameters": {"beam_width": [2], "pad_id": [0], "outputs": ALL[:4]}},
+        [*deltas(0), *shorter(1)],
+    ),
+    "lmi/stream_outputs": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"outputs": ALL}}, with_logits()),
+    "tgi_compat/top_tokens": ("tgi_compat", {"inputs": ASK, "parameters": {"top_n_tokens": 2}}, with_tops()),
+    "tgi_compat/best_of_top_tokens": (
+        "tgi_compat",
+        {"inputs": ASK, "parameters": {"top_n_tokens": 2, "best_of": 2, **SAMPLED}},
+        [*with_tops(0), *with_tops(1)],
+    ),
+    "tgi_compat/stream_top_tokens": (
+        "tgi_compat",
+        {"inputs": ASK, "stream": True, "parameters": {"top_n_tokens": 2}},
+        with_tops(),
+    ),
+    "tgi_compat/outputs": ("tgi_compat", {"inputs": ASK, "parameters": {"outputs": ALL[:2]}}, None),
     "tgi_compat/plain": ("tgi_compat", {"inputs": ASK}, None),
     "tgi_compat/no_details": ("tgi_compat", {"inputs": ASK, "parameters": {"details": False}}, None),
     "tgi_compat/sampled": ("tgi_compat", {"inputs": ASK, "parameters": SAMPLED}, None),
@@ -61,6 +87,8 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "chat/plain": ("lmi", CHAT, None),
     "chat/logprobs": ("lmi", {**CHAT, "logprobs": True}, None),
     "chat/top_logprobs": ("lmi", {**CHAT, "logprobs": True, "top_logprobs": 1}, None),
+    "chat/alternatives": ("lmi", {**CHAT, "logprobs": True, "top_logprobs": 2}, with_tops()),
+    "chat/stream_alternatives": ("lmi", {**CHAT, "stream": True, "logprobs": True, "top_logprobs": 2}, with_tops()),
     "chat/n": ("lmi", {**CHAT, "n": 2}, None),
     "chat/stream": ("lmi", {**CHAT, "stream": True}, None),
     "chat/stream_top_logprobs": ("lmi", {**CHAT, "stream": True, "logprobs": True, "top_logprobs": 1}, None),

@@ -65,6 +65,11 @@ def test_null_means_absent(name: str) -> None:
         ("min_p", 0.1, "min_p", 0.1),
         ("best_of", 3, "best_of", 3),
         ("presence_penalty", -2, "presence_penalty", -2.0),
+        ("logprobs", 2, "top_logprobs", 2),
+        ("logprobs", 1, "top_logprobs", 0),
+        ("top_n_tokens", 1, "top_logprobs", 1),
+        ("logit_bias", {"7": 1, "5": -100, "6": 0}, "logit_bias", ((5, -100.0), (7, 1.0))),
+        ("adapter_id", "", "n", 1),
     ],
 )
 def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: Any) -> None:
@@ -111,8 +116,15 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("logprobs", -1, "an integer from 0"),
         ("prompt_logprobs", 2, "an integer from 0 to 1"),
         ("watermark", True, "is not supported"),
-        ("grammar", {"type": "json", "value": {}}, "is not supported"),
-        ("adapter_id", "mine", "is not supported"),
+        ("grammar", {"type": "yaml", "value": {}}, "a 'type' that is json, json_object, json_schema or regex"),
+        ("adapter_id", "mine", "the engine openvino serves no LoRA adapters: it has none"),
+        ("logprobs", 21, "an integer from 0 to 20"),
+        ("top_n_tokens", 21, "an integer from 0 to 20"),
+        ("logit_bias", {"5": 101}, "an object of token ids, each with a number from -100 to 100"),
+        ("logit_bias", {"5": 1, "05": 2}, "none of them twice"),
+        ("logit_bias", {"-5": 1}, "an object of token ids"),
+        ("logit_bias", {"\u0663": 1}, "an object of token ids"),
+        ("logit_bias", {"5" * 5000: 1}, "an object of token ids"),
         ("length_penalty", 2.0, "only with num_beams > 1"),
         ("early_stopping", True, "only with num_beams > 1"),
         ("min_length", 31, "at most max_new_tokens=30"),
@@ -138,6 +150,61 @@ def test_greedy_ignores_sampling_values_but_checks_their_range() -> None:
     assert not request(typical_p=0.5, temperature=0.7).sampling.do_sample
     assert not request(typical_p=0.5, do_sample=False).sampling.do_sample
     assert "typical_p=5" in refusal(typical_p=5)
+
+
+TENSORRT = replace(CONTEXT, sampling_defaults={"top_k": 5, "top_p": 0.85, "temperature": 0.8}, lacks={})
+
+
+@pytest.mark.parametrize(
+    ("given", "k", "p", "temperature"),
+    [
+        ({"do_sample": True}, 5, 0.85, 0.8),
+        ({"do_sample": True, "top_k": 40}, 40, 0.85, 0.8),
+        ({"do_sample": True, "top_k": 0, "top_p": None, "temperature": 1.0}, 0, 0.85, 1.0),
+        ({"do_sample": True, "runtime_top_p": [0.5]}, 5, 0.5, 0.8),
+        ({"do_sample": False}, 0, 1.0, 1.0),
+        ({}, 0, 1.0, 1.0),
+        ({"runtime_top_k": [40]}, 40, 1.0, 1.0),  # GptManager's own defaults: LMI's come with LMI's do_sample
+    ],
+)
+@pytest.mark.parametrize("schema", ["lmi", "tgi_compat", "dynamic_batch"])
+def test_an_engines_sampling_defaults_stand_for_what_is_not_named(
+    schema: str, given: dict[str, Any], k: int, p: float, temperature: float
+) -> None:
+    found = SCHEMAS[schema].parse({"inputs": "a", "parameters": given}, TENSORRT).requests[0].sampling
+    assert (found.top_k, found.top_p, found.temperature) == (k, p, temperature)
+
+
+def test_a_chat_has_sampling_defaults_of_its_own() -> None:
+    found = SCHEMAS["lmi"].parse({"messages": [{"role": "user", "content": "a"}]}, TENSORRT).requests[0].sampling
+    assert (found.do_sample, found.top_k, found.top_p, found.temperature) == (True, 0, 1.0, 1.0)
+
+
+def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> None:
+    context = replace(CONTEXT, lacks={"top_logprobs": "it has none"})
+    with pytest.raises(
+        InvalidParameter, match=r"^parameters.top_n_tokens=1: the engine openvino lacks it: it has none"
+    ):
+        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 1}}, context)
+    SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 0, "logprobs": 1}}, context)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"logprobs": 2},
+        {"min_length": 2},
+        {"guided_regex": "a"},
+        {"logit_bias": {"5": 1}},
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 2},
+        {"bad_sequences": ["a"]},
+    ],
+)
+def test_beams_are_refused_what_their_search_does_not_honour(parameters: dict[str, Any]) -> None:
+    (name,) = parameters
+    with pytest.raises(InvalidParameter, match=rf"^parameters\.{name}=.*: is not available with num_beams > 1"):
+        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"num_beams": 2, **parameters}}, TENSORRT)
 
 
 def test_aliases_that_contradict_each_other_are_refused() -> None:
@@ -171,6 +238,7 @@ def test_several_sequences_do_not_stream() -> None:
         ({"inputs": "a", "parameters": []}, "'parameters' must be an object"),
         ({"inputs": "a", "stream": "yes"}, "'stream' must be true or false"),
         ({"inputs": "a", "adapters": "mine"}, "no LoRA adapters"),
+        ({"parameters": {"input_ids": None}}, "no 'inputs'"),
     ],
 )
 def test_a_wrong_payload_is_refused(body: Any, wanted: str) -> None:

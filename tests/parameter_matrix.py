@@ -1,0 +1,184 @@
+"""docs/wire.md's parameter tables, and how a live server is held against one of their columns.
+
+A cell begins with supported, emulated, refused or ignored; after a comma it may name what the engine needs for that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from tests.servers import LiveServer
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "wire.md"
+
+PARAMETERS, TENSORS, CHAT = "### Parameters", "### Tensors", "### Chat parameters"
+
+Values = dict[str, tuple[Any, dict[str, Any]]]
+
+SAMPLED = {"do_sample": True}
+BEAMS = {"num_beams": 2}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+# A value of each parameter that is not neutral, with what it needs beside it.
+VALUES: Values = {
+    "do_sample": (True, {}),
+    "seed": (7, SAMPLED),
+    "temperature": (0.5, SAMPLED),
+    "top_k": (3, SAMPLED),
+    "top_p": (0.5, SAMPLED),
+    "repetition_penalty": (1.2, {}),
+    "max_new_tokens": (2, {}),
+    "stop_sequences": (["b"], {}),
+    "details": (True, {}),
+    "return_full_text": (True, {}),
+    "decoder_input_details": (True, {}),
+    "output_formatter": ("sse", {}),
+    "truncate": (1, {}),
+    "typical_p": (0.5, SAMPLED),
+    "min_p": (0.1, SAMPLED),
+    "presence_penalty": (0.5, {}),
+    "frequency_penalty": (0.5, {}),
+    "n": (2, {}),
+    "best_of": (2, {}),
+    "num_beams": (2, {}),
+    "length_penalty": (2.0, BEAMS),
+    "early_stopping": (True, BEAMS),
+    "stop_token_ids": ([4], {}),
+    "include_stop_str_in_output": (True, {"stop_sequences": ["b"]}),
+    "ignore_eos_token": (True, {}),
+    "logprobs": (2, {}),
+    "prompt_logprobs": (1, {}),
+    "skip_special_tokens": (False, {}),
+    "spaces_between_special_tokens": (False, {}),
+    "logit_bias": ({"4": -5}, {}),
+    "guided_json": (SCHEMA, {}),
+    "guided_json_object": (True, {}),
+    "guided_regex": ("[0-9]+", {}),
+    "guided_choice": (["yes", "no"], {}),
+    "guided_grammar": ('root ::= "yes" | "no"', {}),
+    "min_length": (2, {}),
+    "bad_sequences": (["b"], {}),
+    "stop": (["b"], {}),
+    "top_n_tokens": (2, {}),
+    "watermark": (True, {}),
+    "grammar": ({"type": "json", "value": SCHEMA}, {}),
+    "adapter_id": ("mine", {}),
+    "outputs": (["output_ids", "cum_log_probs"], {}),
+}
+
+TENSOR_VALUES: Values = {
+    "request_output_len": ([[2]], {}),
+    "input_ids": ([[4, 5, 6]], {}),
+    "streaming": ([True], {}),
+    "beam_width": ([2], {}),
+    "runtime_top_k": ([3], {}),
+    "runtime_top_p": ([0.5], {}),
+    "len_penalty": ([2.0], {"beam_width": [2]}),
+    "no_repeat_ngram_size": ([2], {}),
+    "random_seed": ([7], SAMPLED),
+    "end_id": ([4], {}),
+    "pad_id": ([4], {}),
+    "embedding_bias": ([[-5.0]], {}),  # as long as the vocabulary: see `body`
+    "bad_words_list": ([[4], [1]], {}),
+    "stop_words_list": ([[[4], [1]]], {}),
+    "prompt_embedding_table": ([[0.5]], {}),
+    "prompt_vocab_size": ([1], {}),
+    "lora_task_id": ([1], {}),
+    "lora_weights": ([[0.5]], {}),
+    "lora_config": ([[1, 2, 3]], {}),
+    "return_log_probs": ([True], {}),
+    "return_context_logits": ([True], {}),
+    "return_generation_logits": ([True], {}),
+    "draft_input_ids": ([4], {}),
+    "draft_logits": ([[0.5]], {}),
+}
+
+CHAT_VALUES: Values = {
+    "frequency_penalty": (0.5, {}),
+    "presence_penalty": (0.5, {}),
+    "logit_bias": ({"5": 1.0}, {}),
+    "logprobs": (True, {}),
+    "top_logprobs": (2, {"logprobs": True}),
+    "max_tokens": (2, {}),
+    "n": (2, {}),
+    "seed": (7, {}),
+    "stop": (["b"], {}),
+    "temperature": (0.5, {}),
+    "top_p": (0.5, {}),
+    "ignore_eos": (True, {}),
+    "model": ("gpt2", {}),
+    "user": ("test", {}),
+    "tools": ([{"type": "function"}], {}),
+    "response_format": ({"type": "json_object"}, {}),
+}
+
+ALL = {**VALUES, **TENSOR_VALUES}
+
+
+def table(heading: str = PARAMETERS) -> dict[str, dict[str, str]]:
+    """parameter -> column -> cell."""
+    section = DOCUMENT.read_text().split(f"{heading}\n")[1].split("\n#")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    header, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    found = {}
+    for row in body:
+        name = re.match(r"`(\w+)`", row[0])
+        assert name is not None, row
+        found[name[1]] = dict(zip(header, row, strict=True))
+    return found
+
+
+def expected(heading: str, engine: str, name: str, unmet: Collection[str]) -> str:
+    """What the table says of the parameter on this engine.
+
+    Args:
+        unmet: parameters whose condition the server does not meet; they must have one.
+    """
+    word, _, condition = table(heading)[name][engine].partition(", ")
+    assert word in ("supported", "emulated", "refused", "ignored"), word
+    if name in unmet:
+        assert condition, f"{name} is on no condition with {engine}"
+        return "refused"
+    return word
+
+
+def check(
+    server: LiveServer, engine: str, name: str, *, unmet: Collection[str] = (), vocabulary: int | None = None
+) -> None:
+    """Ask for a parameter of LMI's or a tensor, and hold what happens against the table.
+
+    Args:
+        vocabulary: its size, which `embedding_bias` must have.
+    """
+    heading = PARAMETERS if name in VALUES else TENSORS
+    value, beside = ALL[name]
+    if name == "embedding_bias":
+        value = [[*value[0], *[0.0] * ((vocabulary or 1) - 1)]]
+    body: dict[str, Any] = {"parameters": {"max_new_tokens": 2, **beside, name: value}}
+    if name == "request_output_len":
+        del body["parameters"]["max_new_tokens"]
+    if name != "input_ids":
+        body["inputs"] = "a b c"
+    found = server.post(body)
+    if expected(heading, engine, name, unmet) == "refused":
+        assert found.status_code == 424, found.text
+        named = [f"parameters.{one}=" for one in (name, *beside)]  # beams themselves, where there are none
+        assert any(one in found.json()["error"] for one in named), found.text
+    else:
+        assert found.status_code == 200, found.text
+        assert "x-lmi-ignored-parameters" not in found.headers
+
+
+def check_chat(server: LiveServer, engine: str, name: str, *, unmet: Collection[str] = ()) -> None:
+    """The same for a chat's parameter."""
+    value, beside = CHAT_VALUES[name]
+    found = server.post({"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 4, **beside, name: value})
+    if expected(CHAT, engine, name, unmet) == "refused":
+        assert found.status_code == 424, found.text
+        assert f'"error":"{name}=' in found.text
+    else:
+        assert found.status_code == 200, found.text
+        assert "x-lmi-ignored-parameters" not in found.headers
