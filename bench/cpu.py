@@ -15,7 +15,7 @@ def cpu_seconds(pid: int) -> float:
     The scheduler's own nanoseconds (`schedstat`) where the kernel shows them: the 10 ms ticks of `stat` are coarse for
     a server that needs 1 % of a core.
     """
-    return sum(_process_seconds(process) for process in (pid, *_descendants(pid)))
+    return sum(_process_seconds(process) for process in (pid, *descendants(pid)))
 
 
 def _process_seconds(pid: int) -> float:
@@ -32,8 +32,9 @@ def ticks_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _descendants(pid: int) -> Iterator[int]:
+def descendants(pid: int) -> Iterator[int]:
+    """The ids of all processes that `pid` started and those started, that live now."""
     for thread in (_PROC / str(pid) / "task").iterdir():
         for child in map(int, (thread / "children").read_text().split()):
             yield child
-            yield from _descendants(child)
+            yield from descendants(child)

@@ -9,7 +9,7 @@ import time
 import urllib.parse
 from array import array
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import httptools
 
@@ -19,10 +19,10 @@ from handler.errors import ConfigError
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked of whom.
+    """What is asked of whom, in LMI's schema; a subclass may know another.
 
     Attributes:
-        url: scheme, host and port, with a path if it is not /invocations.
+        url: scheme, host and port, with a path if it is not the schema's own.
         tokens: length of every answer.
         prompt_words: length of every prompt.
         timeout: seconds until a request counts as failed.
@@ -35,6 +35,9 @@ class Target:
     timeout: float = 120.0
     first: int = 0
 
+    path: ClassVar[str] = "/invocations"
+    reader: ClassVar[type[AnswerReader]] = AnswerReader
+
     @property
     def address(self) -> tuple[str, int, ssl.SSLContext | None]:
         where = urllib.parse.urlsplit(self.url)
@@ -46,16 +49,19 @@ class Target:
 
     def request(self, number: int, tokens: int | None = None) -> bytes:
         """The bytes of request number `number`; an answer of fixed length, whatever the model wants to say."""
-        parameters = {"max_new_tokens": tokens or self.tokens, "ignore_eos_token": True, "details": True}
-        body = {"inputs": prompt(self.first + number, self.prompt_words), "stream": True, "parameters": parameters}
-        data = json.dumps(body).encode()
+        data = json.dumps(self.body(prompt(self.first + number, self.prompt_words), tokens or self.tokens)).encode()
         where = urllib.parse.urlsplit(self.url)
-        path = where.path if where.path not in ("", "/") else "/invocations"
+        path = where.path if where.path not in ("", "/") else self.path
         head = (
             f"POST {path} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(data)}\r\n\r\n"
         )
         return head.encode() + data
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        """The request's JSON: greedy, streaming, exactly `tokens` tokens."""
+        parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, "details": True}
+        return {"inputs": prompt, "stream": True, "parameters": parameters}
 
 
 _STORY = """the river runs past an old mill where a miller once told travellers how long the winter had been and why
@@ -72,15 +78,16 @@ def prompt(number: int, words: int) -> str:
 class Client(asyncio.Protocol):
     """Made by `connect`; `ask` one thing at a time. After an error it is closed, and another has to be made."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: type[AnswerReader] = AnswerReader) -> None:
         self._loop = asyncio.get_running_loop()
-        self._reader = AnswerReader()
+        self._new_reader = reader
+        self._reader = reader()
         self._done: asyncio.Future[str] | None = None
         self.closed = False
 
     async def ask(self, request: bytes, tokens: int, timeout: float, start: float | None = None) -> Result:
         """Send `request`, which asks for `tokens` tokens; `start` is when it was due, now if None."""
-        self._reader = AnswerReader()
+        self._reader = self._new_reader()
         self._done = self._loop.create_future()
         start = time.monotonic() if start is None else start
         self._transport.write(request)
@@ -124,7 +131,8 @@ class Client(asyncio.Protocol):
 
 async def connect(target: Target) -> Client:
     host, port, secure = target.address
-    return (await asyncio.get_running_loop().create_connection(Client, host, port, ssl=secure))[1]
+    loop = asyncio.get_running_loop()
+    return (await loop.create_connection(lambda: Client(target.reader), host, port, ssl=secure))[1]
 
 
 def failed(start: float, error: str) -> Result:

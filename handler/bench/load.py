@@ -10,7 +10,7 @@ import asyncio
 import multiprocessing
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -69,8 +69,8 @@ class _Share:
     step: int
 
 
-def measure(target: Target, load: Load, processes: int = 2) -> list[Result]:
-    """Run the load and return every request's result.
+def measure(target: Target, load: Load, processes: int = 2, began: Callable[[], object] = lambda: None) -> list[Result]:
+    """Run the load and return every request's result; `began` is called when the server is warm and nothing runs.
 
     Raises:
         ConfigError: nobody listens at the target's address.
@@ -90,6 +90,7 @@ def measure(target: Target, load: Load, processes: int = 2) -> list[Result]:
     try:
         for pipe in pipes:
             _hear(pipe)
+        began()
         begin = time.monotonic() + _HEAD_START
         for pipe in pipes:
             pipe.send(begin)

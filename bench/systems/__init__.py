@@ -1,0 +1,1 @@
+"""An engine and the servers around it, measured side by side; `bench/engines.py` is the command."""

@@ -1,0 +1,112 @@
+"""vLLM without a server: `vllm.LLM.generate`, all requests of a round at once, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from handler.bench.load import WARM_UP_PROMPT, WARM_UP_TOKENS
+from handler.engines.base import EngineConfig
+from systems import vllm_settings
+from systems.base import Sample, Work
+
+_GRACE = 30.0  # seconds
+
+
+@dataclass
+class Offline:
+    """See `base.System`; the other end of `_process`."""
+
+    pid: int
+    about: Mapping[str, str]
+    pipe: Connection
+
+    def measure(self, work: Work) -> Sample:
+        self.pipe.send(work)
+        return Sample(*_hear(self.pipe))
+
+
+@contextlib.contextmanager
+def offline(config: EngineConfig, num_devices: int) -> Iterator[Offline]:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    # No daemon: vLLM starts its core from there. It ends when its pipe does.
+    process = spawn.Process(target=_process, args=(theirs, config, num_devices))
+    process.start()
+    theirs.close()
+    try:
+        about = _hear(ours)
+        assert process.pid is not None
+        yield Offline(process.pid, about, ours)
+    finally:
+        ours.close()
+        process.join(_GRACE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+
+
+def _hear(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise RuntimeError("vLLM without a server ended early; its trace is above") from None
+
+
+# -- in its process --------------------------------------------------------------------------------------------------
+
+
+def _process(pipe: Connection, config: EngineConfig, num_devices: int) -> None:
+    os.environ.update(vllm_settings.environment(config))
+    import vllm
+
+    llm = vllm.LLM(**vllm_settings.keywords(config, num_devices))
+    pipe.send({"version": vllm.__version__, **_settings(llm)})
+    while True:
+        try:
+            work = pipe.recv()
+        except EOFError:
+            llm.llm_engine.engine_core.shutdown()
+            return
+        run(llm, replace(work, rounds=1, tokens=WARM_UP_TOKENS, first=WARM_UP_PROMPT))
+        pipe.send(run(llm, work))
+
+
+def _settings(llm: Any) -> dict[str, str]:
+    """What vLLM made of the options."""
+    config = llm.llm_engine.vllm_config
+    return {
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "max_model_len": str(config.model_config.max_model_len),
+        "max_num_batched_tokens": str(config.scheduler_config.max_num_batched_tokens),
+        "max_num_seqs": str(config.scheduler_config.max_num_seqs),
+        "async_scheduling": str(config.scheduler_config.async_scheduling),
+        "prefix_caching": str(config.cache_config.enable_prefix_caching),
+        "enforce_eager": str(config.model_config.enforce_eager),
+        "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
+    }
+
+
+def run(llm: Any, work: Work) -> tuple[int, float]:
+    """Tokens and seconds. The prompts are ids already: the engine's own speed is what is measured."""
+    from vllm import SamplingParams
+
+    encode = llm.get_tokenizer().encode
+    prompts = [{"prompt_token_ids": encode(text)} for text in work.prompts()]
+    params = SamplingParams(temperature=0.0, max_tokens=work.tokens, ignore_eos=True)
+    began = time.monotonic()
+    outputs = []
+    for first in range(0, len(prompts), work.clients):
+        outputs += llm.generate(prompts[first : first + work.clients], params, use_tqdm=False)
+    seconds = time.monotonic() - began
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    if set(lengths) != {work.tokens}:
+        raise RuntimeError(f"vLLM ended answers early: {sorted(set(lengths))} tokens, not {work.tokens}")
+    return sum(lengths), seconds
