@@ -51,7 +51,6 @@ class TrtLlm:
 
         version = installed_version()
         arguments = llm_arguments(config, visible_gpus(config), release_of(version))
-        self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
         self._running: dict[int, Running] = {}
@@ -63,6 +62,7 @@ class TrtLlm:
         self._refusal = named("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
         self._llm = tensorrt_llm.LLM(**constructed(arguments))
         _HELD.append(self._llm)
+        self._loop = asyncio.new_event_loop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._whole_prompts = whole_prompts(arguments, release_of(version))
         self._max_prompt = max_prompt(arguments)
@@ -81,7 +81,6 @@ class TrtLlm:
             dtype=config.dtype,
             max_total_tokens=arguments.get("max_seq_len") or context_length(config.model) or _DEFAULT_CONTEXT,
         )
-        self._warm_up()
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self._check_prompt(ids)
@@ -132,11 +131,13 @@ class TrtLlm:
             if not running.ended and self._broken is None:
                 running.result.abort()
         self._running.clear()
-        for task in self._tasks:
+        tasks = list(self._tasks)  # the set empties itself as they end
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            self._loop.run_until_complete(asyncio.wait(self._tasks, timeout=1))
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         self._llm.shutdown()
+        _HELD.remove(self._llm)
         self._loop.close()
 
     # -- on the event loop ---------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ class TrtLlm:
         if running.stopped or (running.error and not running.ended):
             running.result.abort()
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         """What does not work shows before anybody waits for it."""
         self.add(0, [min(self._model.eos, default=0)], Sampling(max_new_tokens=2, ignore_eos=True))
         while 0 in self._running or self._broken is not None:
@@ -282,7 +283,13 @@ def capabilities(config: EngineConfig) -> Capabilities:
 
 
 def load(config: EngineConfig) -> TrtLlm:
-    return TrtLlm(config)
+    engine = TrtLlm(config)
+    try:
+        engine.warm_up()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def load_tokenizer(config: EngineConfig) -> HfTokenizer:

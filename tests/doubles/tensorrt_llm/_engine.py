@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-
-from tensorrt_llm import _guide
+from tensorrt_llm import _errors, _guide
 from tensorrt_llm._manners import MANNERS
 from tensorrt_llm._model import Model, chosen, forbidden, log_softmax, penalized
 from tensorrt_llm._result import GenerationResult, Logprob, Response
-from tensorrt_llm import _errors
 
 _RANGES = {
     "top_p": (0, 1, False),
@@ -25,13 +23,13 @@ _RANGES = {
     "top_p_decay": (0, 1, False),
     "min_p": (0, 1, True),
     "repetition_penalty": (0, math.inf, False),
-    **{
-        name: (0, math.inf, True)
-        for name in (
+    **dict.fromkeys(
+        (
             "temperature", "top_k", "min_tokens", "prompt_ignore_length", "early_stopping", "length_penalty",
             "no_repeat_ngram_size", "beam_search_diversity_rate",
-        )
-    },
+        ),
+        (0, math.inf, True),
+    ),
 }  # fmt: skip
 """Least, most, whether the least itself is allowed; checked in C++ only (contract trtllm.md, section 0.2, item 1)."""
 _WHOLE = (

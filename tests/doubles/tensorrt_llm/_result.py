@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-
 from tensorrt_llm._api import record
-from tensorrt_llm._manners import MANNERS, misuse
 from tensorrt_llm._errors import RequestError
+from tensorrt_llm._manners import MANNERS, misuse
 
 Logprob: Any = record("Logprob")
 

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import pydantic
-
 from tensorrt_llm._api import API, kind, model
 from tensorrt_llm._manners import MANNERS
 from tensorrt_llm.lora_helper import LoraConfig

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import numpy
-
 from tensorrt_llm._api import record
 from tensorrt_llm._manners import MANNERS
 
