@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-djl lint format bench clean
+.PHONY: install dev serve djl test test-djl accept-trtllm lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -44,6 +44,10 @@ test: dev
 # What runs under DJL; needs a JDK and Maven.
 test-djl: dev
 	$(BIN)/pytest -m djl
+
+# On a GPU machine: PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
+accept-trtllm:
+	$(PYTHON) -m tests.accept.trtllm "$(MODEL)" $(OPTIONS)
 
 lint: dev
 	$(BIN)/ruff format --check .

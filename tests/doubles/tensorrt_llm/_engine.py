@@ -74,13 +74,14 @@ class Request:
 class Engine:
     """Started by LLM; knows nothing of it."""
 
-    def __init__(self, model: Model, arguments: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Model, arguments: Any, tokenizer: Any, worker: Any = None) -> None:
         self.model, self.arguments, self._tokenizer = model, arguments, tokenizer
         self.max_seq_len = arguments.max_seq_len or model.context
         self.leaked = 0  # requests that go on although their result has ended
         self.aborted: list[int] = []
         self.shut = False
         self.dead: BaseException | None = None
+        self._worker = worker  # a process; its death is the executor's
         self._tokens = 0
         self._shared = numpy.random.Generator(numpy.random.PCG64(42))  # TorchSampler's before 1.3
         self._cached: dict[str | None, list[list[int]]] = {}
@@ -154,7 +155,8 @@ class Engine:
             os._exit(134)
         if MANNERS.stall_after and self._tokens >= MANNERS.stall_after:
             return True
-        if MANNERS.die_after and self._tokens >= MANNERS.die_after:
+        killed = self._worker is not None and self._worker.poll() is not None
+        if killed or (MANNERS.die_after and self._tokens >= MANNERS.die_after):
             kinds = {"cpp": "CppExecutorError", "dead": "EngineDeadError"}
             kind = kinds.get(MANNERS.death or ("dead" if MANNERS.release >= (1, 3) else ""))
             self.dead = getattr(_errors, kind)("the executor died") if kind else RuntimeError("the executor died")

@@ -37,7 +37,7 @@ class Manners:
         cancel_all: requests end by themselves as cancelled, after as many tokens.
         gpus: how many there seem to be.
         pause: seconds between steps.
-        worker: start a process that does nothing, as MPI's workers would be.
+        worker: start a process, as MPI's workers are; it does nothing, but without it the executor dies.
     """
 
     version: str = "1.2.1"

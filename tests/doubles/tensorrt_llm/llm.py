@@ -40,12 +40,12 @@ class LLM:
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
         self.args: Any = checked(type(self).__name__, {**given, **kwargs})
-        _spawn()
+        worker = _spawn()
         from transformers import AutoTokenizer
 
         self._tokenizer = None if skip_tokenizer_init else AutoTokenizer.from_pretrained(str(model))
         self._model = Model(Path(model), self._tokenizer)
-        self._engine: Engine | None = Engine(self._model, self.args, self._tokenizer)
+        self._engine: Engine | None = Engine(self._model, self.args, self._tokenizer, worker)
         # Without the LLM its engine stops, and pending results are waited for in vain.
         weakref.finalize(self, self._engine.shutdown)
 
@@ -148,12 +148,11 @@ class LLM:
         raise RuntimeError("LLM cannot be pickled")
 
 
-def _spawn() -> None:
+def _spawn() -> subprocess.Popen[bytes] | None:
     """What the real one does with MPI, as far as it can fail."""
     launched = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"))
     if launched and "TLLM_SPAWN_PROXY_PROCESS" not in os.environ:
         raise RuntimeError("MPI_Comm_spawn failed: All nodes which are allocated for this job are already filled.")
     if MANNERS.init_fails:
         raise RuntimeError("Executor worker died during initialization")
-    if MANNERS.worker:
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) if MANNERS.worker else None
