@@ -13,6 +13,11 @@ from handler.core import Guide, Sampling
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 _MAX_SEED = (1 << 64) - 1
 
+# What one request must not bring about, as it would be the end of all: no number that sampling could choose from. A
+# device-side assertion over one request's NaN, or a `top_k` of more ids than there are, ends the engine.
+_COLDEST = 1e-5  # a temperature below it is greedy: logits divided by it may be infinite
+_FORBIDDEN = -1e30  # added to a logit; minus infinity for all that a guide allows would be no number
+
 
 @dataclass(frozen=True)
 class Model:
@@ -54,7 +59,7 @@ def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
         # Else the id that ended the answer is cut from token_ids, but not from logprobs.
         "include_stop_str_in_output": True,
         **_ends(sampling, model),
-        **_choice(sampling),
+        **_choice(sampling, model),
         **_penalties(sampling),
     }
     if model.logprobs or sampling.num_beams > 1:
@@ -93,7 +98,7 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     return found
 
 
-def _choice(sampling: Sampling) -> dict[str, Any]:
+def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Greedy is `top_k` 1 alone in every version; to sample all three are given, as 1.0 wants."""
     if sampling.num_beams > 1:
         return {
@@ -103,11 +108,11 @@ def _choice(sampling: Sampling) -> dict[str, Any]:
             "length_penalty": sampling.length_penalty,
             "early_stopping": int(sampling.early_stopping),
         }
-    if not sampling.do_sample or sampling.temperature == 0 or sampling.top_p == 0 or sampling.top_k == 1:
+    if not sampling.do_sample or sampling.temperature < _COLDEST or sampling.top_p == 0 or sampling.top_k == 1:
         return {"top_k": 1}
     found: dict[str, Any] = {
         "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
+        "top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0,  # 0: all
         "top_p": sampling.top_p,
         "seed": sampling.seed or 0,
     }
@@ -120,10 +125,10 @@ def _penalties(sampling: Sampling) -> dict[str, Any]:
 
 
 def _bias(sampling: Sampling, model: Model) -> list[float]:
-    """What is added to each id's logit; TorchSampler knows no forbidden ids: minus infinity is the same thing."""
+    """What is added to each id's logit; TorchSampler knows no forbidden ids, so they get the least there is."""
     changes = dict(sampling.logit_bias)
     if model.torch_sampler:
-        changes |= dict.fromkeys(sampling.bad_token_ids, -math.inf)
+        changes |= dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
     if not changes:
         return []
     found = [0.0] * model.vocabulary
@@ -176,6 +181,9 @@ def _check(sampling: Sampling, model: Model) -> None:
         width = model.max_beam_width
         _require(sampling.num_beams <= width, f"num_beams must be at most {width} (option.max_beam_width)")
         _require(0 <= sampling.length_penalty < math.inf, "length_penalty must be at least 0 with TensorRT-LLM")
+    if sampling.guide is not None:
+        _require(not sampling.ignore_eos, "ignore_eos and a guide exclude each other: after its end nothing may come")
+        _require(not sampling.min_new_tokens, "a least length and a guide exclude each other: it says when the end is")
     if _by_tokenizer(sampling) and sampling.ignore_eos:
         # TensorRT-LLM then adds the model's further EOS ids to the stop ids by itself.
         _require(

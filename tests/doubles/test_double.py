@@ -365,6 +365,33 @@ def test_a_dead_engine_refuses_what_comes_after(model: Path) -> None:
             found.ask()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "params"),
+    [
+        ({}, {"temperature": 1e-38}),
+        ({}, {"temperature": 1.0, "top_k": 10**6}),
+        ({}, {"temperature": 1.0, "embedding_bias": "nothing"}),
+        ({"guided_decoding_backend": "xgrammar"}, {"regex": "a|b", "end_id": -1}),
+        ({"guided_decoding_backend": "xgrammar"}, {"regex": "a|b", "min_tokens": 9}),
+    ],
+)
+def test_what_one_request_can_do_to_all(model: Path, arguments: dict[str, Any], params: dict[str, Any]) -> None:
+    """The adapter lets none of these through."""
+    with using.tensorrt_llm("version=1.3.0"):
+        from tensorrt_llm.llmapi import GuidedDecodingParams
+
+        found = Double(model, **arguments)
+        params = dict(params)
+        if "embedding_bias" in params:
+            params = {**params, "embedding_bias": [-float("inf")] * found.llm._model.vocabulary}
+        if regex := params.pop("regex", None):
+            params["guided_decoding"] = GuidedDecodingParams(regex=regex)
+        with pytest.raises(RuntimeError, match=r"CUDA error|out of range|ended already"):
+            found.ask(**params)
+        with pytest.raises(RuntimeError, match="LLM is shutting down"):
+            found.ask()
+
+
 def test_an_llm_that_nobody_holds_leaves_its_results_waiting(model: Path) -> None:
     import gc
 

@@ -323,6 +323,20 @@ def test_a_guide_that_the_engine_cannot_use_ends_its_request_alone(newest: Loade
     assert joined(found[good]).ids == alone
 
 
+def test_nothing_that_a_client_may_say_ends_the_engine(newest: Loaded) -> None:
+    alone = newest.one(ignore_eos=True).ids
+    wild = {"do_sample": True, "ignore_eos": True}
+    for asked in ({"temperature": 1e-38}, {"top_k": 10**6}, {"temperature": 3e38}, {"min_p": 1.0, "top_p": 1e-38}):
+        assert newest.one(**{**wild, **asked}).finish is Finish.LENGTH, asked
+    ids = tuple(newest.tokenizer.encode("left").ids)
+    forbidden = newest.one(guide=Guide("choice", '["left"]'), bad_token_ids=ids, max_new_tokens=20)
+    assert forbidden.finish is Finish.EOS  # what both allows and forbids lets through what it must
+    for asked in ({"ignore_eos": True}, {"min_new_tokens": 3}):
+        with pytest.raises(ValueError, match="exclude each other"):
+            newest.add(guide=Guide("choice", '["left"]'), **asked)
+    assert newest.one(ignore_eos=True).ids == alone
+
+
 def test_adapters(model: Path, tmp_path: Path) -> None:
     good, large = tiny.adapter(tmp_path / "good"), tiny.adapter(tmp_path / "large", rank=64)
     with loaded(model, "version=1.3.0", options={"enable_lora": True, "max_lora_rank": 16}) as found:

@@ -146,7 +146,11 @@ class Engine:
                 continue
             time.sleep(MANNERS.pause)
             for request in list(self._active.values()):
-                self._advance(request)
+                try:
+                    self._advance(request)
+                except Exception as error:  # one request's fault is everybody's end
+                    self._die(error)
+                    return
                 if self._misbehaves():
                     return
 
@@ -159,12 +163,14 @@ class Engine:
         if killed or (MANNERS.die_after and self._tokens >= MANNERS.die_after):
             kinds = {"cpp": "CppExecutorError", "dead": "EngineDeadError"}
             kind = kinds.get(MANNERS.death or ("dead" if MANNERS.release >= (1, 3) else ""))
-            self.dead = getattr(_errors, kind)("the executor died") if kind else RuntimeError("the executor died")
-            self.shut = True
-            for request in [*self._active.values(), *self._new]:
-                request.result._post(Response(fatal=self.dead))
+            self._die(getattr(_errors, kind)("the executor died") if kind else RuntimeError("the executor died"))
             return True
         return False
+
+    def _die(self, error: Exception) -> None:
+        self.dead, self.shut = error, True
+        for request in [*self._active.values(), *self._new]:
+            request.result._post(Response(fatal=error))
 
     # -- requests
 

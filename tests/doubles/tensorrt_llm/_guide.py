@@ -40,9 +40,11 @@ def allow(logits: Any, ids: Sequence[int], allowed: Sequence[Sequence[int]], end
     """Only ids that lead to one of the allowed sequences; after one, the end."""
     done = list(ids)
     following = {sequence[len(done)] for sequence in allowed if list(sequence[: len(done)]) == done != list(sequence)}
+    if done and done[-1] == end:
+        raise RuntimeError("the guide's matcher has ended already")
     keep = sorted(following) if following else [end]
     found = numpy.full_like(logits, -numpy.inf)
-    found[keep] = numpy.where(numpy.isfinite(logits[keep]), logits[keep], 0.0)
+    found[keep] = logits[keep]
     return found
 
 

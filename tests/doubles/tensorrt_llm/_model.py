@@ -45,8 +45,9 @@ class Model:
 
 
 def log_softmax(logits: Any) -> Any:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - numpy.log(numpy.exp(shifted).sum(axis=-1, keepdims=True))
+    with numpy.errstate(all="ignore"):
+        shifted = logits - logits.max(axis=-1, keepdims=True)
+        return shifted - numpy.log(numpy.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def penalized(logits: Any, prompt: Sequence[int], ids: Sequence[int], params: Any) -> Any:
@@ -76,14 +77,26 @@ def forbidden(logits: Any, ids: Sequence[int], words: Sequence[Sequence[int]]) -
 
 
 def chosen(logits: Any, params: Any, random: Any) -> int:
-    """The next id."""
+    """The next id.
+
+    Raises:
+        RuntimeError: what a GPU would end with, and the engine with it.
+    """
     if params._greedy:
+        if not numpy.isfinite(logits.max()):
+            raise RuntimeError("CUDA error: device-side assert triggered")
         return int(logits.argmax())
-    scores = logits / max(params.temperature if params.temperature is not None else 1.0, 1e-6)
-    order = numpy.argsort(-scores, kind="stable")
-    if params.top_k:
-        order = order[: params.top_k]
-    likely = numpy.exp(log_softmax(scores[order]))
+    if params.top_k and params.top_k > len(logits):
+        raise RuntimeError("selected index k out of range")
+    temperature = numpy.float32(1.0 if params.temperature is None else params.temperature)
+    with numpy.errstate(all="ignore"):
+        scores = logits / temperature
+        order = numpy.argsort(-scores, kind="stable")
+        if params.top_k:
+            order = order[: params.top_k]
+        likely = numpy.exp(log_softmax(scores[order]).astype(numpy.float64))
+    if not numpy.isfinite(likely).all():
+        raise RuntimeError("CUDA error: device-side assert triggered")
     if params.top_p is not None and 0 < params.top_p < 1:
         keep = int((numpy.cumsum(likely) < params.top_p).sum()) + 1
         order, likely = order[:keep], likely[:keep]
