@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-djl accept-vllm lint format bench clean
+.PHONY: install dev serve djl test test-djl accept-vllm accept-trtllm lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -48,6 +48,10 @@ test-djl: dev
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:
 	python=$$($(PYTHON) -m tests.vllm.environment $(VENV)-vllm) && $$python -m pytest -m vllm
+
+# On a GPU machine: PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
+accept-trtllm:
+	$(PYTHON) -m tests.accept.trtllm "$(MODEL)" $(OPTIONS)
 
 lint: dev
 	$(BIN)/ruff format --check .

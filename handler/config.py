@@ -126,23 +126,24 @@ def _with_engine_options(config: Config, given: Mapping[str, Setting], *, java: 
     """What depends on which engine it is."""
     found: dict[str, Any] = {}
     idle: dict[str, list[str]] = {}
+    own = {option.key for option in OPTIONS if config.engine in option.engines}
     for option in OPTIONS:
         setting = given.get(option.key)
         if option.field is None:
             if setting is not None and not (java and option.help is OF_JAVA):
                 idle.setdefault(option.help, []).append(f"{setting.key} ({setting.origin})")
-        elif option.engines:
-            value = _value(option, given)  # a wrong value is one with any engine
-            if not config.engine or config.engine in option.engines:
-                if value is not None:
-                    found[option.field] = value
-            elif setting is not None and option.idle:
-                idle.setdefault(option.idle, []).append(f"{setting.key} ({setting.origin})")
-            elif setting is not None:
+        elif config.engine in option.engines:
+            value = _value(option, given)
+            if value is not None:
+                found[option.field] = value
+        elif option.engines and setting is not None and option.key not in own:
+            _value(option, given)  # a wrong value is one with any engine
+            if not option.idle:
                 raise ConfigError(
                     f"{setting.origin}: {setting.key} is for {' and '.join(option.engines)}; "
-                    f"the engine here is {config.engine}"
+                    f"the engine here is {config.engine or 'not known'}"
                 )
+            idle.setdefault(option.idle, []).append(f"{setting.key} ({setting.origin})")
     warnings = tuple(f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items())
     size = config.max_rolling_batch_size or (256 if config.engine in _GPU_ENGINES else 32)
     return replace(config, engine_options=found, warnings=warnings, max_rolling_batch_size=size)

@@ -1,0 +1,237 @@
+"""From options to the arguments of `tensorrt_llm.LLM` (contract trtllm.md, section 1)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from handler.engines.base import EngineConfig
+from handler.errors import ConfigError
+
+Release = tuple[int, int]
+NEWEST: Release = (1, 3)  # the newest that something below is done otherwise for
+
+_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+_AS_THEY_ARE = (
+    "context_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size", "moe_cluster_parallel_size",
+    "gpus_per_node", "enable_attention_dp", "enable_chunked_prefill", "gather_generation_logits", "stream_interval",
+    "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width", "max_input_len",
+    "iter_stats_max_iterations", "request_stats_max_iterations",
+)  # fmt: skip
+"""Options whose fields are keywords of LLM's own."""
+
+_KV_CACHE = {
+    "kv_cache_max_tokens": "max_tokens",
+    "kv_cache_dtype": "dtype",
+    **{
+        name: name
+        for name in (
+            "free_gpu_memory_fraction", "tokens_per_block", "host_cache_size", "max_attention_window",
+            "sink_token_length", "onboard_blocks", "cross_kv_cache_fraction", "secondary_offload_min_priority",
+            "event_buffer_max_size", "enable_partial_reuse",
+        )
+    },
+}  # fmt: skip
+_CUDA_GRAPH = {
+    "cuda_graph_batch_sizes": "batch_sizes",
+    "cuda_graph_max_batch_size": "max_batch_size",
+    "cuda_graph_padding": "enable_padding",
+}
+_LORA_MODULES = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"]
+_MAX_INPUT_LEN = 1024  # LMI's default beside max_output_len
+_OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend")
+"""Keywords that option.engine_args cannot change: our own tokenizer reads the same directory, for the same backend."""
+
+_CLASSES = {
+    "kv_cache_config": "KvCacheConfig",
+    "scheduler_config": "SchedulerConfig",
+    "cuda_graph_config": "CudaGraphConfig",
+    "peft_cache_config": "PeftCacheConfig",
+    "moe_config": "MoeConfig",
+    "torch_compile_config": "TorchCompileConfig",
+    "attention_dp_config": "AttentionDpConfig",
+    "cache_transceiver_config": "CacheTransceiverConfig",
+    "quant_config": "QuantConfig",
+}
+
+
+def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) -> dict[str, Any]:
+    """The keywords of LLM, its sub-configurations as plain dicts.
+
+    Args:
+        gpus: how many there are, for `devices` "max".
+        release: major and minor number of the version that gets them.
+
+    Raises:
+        ConfigError: options contradict each other, or this version has no such thing.
+    """
+    options = config.options
+    arguments: dict[str, Any] = {
+        "model": str(config.model),
+        "dtype": _DTYPES[config.dtype],
+        "max_batch_size": config.max_sequences,
+        **_parallelism(config, gpus),
+        **_lengths(config),
+        **{name: options[name] for name in _AS_THEY_ARE if options.get(name) is not None},
+        **_scheduling(options),
+    }
+    if options.get("trust_remote_code"):
+        arguments["trust_remote_code"] = True
+    if (backend := options.get("guided_decoding_backend")) is not None:
+        if backend not in ("xgrammar", "llguidance"):
+            raise ConfigError(f"option.guided_decoding_backend={backend}: trtllm has xgrammar and llguidance")
+        arguments["guided_decoding_backend"] = backend
+    if cache := _kv_cache(config):
+        arguments["kv_cache_config"] = cache
+    if options.get("enable_lora"):
+        arguments |= {"enable_lora": True, "lora_config": _lora(options)}
+    _merge(arguments, options.get("engine_args") or {})
+    return {**_sampler(arguments, str(options.get("sampler_type", "auto")), release), **arguments}
+
+
+def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
+    options = config.options
+    stages = _one(
+        options.get("pipeline_parallel_size"), "option.pipeline_parallel_degree",
+        options.get("trtllm_pipeline_parallel_size"), "option.pipeline_parallel_size",
+    )  # fmt: skip
+    stages = stages or 1
+    others = stages * (options.get("context_parallel_size") or 1)
+    degree = max(gpus // others, 1) if config.devices == "max" else int(config.devices)
+    return {"tensor_parallel_size": degree, "pipeline_parallel_size": stages}
+
+
+def _lengths(config: EngineConfig) -> dict[str, Any]:
+    """Token limits. The length of prompt and answer is always given, so that ours is the engine's."""
+    options = config.options
+    found: dict[str, Any] = {}
+    most = _one(config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len")
+    if options.get("max_output_len") is not None:
+        found["max_input_len"] = options.get("max_input_len") or _MAX_INPUT_LEN
+        most = most or found["max_input_len"] + options["max_output_len"]
+    most = most or (context_length(config.model) if config.model else None)
+    if most is not None:
+        found["max_seq_len"] = most
+    step = _one(
+        config.max_tokens_per_step, "option.max_num_batched_tokens",
+        options.get("max_num_tokens"), "option.max_num_tokens",
+    )  # fmt: skip
+    if step is not None:
+        found["max_num_tokens"] = step
+    return found
+
+
+def _one(first: int | None, key: str, second: int | None, other: str) -> int | None:
+    """The value of an option that has two names."""
+    if first is not None and second is not None and first != second:
+        raise ConfigError(f"{key}={first} contradicts {other}={second}: they are the same thing")
+    return first if first is not None else second
+
+
+def _kv_cache(config: EngineConfig) -> dict[str, Any]:
+    options = config.options
+    found = {name: options[option] for option, name in _KV_CACHE.items() if options.get(option) is not None}
+    if config.prefix_cache is not None:
+        found["enable_block_reuse"] = config.prefix_cache
+    if config.cache_gib:
+        found["max_gpu_total_bytes"] = config.cache_gib << 30
+    return found
+
+
+def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if (policy := options.get("batch_scheduler_policy")) is not None:
+        found["scheduler_config"] = {"capacity_scheduler_policy": policy}
+    if (overlap := options.get("enable_overlap_scheduler")) is not None:
+        found["disable_overlap_scheduler"] = not overlap
+    if (strategy := options.get("allreduce_strategy")) is not None:
+        found["allreduce_strategy"] = strategy
+    elif options.get("use_custom_all_reduce") is False:
+        found["allreduce_strategy"] = "NCCL"
+    if (backend := options.get("moe_backend")) is not None:
+        found["moe_config"] = {"backend": backend}
+    graphs = {name: options[option] for option, name in _CUDA_GRAPH.items() if options.get(option) is not None}
+    if options.get("use_cuda_graph") is False:
+        found["cuda_graph_config"] = None
+    elif graphs:
+        found["cuda_graph_config"] = graphs
+    return found
+
+
+def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
+    # Adapters come with requests, so there is none at the start from which the engine could take the modules.
+    found = {"lora_target_modules": options.get("lora_target_modules") or _LORA_MODULES}
+    for name in ("max_lora_rank", "max_loras", "max_cpu_loras"):
+        if options.get(name) is not None:
+            found[name] = options[name]
+    return found
+
+
+def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, value in more.items():
+        if name in _OURS:
+            raise ConfigError(f"option.engine_args: {name!r} is not to be changed there")
+        known = arguments.get(name)
+        arguments[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+
+
+def _sampler(arguments: Mapping[str, Any], wanted: str, release: Release) -> dict[str, Any]:
+    """Which sampler; said always before 1.3, where defaults differ from version to version."""
+    beams = (arguments.get("max_beam_width") or 1) > 1
+    if release >= (1, 3):
+        return {} if wanted == "auto" else {"sampler_type": wanted}
+    if beams and wanted == "TorchSampler":
+        raise ConfigError("option.sampler_type=TorchSampler has no beam search before TensorRT-LLM 1.3")
+    name = wanted if wanted != "auto" else "TRTLLMSampler" if beams else "TorchSampler"
+    if release < (1, 1):  # whose TorchSampler, unless told so, samples all requests as it does the first
+        ours = name == "TRTLLMSampler"
+        return {"enable_trtllm_sampler": ours, "enable_mixed_sampler": not ours}
+    return {"sampler_type": name}
+
+
+def context_length(model: Path) -> int | None:
+    """Tokens that the model attends to, as its config.json says."""
+    file = model / "config.json"
+    found = dict(json.loads(file.read_text())) if file.is_file() else {}
+    found = {**found, **(found.get("text_config") or {})}
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+        if isinstance(found.get(name), int):
+            return int(found[name])
+    return None
+
+
+def constructed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with sub-configurations as TensorRT-LLM's own classes, which refuse what they do not know."""
+    return {name: _constructed(name, value) for name, value in arguments.items()}
+
+
+def _constructed(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if name == "lora_config":
+        return named("LoraConfig", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")(**value)
+    if name == "speculative_config":
+        rest = dict(value)
+        kind = rest.pop("decoding_type", None)
+        if kind is None:
+            raise ConfigError('option.engine_args: "speculative_config" needs a "decoding_type"')
+        return named(f"{kind}DecodingConfig", "tensorrt_llm.llmapi")(**rest)
+    return named(_CLASSES[name], "tensorrt_llm.llmapi")(**value) if name in _CLASSES else dict(value)
+
+
+def named(name: str, *modules: str) -> Any:
+    """Something of TensorRT-LLM's by its name, from the first of these modules that has it: they move.
+
+    Raises:
+        ConfigError: none has.
+    """
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ConfigError(f"the installed TensorRT-LLM has no {name} in {' or '.join(modules)}")

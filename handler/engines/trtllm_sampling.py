@@ -1,0 +1,196 @@
+"""From Sampling to the keywords of TensorRT-LLM's SamplingParams (contract trtllm.md, sections 0.2 and 3)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from handler.core import Guide, Sampling
+
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
+_MAX_SEED = (1 << 64) - 1
+
+# What one request must not bring about, as it would be the end of all: no number that sampling could choose from. A
+# device-side assertion over one request's NaN, or a `top_k` of more ids than there are, ends the engine.
+_COLDEST = 1e-5  # a temperature below it is greedy: logits divided by it may be infinite
+_FORBIDDEN = -1e30  # added to a logit; minus infinity for all that a guide allows would be no number
+
+
+@dataclass(frozen=True)
+class Model:
+    """What must be known of the loaded model to ask it for something."""
+
+    vocabulary: int  # number of ids
+    eos: frozenset[int]
+    logprobs: bool  # of requests that are not beam searches
+    torch_sampler: bool
+    max_beam_width: int
+
+
+def own_stops(sampling: Sampling, model: Model) -> bool:
+    """Whether stop ids are looked for by us and not by the engine: its `min_tokens` holds back `end_id` alone."""
+    return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
+
+
+def stops(sampling: Sampling, model: Model) -> frozenset[int]:
+    """Ids, beside `end_id`, that end an answer."""
+    eos = frozenset() if sampling.ignore_eos else model.eos
+    return eos - {min(eos, default=-1)} | frozenset(sampling.stop_token_ids)
+
+
+def _by_tokenizer(sampling: Sampling) -> bool:
+    return bool(sampling.bad_sequences)
+
+
+def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
+    """Keywords of SamplingParams; `guided_decoding` as those of GuidedDecodingParams.
+
+    Raises:
+        ValueError: a value that the engine would refuse, or fail on, after it was submitted.
+    """
+    _check(sampling, model)
+    found: dict[str, Any] = {
+        "max_tokens": sampling.max_new_tokens,
+        # Ids to text is ours, and so are stop strings: no text is made, and none is matched, in the engine.
+        "detokenize": False,
+        # Else the id that ended the answer is cut from token_ids, but not from logprobs.
+        "include_stop_str_in_output": True,
+        **_ends(sampling, model),
+        **_choice(sampling, model),
+        **_penalties(sampling),
+    }
+    if model.logprobs or sampling.num_beams > 1:
+        found["logprobs"] = max(1, sampling.top_logprobs)  # 0 gives none
+    if sampling.prompt_logprobs or sampling.return_context_logits:
+        # A prompt's log-probabilities are computed from its logits: before 1.3 `prompt_logprobs` has the most likely
+        # tokens only, not the prompt's own (NVIDIA/TensorRT-LLM pull request 11235).
+        found["return_context_logits"] = True
+    if sampling.return_generation_logits:
+        found["return_generation_logits"] = True
+    if sampling.guide is not None:
+        found["guided_decoding"] = guided(sampling.guide)
+    if bias := _bias(sampling, model):
+        found["embedding_bias"] = bias
+    return found
+
+
+def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
+    """What ends the answer, what must not be in it.
+
+    With `end_id` given, TensorRT-LLM adds no stop ids of its own, and with -1 it has none; but it reads words that are
+    forbidden as text only where it sets `end_id` itself.
+    """
+    found: dict[str, Any] = {}
+    if _by_tokenizer(sampling):
+        found |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
+    else:
+        eos = frozenset() if sampling.ignore_eos else model.eos
+        found |= {"end_id": min(eos, default=-1), "pad_id": min(model.eos, default=0)}
+    if sampling.bad_token_ids and not model.torch_sampler:
+        found["bad_token_ids"] = list(sampling.bad_token_ids)
+    if not own_stops(sampling, model) and (ids := stops(sampling, model)):
+        found["stop_token_ids"] = sorted(ids)
+    if sampling.min_new_tokens and not sampling.ignore_eos:  # with no end_id it would hold back the id -1
+        found["min_tokens"] = sampling.min_new_tokens
+    return found
+
+
+def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
+    """Greedy is `top_k` 1 alone in every version; to sample all three are given, as 1.0 wants."""
+    if sampling.num_beams > 1:
+        return {
+            "use_beam_search": True,
+            "n": sampling.num_beams,
+            "best_of": sampling.num_beams,
+            "length_penalty": sampling.length_penalty,
+            "early_stopping": int(sampling.early_stopping),
+        }
+    if not sampling.do_sample or sampling.temperature < _COLDEST or sampling.top_p == 0 or sampling.top_k == 1:
+        return {"top_k": 1}
+    found: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0,  # 0: all
+        "top_p": sampling.top_p,
+        "seed": sampling.seed or 0,
+    }
+    return found | ({"min_p": sampling.min_p} if sampling.min_p else {})
+
+
+def _penalties(sampling: Sampling) -> dict[str, Any]:
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "no_repeat_ngram_size": 0}
+    return {name: getattr(sampling, name) for name, value in neutral.items() if getattr(sampling, name) != value}
+
+
+def _bias(sampling: Sampling, model: Model) -> list[float]:
+    """What is added to each id's logit; TorchSampler knows no forbidden ids, so they get the least there is."""
+    changes = dict(sampling.logit_bias)
+    if model.torch_sampler:
+        changes |= dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
+    if not changes:
+        return []
+    found = [0.0] * model.vocabulary
+    for id, change in changes.items():
+        found[id] = change
+    return found
+
+
+def guided(guide: Guide) -> dict[str, Any]:
+    """Keywords of GuidedDecodingParams.
+
+    Raises:
+        ValueError: what the engine would fail on.
+    """
+    match guide.kind:
+        case "json_schema":
+            try:
+                json.loads(guide.value)
+            except ValueError as error:
+                raise ValueError(f"the JSON schema is not JSON: {error}") from None
+            return {"json": guide.value}
+        case "json_object":
+            return {"json_object": True}
+        case "regex":
+            return {"regex": guide.value}
+        case "grammar":
+            return {"grammar": guide.value}
+        case "choice":  # it has none: one of several texts is a regular expression
+            choices = json.loads(guide.value)
+            return {"regex": f"({'|'.join(_SPECIAL.sub(lambda found: chr(92) + found[0], one) for one in choices)})"}
+    raise ValueError(f"TensorRT-LLM has no guide of the kind {guide.kind!r}")
+
+
+def _check(sampling: Sampling, model: Model) -> None:
+    """What Python's side of it accepts and C++ does not, which would come back late and without the name."""
+    _require(sampling.max_new_tokens >= 1, "max_new_tokens must be at least 1")
+    _require(sampling.min_new_tokens >= 0, "min_new_tokens must be at least 0")
+    _require(0 <= sampling.temperature < math.inf, "temperature must be at least 0")
+    _require(sampling.top_k >= 0, "top_k must be at least 0")
+    _require(0 <= sampling.top_p <= 1, "top_p must be from 0 to 1")
+    _require(0 <= sampling.min_p <= 1, "min_p must be from 0 to 1")
+    _require(0 < sampling.repetition_penalty < math.inf, "repetition_penalty must be above 0")
+    _require(math.isfinite(sampling.presence_penalty), "presence_penalty must be a number")
+    _require(math.isfinite(sampling.frequency_penalty), "frequency_penalty must be a number")
+    _require(sampling.no_repeat_ngram_size >= 0, "no_repeat_ngram_size must be at least 0")
+    _require(0 <= (sampling.seed or 0) <= _MAX_SEED, "seed must be from 0 to 2^64 - 1")
+    ids = {*sampling.bad_token_ids, *(id for id, _ in sampling.logit_bias)}
+    _require(all(0 <= id < model.vocabulary for id in ids), f"token ids must be below {model.vocabulary}")
+    if sampling.num_beams > 1:
+        width = model.max_beam_width
+        _require(sampling.num_beams <= width, f"num_beams must be at most {width} (option.max_beam_width)")
+        _require(0 <= sampling.length_penalty < math.inf, "length_penalty must be at least 0 with TensorRT-LLM")
+    if sampling.guide is not None:
+        _require(not sampling.ignore_eos, "ignore_eos and a guide exclude each other: after its end nothing may come")
+        _require(not sampling.min_new_tokens, "a least length and a guide exclude each other: it says when the end is")
+    if _by_tokenizer(sampling) and sampling.ignore_eos:
+        # TensorRT-LLM then adds the model's further EOS ids to the stop ids by itself.
+        _require(
+            len(model.eos) < 2, "bad_sequences and ignore_eos together are not possible: the model has several EOS"
+        )
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)

@@ -1,0 +1,67 @@
+"""What lies around TensorRT-LLM's engine: MPI's environment, a model's and adapters' files, the GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from handler.engines.base import EngineConfig
+
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
+_NETWORK = ("OMPI_MCA_btl_", "OMPI_MCA_oob_")
+_MAX_NUM_TOKENS = 8192  # TensorRT-LLM's default
+
+
+def leave_mpi(environ: MutableMapping[str, str]) -> None:
+    """Forget that mpirun started us: MPI would take the engine's own workers for that run's, and fail to start them.
+
+    DJL's mpi_mode starts workers so. Under TensorRT-LLM's own launcher it must stay as it is. What is said of networks
+    alone is kept.
+    """
+    if "TLLM_SPAWN_PROXY_PROCESS" in environ or not any(name in environ for name in _LAUNCHED):
+        return
+    for name in list(environ):
+        if name.startswith(("OMPI_", "PMIX_", "PMI_")) and not name.startswith(_NETWORK):
+            del environ[name]
+
+
+def check_adapter(directory: Path, max_rank: int) -> None:
+    """
+    Raises:
+        ValueError: TensorRT-LLM would fail on it when a request names it, or worse.
+    """
+    file = directory / "adapter_config.json"
+    try:
+        config = json.loads(file.read_text())
+    except OSError:
+        raise ValueError(f"{directory} has no adapter_config.json") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not any((directory / f"adapter_model.{kind}").is_file() for kind in ("safetensors", "bin")):
+        raise ValueError(f"{directory} has no adapter_model.safetensors")
+    if config.get("peft_type", "LORA") != "LORA":
+        raise ValueError(f"the adapter is of the kind {config['peft_type']}, not LORA")
+    if not isinstance(rank := config.get("r"), int) or rank > max_rank:
+        raise ValueError(f"the adapter's rank is {rank}; option.max_lora_rank={max_rank}")
+
+
+def max_prompt(arguments: Mapping[str, Any]) -> int:
+    """Tokens of the longest prompt: without chunked prefill it must fit into one step."""
+    step = arguments.get("max_num_tokens") or _MAX_NUM_TOKENS
+    limits = [] if arguments.get("enable_chunked_prefill") else [step]
+    return min([*limits, *filter(None, (arguments.get("max_input_len"),))], default=1 << 62)
+
+
+def vocabulary_size(model: Path) -> int:
+    config = json.loads((model / "config.json").read_text())
+    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+
+
+def visible_gpus(config: EngineConfig) -> int:
+    if config.devices != "max":
+        return int(config.devices)
+    from torch import cuda  # counting them does not start CUDA in this process
+
+    return int(cuda.device_count())

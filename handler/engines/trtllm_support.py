@@ -1,0 +1,76 @@
+"""What an installed TensorRT-LLM can do with these arguments, told without importing it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from handler.engines.base import NO_LORA, Capabilities
+from handler.engines.trtllm_arguments import Release
+
+SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
+"""LMI's for TensorRT-LLM with do_sample (seed 004 and DJL's code; contract trtllm.md, section 6.1)."""
+
+_OTHER_SAMPLER = "option.sampler_type=TRTLLMSampler has that, but no log-probabilities"
+_IGNORES = f"TorchSampler takes it and does nothing before TensorRT-LLM 1.3; {_OTHER_SAMPLER}"
+_NO_LOGPROBS = "it has no log-probabilities with option.sampler_type=TRTLLMSampler"
+
+# In 1.1 and 1.2 TorchSampler takes these and does nothing (contract trtllm.md, section 3.5). `seed` is among them: its
+# one generator serves all requests; seeds by request came with NVIDIA/TensorRT-LLM pull request 17172.
+_IGNORED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "seed")
+
+
+def installed_version() -> str:
+    try:
+        return importlib.metadata.version("tensorrt_llm")
+    except importlib.metadata.PackageNotFoundError:  # from a source tree
+        return str(importlib.import_module("tensorrt_llm").__version__)
+
+
+def release_of(version: str) -> Release:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def torch_sampler(arguments: Mapping[str, Any]) -> bool:
+    """Whether LLM with these arguments samples with TorchSampler; it has log-probabilities, TRTLLMSampler none.
+
+    TRTLLMSampler reports them as lists that grow, which TensorRT-LLM itself then takes for increments and fails with
+    an AssertionError, except in beam search (contract trtllm.md, section 0.2, item 3). Until that was tried on a GPU
+    (`make accept-trtllm`) none are asked of it.
+    """
+    return not arguments.get("enable_trtllm_sampler") and arguments.get("sampler_type") != "TRTLLMSampler"
+
+
+def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
+    """Whether a prompt's logits can be had for all of its tokens: none may come from the prefix cache.
+
+    Since 1.2 a request can have a cache of its own (`cache_salt`).
+    """
+    cache = arguments.get("kv_cache_config") or {}
+    return release >= (1, 2) or cache.get("enable_block_reuse") is False
+
+
+def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilities:
+    lacks = {"typical_p": "it has no typical decoding"}
+    if torch_sampler(arguments):
+        lacks["bad_sequences"] = f"TorchSampler cannot forbid sequences of tokens; {_OTHER_SAMPLER}"
+        if release < (1, 3):
+            lacks |= dict.fromkeys(_IGNORED if release >= (1, 2) else (*_IGNORED, "min_p"), _IGNORES)
+    else:
+        lacks |= {"top_logprobs": _NO_LOGPROBS, "best_of": f"{_NO_LOGPROBS}, by which the best would be chosen"}
+    if (arguments.get("max_beam_width") or 1) < 2:
+        lacks["num_beams"] = "it was started without option.max_beam_width"
+    if not arguments.get("guided_decoding_backend"):
+        lacks["guide"] = "it was started without option.guided_decoding_backend=xgrammar or llguidance"
+    if not arguments.get("gather_generation_logits"):
+        lacks["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
+    if not whole_prompts(arguments, release):
+        why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
+        lacks |= {"prompt_logprobs": why, "return_context_logits": why}
+    lora = arguments.get("enable_lora") or arguments.get("lora_config")
+    return Capabilities(lacks, no_adapters="" if lora else NO_LORA, sampling_defaults=SAMPLING_DEFAULTS)

@@ -1,0 +1,1 @@
+"""What can only be seen on machines that the tests do not have."""

@@ -1,0 +1,110 @@
+"""An engine in its own process behind a batcher, as the hosts have it, and the few verbs that points speak."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from handler import engines
+from handler.batcher import Batcher
+from handler.core import Adapter, Delta, Finish, Request, Sampling
+from handler.engines.base import EngineConfig, Tokenizer
+from handler.engines.remote import RemoteEngine, State
+from handler.engines.worker import Spec
+
+PROMPT = "Once upon a time"
+
+
+class Skip(Exception):
+    """A point that says nothing here, and why."""
+
+
+@dataclass
+class Answer:
+    """All deltas of one sequence."""
+
+    deltas: list[Delta]
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def logprobs(self) -> list[float | None]:
+        return [token.logprob for delta in self.deltas for token in delta.tokens]
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for delta in self.deltas for token in delta.tokens)
+
+    @property
+    def finish(self) -> Finish | None:
+        return self.deltas[-1].finish
+
+    @property
+    def error(self) -> str:
+        return str(self.deltas[-1].error or "")
+
+
+class Served:
+    def __init__(self, config: EngineConfig, load_timeout: float) -> None:
+        self.engine = RemoteEngine(Spec("trtllm", config), load_timeout=load_timeout)
+        try:
+            while self.engine.state is State.LOADING:
+                self.engine.step(timeout=1)
+            self.tokenizer: Tokenizer = engines.load_tokenizer("trtllm", config)
+        except BaseException:
+            self.engine.close()
+            raise
+        self.lacks = engines.capabilities("trtllm", config).lacks
+        self.batcher = Batcher(self.engine, max_active=config.max_sequences)
+
+    def needs(self, *fields: str) -> None:
+        for field in fields:
+            if field in self.lacks:
+                raise Skip(f"lacks {field}: {self.lacks[field]}")
+
+    def submit(self, prompt: str = PROMPT, adapter: Adapter | None = None, **sampling: Any) -> int:
+        sampling.setdefault("max_new_tokens", 16)
+        request = Request(prompt, Sampling(**sampling), adapter=adapter)
+        return self.batcher.submit(request, self.tokenizer.encode(prompt))
+
+    def run(self, seconds: float = 120) -> dict[int, Answer]:
+        found: dict[int, Answer] = {}
+        deadline = time.monotonic() + seconds
+        while not self.batcher.idle:
+            assert time.monotonic() < deadline, f"no end after {seconds} s"
+            for delta in self.batcher.step(timeout=0.5):
+                found.setdefault(delta.id, Answer([])).deltas.append(delta)
+        return found
+
+    def one(self, prompt: str = PROMPT, **sampling: Any) -> Answer:
+        id = self.submit(prompt, **sampling)
+        return self.run()[id]
+
+    def workers(self) -> list[int]:
+        """Processes that the engine has started."""
+        listed = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+        rows = [line.split() for line in listed.splitlines()]
+        group = str(self.engine.pid)
+        return [int(pid) for pid, pgid, stat in rows if pgid == group and pid != group and not stat.startswith("Z")]
+
+
+@contextlib.contextmanager
+def served(config: EngineConfig, load_timeout: float) -> Iterator[Served]:
+    found = Served(config, load_timeout)
+    try:
+        yield found
+    finally:
+        found.engine.close(grace=10)
+
+
+def kill(pid: int) -> None:
+    import signal
+
+    os.kill(pid, signal.SIGKILL)

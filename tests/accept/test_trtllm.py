@@ -1,0 +1,71 @@
+"""The acceptance script itself, on the double: it passes what works and says what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.doubles import tiny
+from tests.doubles.requests import environment
+
+
+def run(model: Path, manners: str, *arguments: str) -> tuple[int, list[str], dict[str, object]]:
+    """Exit status, lines, and the verdict that is the last of them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.accept.trtllm", str(model), "--timeout", "60", *arguments],
+        env={**os.environ, **environment(manners)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    *lines, last = done.stdout.splitlines()
+    return done.returncode, lines, json.loads(last)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("model"))
+
+
+def test_it_passes_where_all_is_well(model: Path, tmp_path: Path) -> None:
+    adapter = tiny.adapter(tmp_path / "adapter")
+    status, lines, verdict = run(model, "version=1.3.0;worker", "--adapter", str(adapter))
+    assert (status, verdict["verdict"], verdict["failed"]) == (0, "PASS", []), lines
+    assert verdict["skipped"] == ["as it is: forbidden_words_do_not_come"]
+    assert "PASS adapter: an_adapter_changes_the_answer" in lines
+    assert sum(line.startswith("PASS conformance: ") for line in lines) == 13
+
+
+def test_it_tries_both_samplers_of_1_2(model: Path) -> None:
+    status, lines, verdict = run(model, "version=1.2.1", "--only", "TRTLLMSampler")
+    assert (status, verdict["failed"]) == (0, []), lines
+    assert "PASS TRTLLMSampler: penalties_act" in lines
+    assert "PASS TRTLLMSampler: a_seed_repeats_an_answer_alone_and_in_company" in lines
+    assert any("log-probabilities: they do not" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("manners", "only", "point"),
+    [
+        ("version=1.3.0;cancel_all=3", "greedy", "as it is: loads|as it is: greedy_is_the_same_twice"),
+        ("version=1.3.0;init_fails", "greedy", "as it is: loads"),
+        ("version=1.2.1;assert_logprobs=6", "ignore_eos", "as it is: ignore_eos_goes_on"),
+    ],
+)
+def test_it_fails_what_does_not_work_and_goes_on(model: Path, manners: str, only: str, point: str) -> None:
+    status, lines, verdict = run(model, manners, "--only", only)
+    assert (status, verdict["verdict"]) == (1, "FAIL"), lines
+    assert set(point.split("|")) & set(verdict["failed"])  # type: ignore[call-overload]
+
+
+def test_without_the_package_it_says_what_is_missing(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.accept.trtllm", str(model)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "pip install tensorrt-llm" in done.stderr

@@ -1,0 +1,82 @@
+"""TensorRT-LLM under DJL, on its double: `option.rolling_batch=trtllm`, and async mode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.djl.servers import DjlServer, djl, versions
+from tests.doubles import tiny
+from tests.doubles.requests import CASES, OPTIONS, REFUSED, body, environment
+from tests.servers import LiveServer, serve
+
+pytestmark = pytest.mark.djl
+
+ROLLING = {"option.rolling_batch": "trtllm"}
+ASYNC = {"option.llm_engine": "trtllm", "option.async_mode": "true", "option.rolling_batch": "disable"}
+PLACES = [*((version, ROLLING) for version in versions()), *((version, ASYNC) for version in versions("0.31"))]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("model"))
+
+
+def started(version: str, mode: dict[str, str], model: Path, manners: str) -> Any:
+    shared = {key: value for key, value in OPTIONS.items() if key != "option.llm_engine"}
+    options = {"option.entryPoint": "handler.entry", "option.model_id": str(model), **shared, **mode}
+    return djl(version, options, env=environment(manners))
+
+
+@pytest.fixture(
+    scope="module", params=PLACES, ids=lambda case: f"{case[0]}-{'rolling' if case[1] is ROLLING else 'async'}"
+)
+def server(request: pytest.FixtureRequest, model: Path) -> Iterator[DjlServer]:
+    version, mode = request.param
+    with started(version, mode, model, "version=1.3.0") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def embedded(model: Path) -> Iterator[LiveServer]:
+    flags = [flag for key, value in OPTIONS.items() for flag in ("-o", f"{key}={value}")]
+    with serve(str(model), *flags, env=environment("version=1.3.0")) as found:
+        found.wait_ready()
+        yield found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_request_is_answered_as_by_the_embedded_server(server: DjlServer, embedded: LiveServer, name: str) -> None:
+    case = CASES[name]
+    answer = server.post(body(case.parameters))
+    assert answer.status_code == 200, answer.text
+    assert case.check(answer.json()), answer.text
+    if case.settled:
+        assert answer.json() == embedded.post(body(case.parameters)).json()
+
+
+@pytest.mark.parametrize("name", ["greedy", "to the end", "stop sequence"])
+def test_a_stream_is_the_embedded_servers(server: DjlServer, embedded: LiveServer, name: str) -> None:
+    asked = body(CASES[name].parameters, stream=True)
+    found, wanted = (
+        [json.loads(line) for line in each.post(asked).text.splitlines() if line] for each in (server, embedded)
+    )
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_request_is_refused_by_name(server: DjlServer, name: str) -> None:
+    parameters, message = REFUSED[name]
+    assert message in str(server.post(body(parameters)).json())
+
+
+@pytest.mark.parametrize(("version", "mode"), PLACES[-1:])
+def test_a_dead_engine_is_replaced(version: str, mode: dict[str, str], model: Path) -> None:
+    with started(version, mode, model, "version=1.3.0;die_after=200") as server:
+        long = server.post(body({"max_new_tokens": 300, "ignore_eos_token": True}))
+        assert "EngineDeadError: the executor died" in long.text
+        assert server.post(body({"max_new_tokens": 3})).json()["details"]["generated_tokens"] == 3

@@ -1,0 +1,1 @@
+"""Stand-ins for packages that cannot run here. This directory on `sys.path` is what makes them importable."""

@@ -1,0 +1,17 @@
+"""Errors, by the names of the version that is played."""
+
+from __future__ import annotations
+
+from tensorrt_llm._errors import CppExecutorError, EngineDeadError, RequestError
+from tensorrt_llm._manners import MANNERS
+
+__all__ = ["CppExecutorError", "RequestError"]
+
+_DEAD = EngineDeadError
+del EngineDeadError
+
+
+def __getattr__(name: str) -> type[Exception]:
+    if name == "EngineDeadError" and MANNERS.release >= (1, 3):
+        return _DEAD
+    raise AttributeError(name)

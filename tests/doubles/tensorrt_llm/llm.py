@@ -1,0 +1,158 @@
+"""LLM (contract trtllm.md, sections 1 and 2)."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+from tensorrt_llm._engine import Engine, Request
+from tensorrt_llm._errors import RequestError
+from tensorrt_llm._manners import MANNERS, misuse
+from tensorrt_llm._model import Model
+from tensorrt_llm._result import GenerationResult
+from tensorrt_llm.llm_args import checked
+from tensorrt_llm.sampling_params import SamplingParams
+
+
+class RequestOutput(GenerationResult):
+    """What generate_async gives; made by nobody else."""
+
+
+class LLM:
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: Any = None,
+        tokenizer_mode: str = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
+        self.args: Any = checked(type(self).__name__, {**given, **kwargs})
+        worker = _spawn()
+        from transformers import AutoTokenizer
+
+        self._tokenizer = None if skip_tokenizer_init else AutoTokenizer.from_pretrained(str(model))
+        self._model = Model(Path(model), self._tokenizer)
+        self._engine: Engine | None = Engine(self._model, self.args, self._tokenizer, worker)
+        # Without the LLM its engine stops, and pending results are waited for in vain.
+        weakref.finalize(self, self._engine.shutdown)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @property
+    def llm_id(self) -> str:
+        return f"double-{os.getpid()}"
+
+    def _generate_async(
+        self,
+        inputs: Any,
+        sampling_params: Any = None,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        streaming: bool = False,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: Any = None,
+        trace_headers: Any = None,
+        _postproc_params: Any = None,
+        scheduling_params: Any = None,
+        cache_salt: str | None = None,
+    ) -> RequestOutput:
+        engine = self._engine
+        if engine is None or engine.shut:
+            raise RuntimeError("LLM is shutting down")
+        if sampling_params is None:
+            sampling_params = SamplingParams()
+        if not isinstance(sampling_params, SamplingParams):
+            raise TypeError(f"Expected SamplingParams, got {type(sampling_params)}")
+        ids, text = self._ids(inputs, sampling_params)
+        if sampling_params._times_used:
+            raise misuse("a SamplingParams was used twice: real versions keep in it what they wrote for the first use")
+        sampling_params._times_used += 1
+        sampling_params._setup(self._tokenizer, self._model.generation_config)
+        if sampling_params.end_id is None:
+            raise ValueError("tokenizer is required to reset end_id if it is None")
+        limit = self.args.max_num_tokens
+        if not self.args.enable_chunked_prefill and limit is not None and len(ids) > limit:
+            kind = RequestError if MANNERS.release >= (1, 2) else ValueError
+            raise kind(f"The sum of prompt length ({float(len(ids))}) should not exceed max_num_tokens ({limit})")
+        result = RequestOutput(engine=engine, params=sampling_params, prompt=ids, text=text, tokenizer=self._tokenizer)
+        params = copy.copy(sampling_params)  # it goes to another process: later changes do not reach it
+        engine.submit(Request(0, list(ids), params, streaming, result, lora_request, cache_salt))
+        return result
+
+    def _ids(self, inputs: Any, params: Any) -> tuple[list[int], str | None]:
+        if isinstance(inputs, list):
+            if not isinstance(inputs[0], int):
+                raise AssertionError("inputs is a list of something else than ids")
+            return inputs, None
+        text = inputs.get("prompt") if isinstance(inputs, dict) else inputs
+        if isinstance(inputs, dict) and inputs.get("prompt_token_ids") is not None:
+            return inputs["prompt_token_ids"], None
+        if not isinstance(text, str):
+            raise TypeError(f"Invalid type of inputs for llm.generate: {type(inputs)}")
+        assert self._tokenizer is not None
+        return self._tokenizer.encode(text, add_special_tokens=params.add_special_tokens), text
+
+    def __getattr__(self, name: str) -> Any:
+        """`generate_async` has the parameters of the version that is played."""
+        if name != "generate_async":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        bound = self._generate_async
+        signature = inspect.signature(bound)
+        absent = () if MANNERS.release >= (1, 2) else ("trace_headers", "cache_salt")
+        there = signature.replace(parameters=[one for name, one in signature.parameters.items() if name not in absent])
+
+        def generate_async(*args: Any, **kwargs: Any) -> RequestOutput:
+            there.bind(*args, **kwargs)
+            if len(args) > 1:
+                raise misuse("past `inputs` the order of parameters differs between versions: name them")
+            return bound(*args, **kwargs)
+
+        generate_async.__signature__ = there  # type: ignore[attr-defined]
+        return generate_async
+
+    def generate(self, inputs: Any, sampling_params: Any = None, use_tqdm: bool = True, **more: Any) -> Any:
+        if isinstance(inputs, tuple) or isinstance(sampling_params, tuple):
+            raise TypeError("a batch is a list")
+        if isinstance(inputs, list) and not isinstance(inputs[0], int):
+            several = sampling_params if isinstance(sampling_params, list) else [sampling_params] * len(inputs)
+            return [self.generate(one, params, use_tqdm, **more) for one, params in zip(inputs, several, strict=True)]
+        return self.generate_async(inputs, sampling_params=sampling_params, **more).result()
+
+    def shutdown(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+        self._engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("LLM cannot be pickled")
+
+
+def _spawn() -> subprocess.Popen[bytes] | None:
+    """What the real one does with MPI, as far as it can fail."""
+    launched = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"))
+    if launched and "TLLM_SPAWN_PROXY_PROCESS" not in os.environ:
+        raise RuntimeError("MPI_Comm_spawn failed: All nodes which are allocated for this job are already filled.")
+    if MANNERS.init_fails:
+        raise RuntimeError("Executor worker died during initialization")
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) if MANNERS.worker else None

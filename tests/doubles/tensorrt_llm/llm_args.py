@@ -1,0 +1,68 @@
+"""The arguments of LLM and how they are checked (contract trtllm.md, section 1)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pydantic
+from tensorrt_llm._api import API, kind, model
+from tensorrt_llm._manners import MANNERS
+from tensorrt_llm.lora_helper import LoraConfig
+
+KvCacheConfig: Any = model("KvCacheConfig", API["KvCacheConfig"]["params"], {})
+SchedulerConfig: Any = model("SchedulerConfig", API["SchedulerConfig"]["params"], {})
+CudaGraphConfig: Any = model("CudaGraphConfig", API["CudaGraphConfig"]["params"], {})
+PeftCacheConfig: Any = model("PeftCacheConfig", API["PeftCacheConfig"]["params"], {})
+
+_KNOWN = {
+    "KvCacheConfig": KvCacheConfig,
+    "SchedulerConfig": SchedulerConfig,
+    "CudaGraphConfig": CudaGraphConfig,
+    "PeftCacheConfig": PeftCacheConfig,
+    "LoraConfig": LoraConfig,
+}
+_PARAMETERS = {parameter["name"]: parameter for part in ("params", "common", "torch") for parameter in API["LLM"][part]}
+_TRT_ONLY = {parameter["name"] for parameter in API["LLM"]["trt"]} - set(_PARAMETERS)
+
+
+def fields() -> dict[str, dict[str, Any]]:
+    """The arguments of the version that is played."""
+    found = dict(_PARAMETERS)
+    if MANNERS.release == (1, 0):
+        for name in ("sampler_type", "orchestrator_type", "env_overrides"):
+            del found[name]
+        for name in ("enable_trtllm_sampler", "enable_mixed_sampler"):
+            found[name] = {"name": name, "type": "bool", "default": False}
+    return found
+
+
+def checked(name: str, given: dict[str, Any]) -> pydantic.BaseModel:
+    """
+    Args:
+        name: of the class that was called, as messages have it.
+
+    Raises:
+        ValueError: unknown, of the wrong type or kind.
+        RuntimeError: there are too few GPUs.
+    """
+    given = {key.removeprefix("_"): value for key, value in given.items() if key not in ("backend", "executor_cls")}
+    known = fields()
+    names = {key.lstrip("_") for key in known}
+    if of_trt := sorted(set(given) & _TRT_ONLY - names):
+        raise ValueError(f"{', '.join(of_trt)}: only tensorrt_llm._tensorrt_engine.LLM has these")
+    for key in given:
+        if key not in names:
+            raise ValueError(f"{name} got invalid argument: {key}")
+    arguments: Any = model("TorchLlmArgs", list(known.values()), _KNOWN)(**given)
+    if MANNERS.release >= (1, 3) and getattr(arguments, "sampler_type", None) == "TRTLLMSampler":
+        raise ValueError("sampler_type='TRTLLMSampler' has been removed")
+    if (arguments.stream_interval or 0) < 1:
+        raise ValueError("stream_interval must be positive")
+    world = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.context_parallel_size
+    if world > max(MANNERS.gpus, 1) and world > 1 and "RAY_LOCAL_WORLD_SIZE" not in os.environ:
+        raise RuntimeError(f"Only {MANNERS.gpus} GPUs are available, but {world} are required.")
+    return arguments  # type: ignore[no-any-return]
+
+
+__all__ = ["CudaGraphConfig", "KvCacheConfig", "PeftCacheConfig", "SchedulerConfig", "checked", "kind"]

@@ -1,0 +1,156 @@
+"""TensorRT-LLM in a process of its own, dying and falling silent: those in flight are told, the next are served."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler import engines
+from handler.batcher import Batcher
+from handler.core import Delta, Finish, Request, Sampling
+from handler.engines.base import EngineConfig
+from handler.engines.remote import RemoteEngine, State
+from handler.engines.worker import Spec
+from handler.errors import GenerationFailed
+from tests.doubles import tiny, using
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("model"))
+
+
+class Served:
+    def __init__(self, engine: RemoteEngine, config: EngineConfig) -> None:
+        self.engine = engine
+        self.batcher = Batcher(engine, max_active=16)
+        self.tokenizer = engines.load_tokenizer("trtllm", config)
+
+    def submit(self, **sampling: Any) -> int:
+        prompt = "Once upon a time"
+        return self.batcher.submit(Request(prompt, Sampling(**sampling)), self.tokenizer.encode(prompt))
+
+    def run(self, seconds: float = 30) -> dict[int, list[Delta]]:
+        found: dict[int, list[Delta]] = {}
+        deadline = time.monotonic() + seconds
+        while not self.batcher.idle:
+            assert time.monotonic() < deadline, "it does not end"
+            for delta in self.batcher.step(timeout=0.5):
+                found.setdefault(delta.id, []).append(delta)
+        return found
+
+
+@contextlib.contextmanager
+def served(model: Path, manners: str, timeout: float = 60.0, **options: Any) -> Iterator[Served]:
+    config = EngineConfig(model=model, max_sequences=16, options=options)
+    with using.tensorrt_llm(manners):
+        engine = RemoteEngine(Spec("trtllm", config), timeout=timeout, load_timeout=60)
+        try:
+            while engine.state is State.LOADING:
+                engine.step(timeout=1)
+            yield Served(engine, config)
+        finally:
+            engine.close()
+
+
+@pytest.mark.parametrize(
+    ("manners", "options", "reason"),
+    [
+        ("die_after=60", {}, "RuntimeError: the executor died"),
+        ("die_after=60;death=cpp", {}, "CppExecutorError: the executor died"),
+        ("version=1.3.0;die_after=60", {}, "EngineDeadError: the executor died"),
+        ("stall_after=60", {"inactivity_timeout": 1.0}, "TimeoutError: no request got anywhere for 1.0 s"),
+        ("exit_after=60", {}, "it exited with code 134"),
+    ],
+)
+def test_those_in_flight_are_told_and_the_next_are_served(
+    model: Path, manners: str, options: dict[str, Any], reason: str
+) -> None:
+    with served(model, manners, **options) as found:
+        first = found.engine.pid
+        lost = [found.submit(max_new_tokens=200, ignore_eos=True) for _ in range(3)]
+        deltas = found.run()
+        for id in lost:
+            error = deltas[id][-1].error
+            assert isinstance(error, GenerationFailed)
+            assert reason in str(error)
+        again = found.submit(max_new_tokens=5, ignore_eos=True)
+        assert found.run()[again][-1].finish is Finish.LENGTH
+        assert found.engine.pid != first
+        assert found.engine.restarts == 1
+
+
+def test_a_stall_is_noticed_though_empty_steps_come(model: Path) -> None:
+    """They count as signs of life to the host, whose own patience is shorter here."""
+    with served(model, "stall_after=60", timeout=0.5, inactivity_timeout=1.5) as found:
+        id = found.submit(max_new_tokens=200, ignore_eos=True)
+        began = time.monotonic()
+        error = found.run()[id][-1].error
+        assert 1.2 < time.monotonic() - began < 6
+        assert "option.inactivity_timeout" in str(error)
+
+
+def test_a_pause_between_requests_is_no_stall(model: Path) -> None:
+    with served(model, "", inactivity_timeout=0.5) as found:
+        for _ in range(2):
+            id = found.submit(max_new_tokens=5, ignore_eos=True)
+            assert found.run()[id][-1].finish is Finish.LENGTH
+            time.sleep(0.8)
+        assert found.engine.restarts == 0
+
+
+def test_slow_tokens_are_no_stall(model: Path) -> None:
+    with served(model, "pause=0.2", inactivity_timeout=0.6) as found:
+        id = found.submit(max_new_tokens=8, ignore_eos=True)
+        assert found.run()[id][-1].finish is Finish.LENGTH
+
+
+def test_a_first_load_that_fails_is_said(model: Path) -> None:
+    with (
+        pytest.raises(GenerationFailed, match="Executor worker died during initialization"),
+        served(model, "init_fails"),
+    ):
+        pass
+
+
+def test_a_death_with_nobody_there_costs_only_the_next(model: Path) -> None:
+    with served(model, "die_after=40") as found:
+        first = found.submit(max_new_tokens=37, ignore_eos=True)
+        assert found.run()[first][-1].finish is Finish.LENGTH
+        lost = found.submit(max_new_tokens=5, ignore_eos=True)
+        assert found.run()[lost][-1].error is not None
+        after = found.submit(max_new_tokens=5, ignore_eos=True)
+        assert found.run()[after][-1].finish is Finish.LENGTH
+
+
+def test_shutting_down_is_the_engines_end_and_no_refusal(model: Path) -> None:
+    """What a request that comes after the death meets is not its own fault."""
+    from tests.engines.trtllm_cases import loaded
+
+    with loaded(model) as found:
+        found.double.shutdown()
+        found.add()
+        with pytest.raises(RuntimeError, match="LLM is shutting down"):
+            found.engine.step()
+
+
+def test_what_the_engine_started_goes_with_it(model: Path) -> None:
+    """Its process is killed with its group, where MPI's workers are."""
+    with served(model, "worker") as found:
+        pid = found.engine.pid
+        assert len(_group(pid)) == 2
+    deadline = time.monotonic() + 10
+    while _group(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _group(pid: int | None) -> list[str]:
+    listed = subprocess.run(["ps", "-o", "pid=,stat=", "-g", str(pid)], capture_output=True, text=True)
+    return [line for line in listed.stdout.splitlines() if not line.split()[1].startswith("Z")]
