@@ -71,6 +71,7 @@ class Sampling:
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
+    logprobs: bool = True  # report each generated token's log-probability; an engine may do so unasked
     top_logprobs: int = 0  # the most likely tokens reported beside each generated one
     prompt_logprobs: bool = False
     guide: Guide | None = None

@@ -184,6 +184,7 @@ def schema_context(config: Config, spec: Spec, adapters: Adapters) -> Context:
         engine=spec.engine,
         lacks=able.lacks,
         no_adapters=able.no_adapters,
+        sampling_defaults=able.sampling_defaults,
         adapters=adapters,
         output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
         refuse_unknown=config.unknown_parameters == "refuse",

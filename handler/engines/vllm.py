@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from handler.engines.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.family import end_with_children, end_with_this_process
 from handler.engines.turns import Turns
 from handler.engines.vllm_arguments import engine_arguments, guide_arguments, sampling_arguments
-from handler.engines.vllm_results import Running, output_of, ranked
+from handler.engines.vllm_results import Asked, BeamToken, Results
 
 __all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare"]
 
@@ -52,13 +52,12 @@ class _Beams:
     ids: Sequence[int]
     adapter: Adapter | None
     search: BeamSearch
-    steps: int = 0
-    waiting: dict[str, int] | None = None  # vLLM's request ids -> the beam's place
-    found: list[Sequence[tuple[int, float]]] | None = None
+    waiting: dict[int, Asked] = field(default_factory=dict)  # by the beam's number
+    found: list[Sequence[tuple[int, float]]] = field(default_factory=list)
 
 
 class Vllm:
-    """See `engines.base.Engine`. vLLM's request ids are our keys as text, a beam's `key/step/beam`."""
+    """See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         for name, value in _ENVIRONMENT.items():
@@ -77,6 +76,7 @@ class Vllm:
             # Left alone it asks for nine tenths of the machine, and does not start where they are not free.
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.cache_gib or _CPU_CACHE_GIB)
         self._engine: Any = LLMEngine.from_engine_args(vllm.EngineArgs(**arguments), enable_multiprocessing=True)
+        self._results = self._engine.output_processor = Results()
         self._leave = end_with_children()  # it notices its core's death only when it sends something
         self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know
         self._max_adapters = int(arguments.get("max_cpu_loras") or arguments.get("max_loras") or 0)
@@ -85,9 +85,8 @@ class Vllm:
             # Measured with 0.32: in a batch with others, a request that names no adapter gets one's weights.
             self._turns = Turns()
         self._late: list[Output] = []  # of requests that failed when their turn came
-        self._running: dict[str, Running] = {}
+        self._running: dict[int, Asked] = {}
         self._searches: dict[int, _Beams] = {}
-        self._by_request: dict[str, _Beams] = {}
         assert config.model is not None
         self._eos = eos_ids(config.model)
         model = self._engine.model_config
@@ -107,18 +106,18 @@ class Vllm:
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
             start = partial(self._search, _Beams(key, ids, adapter, search))
         else:
-            plain = not sampling.top_logprobs and not sampling.prompt_logprobs
-            running = Running(key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, plain)
-            start = partial(self._run, running, ids, self._params(sampling), adapter)
+            # The first token of a prompt has no score.
+            scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None
+            asked = Asked(key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores)
+            start = partial(self._run, asked, ids, self._params(sampling), adapter)
         if self._turns is None:
             start()
         else:
             self._turns.enter(key, adapter is not None, start)
 
-    def _run(self, running: Running, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
-        id = str(running.key)
-        self._submit(id, ids, params, adapter)
-        self._running[id] = running
+    def _run(self, asked: Asked, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
+        self._submit(asked, ids, params, adapter)
+        self._running[asked.key] = asked
 
     def _search(self, beams: _Beams) -> None:
         self._searches[beams.key] = beams
@@ -138,27 +137,27 @@ class Vllm:
 
         return self._vllm.SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
 
-    def _submit(self, id: str, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
+    def _submit(self, asked: Asked, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
         lora = None
         if adapter is not None:
             if adapter.id not in self._adapters:
                 self.load_adapter(adapter)  # vLLM would load it too, but die of one that is broken
             self._adapters.move_to_end(adapter.id)
             lora = _lora_request(adapter)
-        self._engine.add_request(id, self._vllm.inputs.tokens_input(list(ids)), params, lora_request=lora)
+        self._results.next = asked
+        prompt = self._vllm.inputs.tokens_input(list(ids))
+        self._engine.add_request(str(asked.key), prompt, params, lora_request=lora)
 
     def cancel(self, key: int) -> None:
         self._drop(key)
         self._leave_turn(key)
 
     def _drop(self, key: int) -> None:
-        if self._running.pop(str(key), None) is not None:
-            self._engine.abort_request([str(key)])
-        search = self._searches.pop(key, None)
-        if search is not None and search.waiting:
-            for id in search.waiting:
-                self._by_request.pop(id, None)
-            self._engine.abort_request(list(search.waiting))
+        dropped = [asked.id for asked in (self._running.pop(key, None),) if asked is not None]
+        if (beams := self._searches.pop(key, None)) is not None:
+            dropped = [asked.id for asked in beams.waiting.values()]
+        if dropped:
+            self._engine.abort_request(dropped, internal=True)
 
     def _leave_turn(self, key: int) -> None:
         if self._turns is not None:
@@ -167,65 +166,52 @@ class Vllm:
 
     def step(self) -> Step:
         late, self._late = self._late, []
-        step = Step([], [], [], late)
         if not self._engine.has_unfinished_requests():  # it would wait for ever
-            return step
-        keys, ids, logprobs, others = step
-        for result in self._engine.step():
-            id = result.request_id
-            output = result.outputs[0]
-            running = self._running.get(id)
-            if running is None:
-                if (beams := self._by_request.pop(id, None)) is not None:
-                    others += self._beam_output(beams, id, output)
-                continue
-            tokens = output.token_ids
-            if output.finish_reason is None and len(tokens) == 1 and running.plain:  # nearly every one
-                token = tokens[0]
-                keys.append(running.key)
-                ids.append(token)
-                logprobs.append(output.logprobs[0][token].logprob)
-                continue
-            others.append(output_of(running, result))
-            if output.finish_reason is not None:
-                del self._running[id]
-        for ended in others:
-            if ended.finish is not None:
-                self._leave_turn(ended.key)
-        return step
+            return Step([], [], [], late)
+        found: tuple[Step, list[BeamToken]] = self._engine.step()
+        step, beam_tokens = found
+        for token in beam_tokens:
+            step.others.extend(self._beam_output(token))
+        for output in step.others:
+            if output.finish is not None:
+                self._running.pop(output.key, None)
+                self._leave_turn(output.key)
+        return Step(step.keys, step.ids, step.logprobs, late + step.others)
 
     # -- beams ---------------------------------------------------------------------------------------------------
 
     def _continue(self, beams: _Beams) -> None:
         """Ask for what may come after each beam; the prefix cache has all but the last token."""
         search = beams.search
-        beams.steps += 1
-        beams.waiting = {f"{beams.key}/{beams.steps}/{index}": index for index in range(len(search.beams))}
         beams.found = [()] * len(search.beams)
         one = replace(search.sampling, num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
-        for id, index in beams.waiting.items():
-            self._by_request[id] = beams
-            self._submit(id, [*beams.ids, *search.beams[index].ids], self._params(one), beams.adapter)
+        for number, beam in enumerate(search.beams):
+            beams.waiting[number] = asked = Asked(beams.key, num_tops=search.width, beam=number)
+            self._submit(asked, [*beams.ids, *beam.ids], self._params(one), beams.adapter)
 
-    def _beam_output(self, beams: _Beams, id: str, output: Any) -> list[Output]:
+    def _beam_output(self, token: BeamToken) -> list[Output]:
         """What a beam's next token brings: nothing, until the search has ended."""
-        assert beams.waiting is not None
-        assert beams.found is not None
-        beams.found[beams.waiting.pop(id)] = ranked(output.logprobs[0])
-        if beams.waiting:
+        number = token.asked.beam
+        beams = self._searches.get(token.asked.key)
+        if beams is None or number is None:
             return []
-        if not beams.search.advance(beams.found):
+        del beams.waiting[number]
+        beams.found[number] = token.alternatives
+        error = token.error
+        if error is None:
+            if beams.waiting:
+                return []
+            if beams.search.advance(beams.found):
+                del self._searches[beams.key]
+                best = enumerate(beams.search.best())
+                return [Output(beams.key, beam.ids, beam.logprobs, beam.finish, number) for number, beam in best]
             try:
                 self._continue(beams)
-            except Exception as error:  # a beam that has outgrown the model: this search ends, the others go on
-                self._drop(beams.key)
-                return [Output(beams.key, (), (), Finish.ERROR, error=str(error))]
-            return []
-        del self._searches[beams.key]
-        return [
-            Output(beams.key, beam.ids, beam.logprobs, beam.finish, sequence)
-            for sequence, beam in enumerate(beams.search.best())
-        ]
+                return []
+            except Exception as refusal:  # a beam that has outgrown the model: this search ends, the others go on
+                error = str(refusal)
+        self._drop(beams.key)
+        return [Output(beams.key, (), (), Finish.ERROR, error=error)]
 
     # -- adapters ------------------------------------------------------------------------------------------------
 
@@ -245,7 +231,7 @@ class Vllm:
 
     def _warm_up(self) -> None:
         """The first step compiles and allocates; the first client must not wait for that."""
-        self.add(0, [min(self._eos, default=0)], Sampling(max_new_tokens=2, ignore_eos=True))
+        self.add(0, [min(self._eos, default=0)], Sampling(max_new_tokens=3, ignore_eos=True))
         while self._running:
             self.step()
 

@@ -73,7 +73,6 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "ignore_eos": sampling.ignore_eos,
-        "logprobs": sampling.top_logprobs,  # 0: the chosen token's alone
         "detokenize": False,
         "temperature": 0.0,
     }
@@ -86,6 +85,8 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
             # vLLM's generators take a signed 64-bit number
             "seed": None if sampling.seed is None else sampling.seed - (1 << 64 if sampling.seed >> 63 else 0),
         }
+    if sampling.logprobs or sampling.top_logprobs:
+        arguments["logprobs"] = sampling.top_logprobs  # 0: the chosen token's alone
     if sampling.stop_token_ids:
         arguments["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.bad_sequences:

@@ -1,61 +1,150 @@
-"""What vLLM says of its requests, as this package's outputs."""
+"""What vLLM's core says of its requests, as this package's outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from handler.core import Finish
-from handler.engines.base import Output
+from handler.engines.base import Output, Step
 
 
 @dataclass
-class Running:
-    """A request in vLLM that is not a beam's."""
+class Asked:
+    """A request in vLLM; a beam's next token is one too.
+
+    Attributes:
+        key: the caller's.
+        stops: ids that end it as STOP, not as EOS.
+        num_tops: alternatives that were asked for.
+        prompt_logprobs: those that have come so far; None where none were asked for.
+        beam: which of a search's beams it continues.
+        id: vLLM's own, once it has the request.
+    """
 
     key: int
-    stops: frozenset[int]  # ids that end it as STOP, not as EOS
-    num_tops: int  # alternatives that were asked for
-    plain: bool  # its outputs hold nothing but the chosen token
+    stops: frozenset[int] = frozenset()
+    num_tops: int = 0
+    prompt_logprobs: list[float | None] | None = None
+    beam: int | None = None
+    id: str = ""
+    plain: bool = field(init=False)  # nothing but the chosen token comes with each step
+
+    def __post_init__(self) -> None:
+        self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
 
-def output_of(running: Running, result: Any) -> Output:
-    output = result.outputs[0]
-    ids, finish = list(output.token_ids), _finish(output, running.stops)
+class BeamToken(NamedTuple):
+    """What may come after a beam, the most likely first; or why nothing does."""
+
+    asked: Asked
+    alternatives: Sequence[tuple[int, float]]
+    error: str | None
+
+
+class Processed(NamedTuple):
+    """What LLMEngine takes from an output processor."""
+
+    request_outputs: tuple[Step, list[BeamToken]]
+    reqs_to_abort: Sequence[str] = ()
+
+
+class Results:
+    """Stands where LLMEngine has its OutputProcessor, with the methods that LLMEngine calls (vLLM 0.20 to 0.33).
+
+    vLLM's own makes objects, texts and statistics of every token, of which nothing is wanted here: it costs four times
+    as much as this.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Asked] = {}
+        self.next = Asked(0)  # what the request is that LLMEngine adds next
+
+    def add_request(self, request: Any, *prompt_parent_and_index: Any) -> None:
+        self.next.id = request.request_id
+        self._asked[request.request_id] = self.next
+
+    def abort_requests(self, request_ids: Collection[str], internal: bool) -> list[str]:
+        return [id for id in request_ids if self._asked.pop(id, None) is not None]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._asked)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._asked)
+
+    def update_scheduler_stats(self, stats: Any) -> None:
+        pass
+
+    def process_outputs(self, outputs: Iterable[Any], **timestamps_and_statistics: Any) -> Processed:
+        """The hot path: one token more for each of many requests."""
+        keys: list[int] = []
+        ids: list[int] = []
+        logprobs: list[float | None] = []
+        others: list[Output] = []
+        beams: list[BeamToken] = []
+        for output in outputs:
+            asked = self._asked.get(output.request_id)
+            if asked is None:  # cancelled
+                continue
+            tokens, finish = output.new_token_ids, output.finish_reason
+            if asked.plain and finish is None and len(tokens) == 1:  # nearly every one
+                keys.append(asked.key)
+                ids.append(tokens[0])
+                scores = output.new_logprobs
+                logprobs.append(None if scores is None else float(scores.logprobs[0, 0]))
+                continue
+            if finish is not None:
+                del self._asked[output.request_id]
+            if asked.beam is not None:
+                if finish is not None:
+                    beams.append(_beam_token(asked, output))
+            elif (found := _output(asked, output)) is not None:
+                others.append(found)
+        return Processed((Step(keys, ids, logprobs, others), beams))
+
+
+def _output(asked: Asked, output: Any) -> Output | None:
+    if asked.prompt_logprobs is not None and (scores := output.new_prompt_logprobs_tensors) is not None:
+        asked.prompt_logprobs += scores.logprobs[:, 0].tolist()  # a part of a long prompt's; its own ids come first
+    ids = list(output.new_token_ids)
+    finish = _finish(output, asked.stops)
     if finish is Finish.ERROR:
-        return Output(running.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!r}")
-    positions = output.logprobs or ()
-    prompt = result.prompt_logprobs
+        return Output(asked.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!s}")
+    if not ids and finish is None:
+        return None
+    scores = output.new_logprobs
+    prompt_logprobs, asked.prompt_logprobs = asked.prompt_logprobs, None
     return Output(
-        running.key,
+        asked.key,
         ids,
-        [position[id].logprob for id, position in zip(ids, positions, strict=True)],
+        [None] * len(ids) if scores is None else scores.logprobs[:, 0].tolist(),
         finish,
-        prompt_logprobs=_prompt_logprobs(result.prompt_token_ids, prompt) if prompt else None,
-        tops=[ranked(position)[: running.num_tops] for position in positions] if running.num_tops else None,
+        prompt_logprobs=prompt_logprobs,
+        tops=_tops(scores, asked.num_tops) if asked.num_tops else None,
     )
 
 
+def _beam_token(asked: Asked, output: Any) -> BeamToken:
+    if _finish(output, frozenset()) is Finish.ERROR:
+        return BeamToken(asked, (), f"vLLM ended a beam as {output.finish_reason!s}")
+    return BeamToken(asked, _tops(output.new_logprobs, asked.num_tops)[0], None)
+
+
+def _tops(scores: Any, count: int) -> list[list[tuple[int, float]]]:
+    """The most likely ids at each position; the chosen one stands before them, whatever its rank."""
+    ids, logprobs = scores.logprob_token_ids[:, 1 : count + 1], scores.logprobs[:, 1 : count + 1]
+    return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+
+
 def _finish(output: Any, stops: frozenset[int]) -> Finish | None:
-    match output.finish_reason:
-        case None:
-            return None
+    if output.finish_reason is None:
+        return None
+    match str(output.finish_reason):
         case "length":
             return Finish.LENGTH
-        case (
-            "stop"
-        ):  # stop_reason is None or an id that the model's generation_config.json names, where it is an end token
-            return Finish.STOP if output.token_ids and output.token_ids[-1] in stops else Finish.EOS
+        case "stop":
+            return Finish.STOP if output.new_token_ids and output.new_token_ids[-1] in stops else Finish.EOS
         case _:
             return Finish.ERROR
-
-
-def ranked(position: Mapping[int, Any]) -> list[tuple[int, float]]:
-    """All ids of a position, the most likely first; the chosen one is among them, whatever its rank."""
-    found = sorted(position.items(), key=lambda item: item[1].rank)
-    return [(id, logprob.logprob) for id, logprob in found]
-
-
-def _prompt_logprobs(ids: Sequence[int], positions: Sequence[Any]) -> list[float | None]:
-    return [None if not found else found[id].logprob for id, found in zip(ids, positions, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from handler.core import Names, Request, Sampling
@@ -116,7 +117,8 @@ def _read_sampling(body: Mapping[str, Any], context: Context) -> Sampling:
     sampling = read_parameters(body, context, defaults=defaults, table=TABLE)
     if (count := body.get("top_logprobs")) and not body.get("logprobs"):
         raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-    return sampling
+    wanted = bool(body.get("logprobs")) or sampling.num_sequences > 1  # which are ranked by them
+    return replace(sampling, logprobs=wanted)
 
 
 def identity() -> tuple[str, int]:
