@@ -108,7 +108,8 @@ class TrtLlm:
 
     def cancel(self, key: int) -> None:
         self._fresh.pop(key, None)
-        if (running := self._running.pop(key, None)) is not None and not running.ended:
+        running = self._running.pop(key, None)
+        if running is not None and not running.ended and self._broken is None:
             running.result.abort()  # its end comes later, to its task, where nobody listens
 
     def step(self) -> Step:

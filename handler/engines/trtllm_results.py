@@ -146,8 +146,8 @@ class Running:
         rows, wanted = _rows(self.result.context_logits), len(self._asked.prompt)
         if len(rows) != wanted:
             raise ValueError(
-                f"the engine gave logits of {len(rows)} of the prompt's {wanted} tokens, as the others were in its "
-                "prefix cache; option.enable_prefix_caching=false gives all"
+                f"the engine gave logits of {len(rows)} of the prompt's {wanted} tokens: the others were in its prefix "
+                "cache, or in parts (option.enable_prefix_caching=false, option.enable_chunked_prefill=false)"
             )
         return rows
 

@@ -1,8 +1,7 @@
-"""The double against the API's list of names, and against the manners that contract trtllm.md, section 11, asks for."""
+"""The double against the API's list of names; what it takes and refuses."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import inspect
 import json
@@ -14,40 +13,14 @@ import pydantic
 import pytest
 
 from tests.doubles import tiny, using
+from tests.doubles.double import PROMPT, Double
 
 API = json.loads((Path(__file__).parent / "trtllm_api.json").read_text())
-PROMPT = [30, 31, 32]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make(tmp_path_factory.mktemp("model"))
-
-
-class Double:
-    """One LLM of one version, and what a test says to it."""
-
-    def __init__(self, model: Path, **arguments: Any) -> None:
-        import tensorrt_llm
-        from tensorrt_llm.executor.utils import RequestError
-
-        self.package, self.refusal = tensorrt_llm, RequestError
-        self.llm = tensorrt_llm.LLM(str(model), **arguments)
-
-    def ask(self, inputs: Any = PROMPT, *, streaming: bool = True, more: Any = None, **params: Any) -> Any:
-        """Every state of the result, as (ids, finish_reason) of its outputs; and the result."""
-        params.setdefault("detokenize", False)
-
-        async def run() -> Any:
-            sampling = self.package.SamplingParams(**params)
-            result = self.llm.generate_async(inputs, sampling_params=sampling, streaming=streaming, **(more or {}))
-            states = []
-            async for item in result:
-                assert item is result
-                states.append([(list(one.token_ids), one.finish_reason) for one in item.outputs])
-            return states, result
-
-        return asyncio.run(run())
 
 
 @pytest.fixture(params=["1.0.0", "1.1.0", "1.2.1", "1.3.0"])
@@ -234,215 +207,3 @@ def test_torch_sampler_takes_penalties_and_seeds_and_does_nothing_before_1_3(eac
     assert (plain == punished) == (release < (1, 3))
     sampled = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "seed": 4, "end_id": -1}
     assert (each.ask(**sampled)[0][-1] == each.ask(**sampled)[0][-1]) == (release >= (1, 3))
-
-
-# -- requests
-
-
-@pytest.mark.parametrize(
-    ("inputs", "error"),
-    [([], IndexError), (["a"], AssertionError), (7, TypeError), ((1, 2), TypeError), ({}, TypeError)],
-)
-def test_what_inputs_may_be(now: Double, inputs: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        now.ask(inputs)
-
-
-def test_a_too_long_prompt_is_refused_at_once_by_the_versions_own_error(model: Path) -> None:
-    for version, kind in (("1.1.0", "ValueError"), ("1.2.0", "RequestError")):
-        with using.tensorrt_llm(f"version={version}"):
-            found = Double(model, max_num_tokens=4)
-            with pytest.raises(Exception, match=r"The sum of prompt length \(5\.0\)") as raised:
-                found.llm.generate_async([5] * 5)
-            assert type(raised.value).__name__ == kind
-            found.llm.shutdown()
-
-
-def test_a_request_of_no_sampling_params(now: Double) -> None:
-    with pytest.raises(TypeError, match="SamplingParams"):
-        now.llm.generate_async(PROMPT, sampling_params={"max_tokens": 1})
-    assert len(now.llm.generate(PROMPT).outputs[0].token_ids) <= 32
-
-
-def test_lists_grow_and_the_end_is_among_them(each: Double) -> None:
-    states, result = each.ask(max_tokens=200)
-    assert [len(state[0][0]) for state in states] == list(range(1, len(states) + 1))
-    assert (result.outputs[0].finish_reason, result.outputs[0].stop_reason) == ("stop", None)
-    assert result.outputs[0].token_ids[-1] == 3
-    assert result.finished
-
-
-def test_not_streaming_is_one_item(each: Double) -> None:
-    states, _ = each.ask(streaming=False, max_tokens=20, end_id=-1)
-    assert len(states) == 1
-
-
-def test_a_stop_id_is_cut_from_the_ids_and_not_from_the_log_probabilities(now: Double) -> None:
-    whole = now.ask(end_id=-1, max_tokens=9)[1].outputs[0].token_ids
-    output = now.ask(end_id=-1, max_tokens=9, stop_token_ids=[whole[3]], logprobs=1)[1].outputs[0]
-    assert (output.token_ids, output.stop_reason, output.finish_reason) == (whole[:3], whole[3], "stop")
-    assert len(output.logprobs) == 4
-    kept = now.ask(end_id=-1, stop_token_ids=[whole[3]], include_stop_str_in_output=True)[1].outputs[0]
-    assert kept.token_ids == whole[:4]
-
-
-def test_log_probabilities(now: Double) -> None:
-    output = now.ask(temperature=5.0, top_k=0, top_p=1.0, logprobs=2, max_tokens=30, end_id=-1)[1].outputs[0]
-    for id, entry in zip(output.token_ids, output.logprobs, strict=True):
-        assert id in entry
-        assert len(entry) in (2, 3)
-        assert not hasattr(entry[id], "decoded_token")
-    assert any(len(entry) == 3 for entry in output.logprobs)  # one outside of the most likely
-    assert now.ask(logprobs=0, max_tokens=2)[1].outputs[0].logprobs == []
-
-
-def test_growing_log_probabilities_fail_at_the_second_item(model: Path) -> None:
-    with using.tensorrt_llm():
-        found = Double(model, sampler_type="TRTLLMSampler")
-        with pytest.raises(AssertionError, match=r"logprobs length: 3 != output\.length: 2"):
-            found.ask(logprobs=1, end_id=-1)
-        found.llm.shutdown()
-
-
-def test_an_abort_ends_it_later_as_cancelled(each: Double) -> None:
-    async def run() -> Any:
-        params = each.package.SamplingParams(max_tokens=400, end_id=-1, detokenize=False)
-        result = each.llm.generate_async(PROMPT, sampling_params=params, streaming=True)
-        await result.__anext__()
-        assert result.abort() is None
-        assert (result.aborted(), result.finished) == (True, False)
-        async for _ in result:
-            pass
-        return result
-
-    assert asyncio.run(run()).outputs[0].finish_reason == "cancelled"
-
-
-def test_a_text_level_stop_leaves_the_engine_at_work_in_1_2_alone(model: Path) -> None:
-    for version, leaked, aborted in (("1.1.0", 0, 1), ("1.2.1", 1, 0)):
-        with using.tensorrt_llm(f"version={version}"):
-            found = Double(model)
-            text = found.llm.generate(PROMPT, found.package.SamplingParams(end_id=-1)).outputs[0].text
-            params = {"detokenize": True, "max_tokens": 400, "stop": [text[3:5]], "min_tokens": 1}
-            output = found.ask(**params)[1].outputs[0]
-            assert output.finish_reason == "stop"
-            assert text[3:5] not in output.text
-            engine = found.llm._engine
-            assert (engine.leaked, len(engine.aborted)) == (leaked, aborted)
-            found.llm.shutdown()
-
-
-def test_texts_of_several_sequences_are_said_twice_when_streamed_before_1_3(each: Double) -> None:
-    params = {"n": 2, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "end_id": -1, "max_tokens": 6, "detokenize": True}
-    outputs = each.ask(**params)[1].outputs
-    decoded = [each.llm.tokenizer.decode(output.token_ids) for output in outputs]
-    assert ([output.text for output in outputs] == decoded) == (each.package.MANNERS.release >= (1, 3))
-
-
-def test_differences_are_those_of_the_last_item_alone(model: Path) -> None:
-    with using.tensorrt_llm("burst=3"):
-        found = Double(model)
-        output = found.ask(max_tokens=7, end_id=-1)[1].outputs[0]
-        assert (len(output.token_ids), output.token_ids_diff, output.length) == (7, output.token_ids[6:], 7)
-        found.llm.shutdown()
-
-
-def test_failures_since_1_3_are_said_and_not_raised(model: Path) -> None:
-    with using.tensorrt_llm("version=1.3.0"):
-        found = Double(model)
-        _, result = found.ask(max_tokens=0)
-        assert "max_tokens" in result.error
-        assert result.finished
-        found.llm.shutdown()
-
-
-def test_a_dead_engine_refuses_what_comes_after(model: Path) -> None:
-    with using.tensorrt_llm("die_after=5"):
-        found = Double(model)
-        with pytest.raises(RuntimeError, match="the executor died"):
-            found.ask(max_tokens=50, end_id=-1)
-        with pytest.raises(RuntimeError, match="LLM is shutting down"):
-            found.ask()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "params"),
-    [
-        ({}, {"temperature": 1e-38}),
-        ({}, {"temperature": 1.0, "top_k": 10**6}),
-        ({}, {"temperature": 1.0, "embedding_bias": "nothing"}),
-        ({"guided_decoding_backend": "xgrammar"}, {"regex": "a|b", "end_id": -1}),
-        ({"guided_decoding_backend": "xgrammar"}, {"regex": "a|b", "min_tokens": 9}),
-    ],
-)
-def test_what_one_request_can_do_to_all(model: Path, arguments: dict[str, Any], params: dict[str, Any]) -> None:
-    """The adapter lets none of these through."""
-    with using.tensorrt_llm("version=1.3.0"):
-        from tensorrt_llm.llmapi import GuidedDecodingParams
-
-        found = Double(model, **arguments)
-        params = dict(params)
-        if "embedding_bias" in params:
-            params = {**params, "embedding_bias": [-float("inf")] * found.llm._model.vocabulary}
-        if regex := params.pop("regex", None):
-            params["guided_decoding"] = GuidedDecodingParams(regex=regex)
-        with pytest.raises(RuntimeError, match=r"CUDA error|out of range|ended already"):
-            found.ask(**params)
-        with pytest.raises(RuntimeError, match="LLM is shutting down"):
-            found.ask()
-
-
-def test_an_llm_that_nobody_holds_leaves_its_results_waiting(model: Path) -> None:
-    import gc
-
-    with using.tensorrt_llm("pause=0.05"):
-        found = Double(model)
-
-        async def run() -> None:
-            params = found.package.SamplingParams(max_tokens=400, end_id=-1, detokenize=False)
-            result = found.llm.generate_async(PROMPT, sampling_params=params, streaming=True)
-            await result.__anext__()
-            del found.llm
-            gc.collect()
-            async for _ in result:
-                pass
-
-        with pytest.raises(TimeoutError):
-            asyncio.run(_within(1.0, run()))
-
-
-async def _within(seconds: float, work: Any) -> None:
-    try:
-        await asyncio.wait_for(work, seconds)
-    except asyncio.TimeoutError:
-        raise TimeoutError from None
-
-
-def test_a_batch_is_a_list(now: Double) -> None:
-    with pytest.raises(TypeError):
-        now.llm.generate((PROMPT, PROMPT))
-    several = [now.package.SamplingParams(max_tokens=2) for _ in range(2)]
-    assert [len(one.outputs[0].token_ids) for one in now.llm.generate([PROMPT, [40, 41]], several)] == [2, 2]
-
-
-def test_adapters(model: Path, tmp_path: Path) -> None:
-    with using.tensorrt_llm():
-        from tensorrt_llm.executor import LoRARequest
-
-        with pytest.raises(ValueError, match=r"lora_path \(\) does not exist\."):
-            LoRARequest("a", 1)
-        with pytest.raises(ValueError, match="lora_ckpt_source"):
-            LoRARequest("a", 1, str(tmp_path), "x")
-        request = LoRARequest("a", 1, str(tmp_path))
-        assert (request.name, request.adapter_id, request.path, request.ckpt_source) == ("a", 1, str(tmp_path), "hf")
-        found = Double(model)
-        with pytest.raises(found.refusal, match="LoRA is not enabled"):
-            found.ask(more={"lora_request": request})
-        found.llm.shutdown()
-
-
-def test_it_is_not_pickled(now: Double) -> None:
-    import pickle
-
-    with pytest.raises(RuntimeError):
-        pickle.dumps(now.llm)

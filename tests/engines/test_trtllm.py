@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from handler.core import Adapter, Finish, Guide
-from handler.engines import trtllm
-from handler.engines.base import EngineConfig
-from handler.engines.trtllm_setup import leave_mpi
-from tests.doubles import tiny, using
-from tests.engines.trtllm_cases import PROMPT, Loaded, joined, loaded, one_eos
+from handler.core import Finish
+from tests.doubles import tiny
+from tests.doubles.reference import reference
+from tests.engines.trtllm_cases import PROMPT, Loaded, joined, loaded
 
 VERSIONS = ("1.0.0", "1.1.0", "1.2.1", "1.3.0rc24")
-TRTLLM = {"sampler_type": "TRTLLMSampler"}
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +23,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=VERSIONS)
 def each(request: pytest.FixtureRequest, model: Path) -> Iterator[Loaded]:
     with loaded(model, f"version={request.param}") as found:
-        yield found
-
-
-@pytest.fixture
-def newest(model: Path) -> Iterator[Loaded]:
-    more = {"gather_generation_logits": True, "guided_decoding_backend": "xgrammar", "max_beam_width": 4}
-    with loaded(model, "version=1.3.0", options=more) as found:
-        yield found
-
-
-@pytest.fixture
-def other(model: Path) -> Iterator[Loaded]:
-    """1.2 with the sampler that has penalties and no log-probabilities."""
-    with loaded(model, options=TRTLLM) as found:
         yield found
 
 
@@ -195,8 +175,6 @@ def test_the_length_limit_is_the_engines(each: Loaded) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_prompts_log_probabilities_are_its_own_tokens_also_the_second_time(model: Path, version: str) -> None:
-    from tests.doubles.reference import reference
-
     with loaded(model, f"version={version}", prefix_cache=None if version > "1.2" else False) as found:
         prompt = "Once upon a time there was a little town by the sea, and the people of the town told stories. " * 3
         ids = found.tokenizer.encode(prompt).ids
@@ -220,276 +198,3 @@ def test_a_prompt_from_the_cache_is_told_from_a_wrong_answer(model: Path) -> Non
         assert "option.enable_prefix_caching=false" in (answer.error or "")
     with loaded(model, "version=1.1.0") as found, pytest.raises(ValueError, match="enable_prefix_caching=false"):
         found.add(prompt_logprobs=True)
-
-
-def test_logits(newest: Loaded) -> None:
-    ids = newest.tokenizer.encode(PROMPT).ids
-    answer = newest.one(return_context_logits=True, return_generation_logits=True, max_new_tokens=3, ignore_eos=True)
-    (output,) = answer.outputs
-    assert output.logits is not None
-    assert output.logits.context is not None
-    assert output.logits.generation is not None
-    assert [len(output.logits.context), len(output.logits.generation)] == [len(ids), 3]
-    model = newest.double.model
-    assert output.logits.context[-1] == pytest.approx(model.logits(ids).tolist())
-    assert output.logits.generation[1] == pytest.approx(model.logits([*ids, answer.ids[0]]).tolist())
-
-
-# -- what some have ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("which", ["newest", "other"])
-def test_penalties_act(which: str, request: pytest.FixtureRequest) -> None:
-    found: Loaded = request.getfixturevalue(which)
-    plain = found.one(ignore_eos=True, max_new_tokens=100).ids
-    most = max(plain, key=plain.count)
-    assert plain.count(most) > 2
-    for change in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 3.0}):
-        assert found.one(ignore_eos=True, max_new_tokens=100, **change).ids != plain, change
-    once = found.one(ignore_eos=True, max_new_tokens=60, no_repeat_ngram_size=1).ids
-    assert len(set(once)) == 60
-
-
-def test_forbidden_words(other: Loaded) -> None:
-    whole = other.text(max_new_tokens=30)
-    word = whole[4:9]
-    ids = other.tokenizer.encode(word).ids
-    text = other.one(max_new_tokens=60, bad_sequences=(word,)).ids
-    assert not any(text[at : at + len(ids)] == ids for at in range(len(text)))
-
-
-def test_forbidden_words_without_an_end(model: Path, tmp_path: Path) -> None:
-    with loaded(one_eos(model, tmp_path / "one"), options=TRTLLM) as found:
-        plain = found.one(ignore_eos=True, max_new_tokens=40).ids
-        assert found.one(bad_sequences=("zzz",), ignore_eos=True, max_new_tokens=40).ids == plain
-        stopped = found.one(bad_sequences=("zzz",), ignore_eos=True, max_new_tokens=40, stop_token_ids=(plain[5],))
-        assert (stopped.ids, stopped.finish) == (plain[: plain.index(plain[5]) + 1], Finish.STOP)
-
-
-def test_the_sampler_without_log_probabilities_says_none(other: Loaded) -> None:
-    answer = other.one(max_new_tokens=5, ignore_eos=True)
-    assert answer.logprobs == [None] * 5
-
-
-@pytest.mark.parametrize("manners", ["version=1.2.1", "version=1.3.0"])
-def test_beams_come_at_the_end_the_best_first(model: Path, manners: str) -> None:
-    with loaded(model, manners, options={"max_beam_width": 4}) as found:
-        greedy = found.one(ignore_eos=True, max_new_tokens=8).ids
-        outputs = found.run(key := found.add(num_beams=4, max_new_tokens=8, ignore_eos=True))[key]
-        assert [output.sequence for output in outputs] == [0, 1, 2, 3]
-        assert all(output.finish for output in outputs)
-        totals = [sum(logprob or 0.0 for logprob in output.logprobs) for output in outputs]
-        assert totals == sorted(totals, reverse=True)
-        model_logits = found.double.model
-        assert len({tuple(output.ids) for output in outputs}) == 4
-        assert outputs[0].ids == greedy or totals[0] > _total(model_logits, found.tokenizer.encode(PROMPT).ids, greedy)
-        ends = {
-            tuple(found.run(key := found.add(num_beams=4, max_new_tokens=40, length_penalty=penalty))[key][0].ids)
-            for penalty in (0.0, 1.0, 5.0)
-        }
-        assert len(ends) > 1
-
-
-def _total(model: object, prompt: list[int], ids: list[int]) -> float:
-    from tests.doubles.reference import reference
-
-    return float(sum(reference(model, [*prompt, *ids])[len(prompt) - 1 :]))
-
-
-@pytest.mark.parametrize(
-    ("guide", "allowed"),
-    [
-        (Guide("choice", '["yes.", "no (or not)"]'), r"yes\.|no \(or not\)"),
-        (Guide("regex", r"[0-9]{3}-(a|b)"), r"[0-9]{3}-(a|b)"),
-        (Guide("grammar", 'root ::= "left" | "right"'), "left|right"),
-        (Guide("json_object", ""), r"\{.*\}"),
-    ],
-)
-def test_a_guide_holds(newest: Loaded, guide: Guide, allowed: str) -> None:
-    assert re.fullmatch(allowed, newest.text(guide=guide, max_new_tokens=60))
-
-
-def test_a_json_schema_holds(newest: Loaded) -> None:
-    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
-    found = json.loads(newest.text(guide=Guide("json_schema", json.dumps(schema)), max_new_tokens=60))
-    assert set(found) == {"name", "age"}
-
-
-def test_a_guide_that_the_engine_cannot_use_ends_its_request_alone(newest: Loaded) -> None:
-    alone = newest.one().ids
-    broken, good = newest.add(guide=Guide("regex", "(")), newest.add()
-    found = newest.run(broken, good)
-    assert "the regular expression is not valid" in (found[broken][-1].error or "")
-    assert joined(found[good]).ids == alone
-
-
-def test_nothing_that_a_client_may_say_ends_the_engine(newest: Loaded) -> None:
-    alone = newest.one(ignore_eos=True).ids
-    wild = {"do_sample": True, "ignore_eos": True}
-    for asked in ({"temperature": 1e-38}, {"top_k": 10**6}, {"temperature": 3e38}, {"min_p": 1.0, "top_p": 1e-38}):
-        assert newest.one(**{**wild, **asked}).finish is Finish.LENGTH, asked
-    ids = tuple(newest.tokenizer.encode("left").ids)
-    forbidden = newest.one(guide=Guide("choice", '["left"]'), bad_token_ids=ids, max_new_tokens=20)
-    assert forbidden.finish is Finish.EOS  # what both allows and forbids lets through what it must
-    for asked in ({"ignore_eos": True}, {"min_new_tokens": 3}):
-        with pytest.raises(ValueError, match="exclude each other"):
-            newest.add(guide=Guide("choice", '["left"]'), **asked)
-    assert newest.one(ignore_eos=True).ids == alone
-
-
-def test_adapters(model: Path, tmp_path: Path) -> None:
-    good, large = tiny.adapter(tmp_path / "good"), tiny.adapter(tmp_path / "large", rank=64)
-    with loaded(model, "version=1.3.0", options={"enable_lora": True, "max_lora_rank": 16}) as found:
-        adapter = Adapter("good", 1, str(good))
-        found.engine.load_adapter(adapter)
-        plain = found.one(ignore_eos=True).ids
-        assert found.one(adapter=adapter, ignore_eos=True).ids != plain
-        found.engine.drop_adapter(adapter)
-        with pytest.raises(ValueError, match=r"rank is 64; option\.max_lora_rank=16"):
-            found.engine.load_adapter(Adapter("large", 2, str(large)))
-        with pytest.raises(ValueError, match=r"has no adapter_config\.json"):
-            found.engine.load_adapter(Adapter("none", 3, str(tmp_path)))
-        with pytest.raises(ValueError, match="does not exist"):
-            found.add(adapter=Adapter("gone", 4, str(tmp_path / "gone")))
-        assert found.one(ignore_eos=True).ids == plain
-    with loaded(model, "version=1.3.0") as found:
-        assert "LoRA is not enabled" in (found.one(adapter=adapter).error or "")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("adapter_config.json", "{", "is not JSON"),
-        ("adapter_config.json", '{"peft_type": "IA3", "r": 8}', "of the kind IA3"),
-        ("adapter_config.json", '{"peft_type": "LORA"}', "rank is None"),
-        ("adapter_model.safetensors", None, "has no adapter_model.safetensors"),
-    ],
-)
-def test_a_broken_adapter_shows_when_it_is_loaded(tmp_path: Path, name: str, content: str | None, message: str) -> None:
-    file = tiny.adapter(tmp_path / "adapter") / name
-    file.write_text(content) if content is not None else file.unlink()
-    with pytest.raises(ValueError, match=message):
-        trtllm.check_adapter(file.parent, 16)
-
-
-# -- how items come ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "manners",
-    ["burst=3", "burst=3;late_finish", "late_finish", "burst=7;pause=0", "version=1.3.0;burst=2", "late_abort=3"],
-)
-def test_no_token_is_lost_or_said_twice_however_items_are_cut(model: Path, manners: str) -> None:
-    with loaded(model) as found:
-        wanted = found.one(max_new_tokens=100)
-        stops = found.one(max_new_tokens=100, stop_token_ids=(wanted.ids[5],))
-    with loaded(model, manners) as found:
-        keys = [found.add(max_new_tokens=100) for _ in range(3)]
-        keys.append(found.add(max_new_tokens=100, stop_token_ids=(wanted.ids[5],)))
-        answers = [joined(outputs) for outputs in found.run(*keys).values()]
-        for answer in answers[:3]:
-            assert (answer.ids, answer.logprobs, answer.finish) == (wanted.ids, wanted.logprobs, wanted.finish)
-        assert (answers[3].ids, answers[3].finish) == (stops.ids, Finish.STOP)
-        assert not any(sum(output.finish is not None for output in answer.outputs) != 1 for answer in answers)
-
-
-def test_a_slow_reader_gets_all_that_lay_there_at_once(model: Path) -> None:
-    import time
-
-    with loaded(model, "pause=0") as found:
-        wanted = found.one(max_new_tokens=60, ignore_eos=True)
-        key = found.add(max_new_tokens=60, ignore_eos=True)
-        time.sleep(0.3)
-        answer = joined(found.run(key)[key])
-        assert (answer.ids, answer.logprobs) == (wanted.ids, wanted.logprobs)
-        assert len(answer.outputs) < 60
-
-
-def test_a_late_abort_brings_nothing(model: Path) -> None:
-    with loaded(model, "late_abort=20") as found:
-        gone = found.add(max_new_tokens=400, ignore_eos=True)
-        found.engine.step()
-        found.engine.cancel(gone)
-        kept = found.add(max_new_tokens=60, ignore_eos=True)
-        found.run(kept)
-        assert found.heard_of == set()
-        assert found.double.num_active == 0
-
-
-def test_a_request_that_the_engine_cancels_by_itself_is_an_error(model: Path) -> None:
-    with loaded(model, "cancel_all=5") as found:
-        answer = found.one()
-        assert (answer.finish, answer.error) == (Finish.ERROR, "the engine ended the request: cancelled")
-
-
-def test_a_failure_in_reading_ends_its_request_and_aborts_it(model: Path) -> None:
-    with loaded(model, "assert_logprobs=4") as found:
-        answer = found.one(max_new_tokens=400, ignore_eos=True)
-        assert answer.finish is Finish.ERROR
-        assert "AssertionError: logprobs length" in (answer.error or "")
-        assert len(answer.ids) <= 3
-        found.one(max_new_tokens=3, ignore_eos=True)
-        assert found.double.num_active == 0
-
-
-def test_the_engine_is_held_whoever_forgets_it(model: Path) -> None:
-    with loaded(model) as found:
-        llm = found.engine._llm
-        found.engine._llm = None
-        del llm
-        gc.collect()
-        assert trtllm._HELD
-        found.engine._llm = trtllm._HELD[-1]
-        assert found.one().finish
-
-
-# -- where it starts ---------------------------------------------------------------------------------------------
-
-
-def test_mpi_is_left_but_for_what_is_said_of_networks() -> None:
-    environ = {
-        "OMPI_COMM_WORLD_SIZE": "4",
-        "PMIX_RANK": "0",
-        "PMI_SIZE": "4",
-        "OMPI_MCA_btl_tcp_if_include": "lo",
-        "HOME": "x",
-    }
-    leave_mpi(environ)
-    assert environ == {"OMPI_MCA_btl_tcp_if_include": "lo", "HOME": "x"}
-    launched = {"OMPI_COMM_WORLD_SIZE": "4", "TLLM_SPAWN_PROXY_PROCESS": "1"}
-    leave_mpi(launched)
-    assert len(launched) == 2
-    alone = {"PMIX_MCA_gds": "hash", "OMPI_MCA_pml": "ob1"}
-    leave_mpi(alone)
-    assert len(alone) == 2
-
-
-def test_it_starts_under_mpirun(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    with loaded(model) as found:
-        assert found.one().finish
-
-
-@pytest.mark.parametrize(
-    ("manners", "config", "message"),
-    [
-        ("init_fails", {}, "Executor worker died during initialization"),
-        ("", {"devices": "2"}, "Only 1 GPUs are available, but 2 are required."),
-        ("", {"options": {"engine_args": {"no_such_thing": 1}}}, "LLM got invalid argument: no_such_thing"),
-        ("", {"options": {"engine_args": {"kv_cache_config": {"nope": 1}}}}, "nope"),
-        ("", {"options": {"engine_args": {"batching_type": "x"}}}, "batching_type"),
-        ("die_after=1", {}, "the executor died"),
-        ("stall_after=1", {"options": {"inactivity_timeout": 0.3}}, "no request got anywhere for 0.3"),
-    ],
-)
-def test_what_keeps_it_from_starting_is_said(
-    model: Path, manners: str, config: dict[str, object], message: str
-) -> None:
-    with using.tensorrt_llm(manners), pytest.raises((ValueError, RuntimeError, TimeoutError), match=message):
-        trtllm.load(EngineConfig(model=model, **config))
-
-
-def test_several_gpus(model: Path) -> None:
-    with loaded(model, "gpus=4", devices="2", options={"pipeline_parallel_size": 2}) as found:
-        assert found.engine.info.device == "4 GPU"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +13,8 @@ import numpy
 from tensorrt_llm import _errors, _guide
 from tensorrt_llm._manners import MANNERS
 from tensorrt_llm._model import Model, chosen, forbidden, log_softmax, penalized
-from tensorrt_llm._result import GenerationResult, Logprob, Response
-
-_RANGES = {
-    "top_p": (0, 1, False),
-    "top_p_min": (0, 1, True),
-    "top_p_decay": (0, 1, False),
-    "min_p": (0, 1, True),
-    "repetition_penalty": (0, math.inf, False),
-    **dict.fromkeys(
-        (
-            "temperature", "top_k", "min_tokens", "prompt_ignore_length", "early_stopping", "length_penalty",
-            "no_repeat_ngram_size", "beam_search_diversity_rate",
-        ),
-        (0, math.inf, True),
-    ),
-}  # fmt: skip
-"""Least, most, whether the least itself is allowed; checked in C++ only (contract trtllm.md, section 0.2, item 1)."""
-_WHOLE = (
-    "max_tokens", "top_k", "seed", "min_tokens", "no_repeat_ngram_size", "early_stopping", "end_id", "pad_id", "n",
-    "best_of",
-)  # fmt: skip
-
-
-@dataclass
-class Sequence:
-    random: Any
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    logits: list[Any] = field(default_factory=list)
-    posted: int = 0
-    cumulative: float = 0.0
-    finish: str | None = None
-
-
-@dataclass
-class Request:
-    id: int
-    prompt: list[int]
-    params: Any
-    streaming: bool
-    result: GenerationResult
-    lora: Any
-    salt: str | None
-    room: int = 0
-    stop: list[list[int]] = field(default_factory=list)
-    bad: list[list[int]] = field(default_factory=list)
-    guide: list[list[int]] = field(default_factory=list)
-    sequences: list[Sequence] = field(default_factory=list)
-    context: Any = None
-    cancelled_in: int | None = None
-
-    @property
-    def end(self) -> int:
-        return -1 if self.params.ignore_eos or self.params.end_id is None else self.params.end_id
+from tensorrt_llm._request import Request, Sequence, check_sampling
+from tensorrt_llm._result import Logprob, Response
 
 
 class Engine:
@@ -180,7 +126,7 @@ class Engine:
             Exception: what becomes a RequestError when the result is consumed.
         """
         params = request.params
-        _check_sampling(params)
+        check_sampling(params)
         width = params.best_of if params.use_beam_search else 1
         if width > (self.arguments.max_beam_width or 1):
             raise ValueError(f"beam width {width} exceeds max_beam_width")
@@ -358,18 +304,3 @@ def _common(one: list[int], other: list[int]) -> int:
         if left != right:
             return at
     return min(len(one), len(other))
-
-
-def _check_sampling(params: Any) -> None:
-    for name in _WHOLE:
-        value = getattr(params, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"incompatible function arguments: {name}={value!r}")
-    if params.seed is not None and not 0 <= params.seed < 1 << 64:
-        raise TypeError("incompatible function arguments: seed")
-    if params.n < 1 or params.best_of < 1:
-        raise ValueError("n must be positive")
-    for name, (least, most, included) in _RANGES.items():
-        value = getattr(params, name)
-        if value is not None and not (least < value <= most or (included and value == least)):
-            raise ValueError(f"Encountered invalid value for {name}: {value}")

@@ -11,10 +11,11 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from tensorrt_llm._engine import Engine, Request
+from tensorrt_llm._engine import Engine
 from tensorrt_llm._errors import RequestError
 from tensorrt_llm._manners import MANNERS, misuse
 from tensorrt_llm._model import Model
+from tensorrt_llm._request import Request
 from tensorrt_llm._result import GenerationResult
 from tensorrt_llm.llm_args import checked
 from tensorrt_llm.sampling_params import SamplingParams
