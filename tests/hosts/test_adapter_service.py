@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from handler.adapters import AdapterHome
 from handler.config import load_config
 from handler.core import Adapter
 from handler.engines.echo import Echo
@@ -121,3 +122,43 @@ def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())
+
+
+def home(directory: Path, model: Path | None = None, **options: str) -> AdapterHome:
+    given = {"option.llm_engine": "echo", "option.enable_lora": "true", **options}
+    if model is not None:
+        given["option.model_id"] = str(model)
+    config = load_config(overrides=[f"{key}={value}" for key, value in given.items()], environ={})
+    return adapter_home(config, engine_spec(config), directory)
+
+
+def test_adapters_lie_beside_the_properties_and_in_the_models_own_directory(tmp_path: Path) -> None:
+    properties, model = tmp_path / "properties", tmp_path / "model"
+    first, second = write_adapter(properties / "adapters" / "a"), write_adapter(model / "adapters" / "b")
+    found = home(properties, model)
+    assert found.at_start == {"a": first, "b": second}
+    assert found.base == properties / "adapters"
+    assert home(model, model).at_start == {"b": second}
+    assert home(tmp_path).base == tmp_path / "adapters"  # not there yet
+
+
+def test_one_name_in_two_places_is_refused(tmp_path: Path) -> None:
+    for name in ("properties", "model"):
+        write_adapter(tmp_path / name / "adapters" / "a")
+    with pytest.raises(ConfigError, match="the adapter a lies in two places"):
+        home(tmp_path / "properties", tmp_path / "model")
+
+
+def test_without_lora_they_are_only_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "adapters" / "not one").mkdir(parents=True)
+    assert home(tmp_path, **{"option.enable_lora": "false"}).at_start == {}
+    assert f"the adapters in {tmp_path / 'adapters'} are not loaded: echo: it was started without" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", ""])
+def test_a_number_of_adapters_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", value)
+    with pytest.raises(ConfigError, match=f"ADAPTERS_IN_MEMORY={value}: must be a whole number"):
+        home(tmp_path)

@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.adapter_files import write_adapter
 from tests.servers import LiveServer, serve, wait_for
@@ -340,6 +342,30 @@ def test_there_may_be_as_many_as_sagemaker_says(files: Path) -> None:
         assert call(server, "POST", "/a/update").status_code == 200
         assert call(server, "DELETE", "/a").status_code == 200
         assert register(server, "c", files / "a").status_code == 200
+
+
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=20), st.sampled_from(["a", "/", "true"]))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
+    path=st.sampled_from(["", "/a", "/a/update", "/%2e%2e", "/%00", "/a%0d%0ab", "/a/b/c"]),
+    query=st.dictionaries(
+        st.sampled_from(["name", "src", "preload", "pin", "limit", "next_page_token", "x"]), st.text()
+    ),
+    body=st.binary(max_size=30) | st.dictionaries(st.sampled_from(["name", "src", "preload", "pin", "x"]), VALUES),
+)
+def test_no_call_is_too_odd_for_an_answer(
+    server: LiveServer, method: str, path: str, query: dict[str, str], body: bytes | dict[str, Any]
+) -> None:
+    query = {name: value.encode(errors="ignore").decode() for name, value in query.items()}
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = call(server, method, path, params=query, content=content)
+    assert response.status_code in (200, 400, 404, 405, 424), response.text
+    assert response.status_code != 200 or method == "GET"
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()
 
 
 @pytest.mark.parametrize("name", ["nobody", "../a", "a, b", "a\tb", "é".encode(), "x" * 1000])
