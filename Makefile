@@ -47,7 +47,7 @@ test-djl: dev
 
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:
-	python=$$($(PYTHON) -m tests.vllm.environment $(VENV)-vllm) && $$python -m pytest -m vllm
+	python=$$($(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest -m vllm
 
 # On a GPU machine: PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
 accept-trtllm:

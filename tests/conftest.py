@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from handler.engines.checkpoint import prepared
-from handler.engines.gguf_weights import exact_model
+from handler.engines.openvino.gguf_weights import exact_model
 from handler.models import cache_directory, fetch_demo
 from tests.servers import LiveServer, serve
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.engines.base import EngineConfig
-from handler.engines.vllm_arguments import engine_arguments
+from handler.engines.vllm.arguments import engine_arguments
 
 CORE = ("VLLM::EngineCore", "VLLM::Worker")
 """What vLLM calls the processes that compute."""

@@ -34,10 +34,10 @@ class EngineEntry:
 
 
 ENGINES = {
-    "openvino": EngineEntry("handler.engines.openvino", "openvino_genai", "pip install 'lmi-handler[cpu]'"),
+    "openvino": EngineEntry("handler.engines.openvino.engine", "openvino_genai", "pip install 'lmi-handler[cpu]'"),
     "echo": EngineEntry("handler.engines.echo", None, "", isolated=False),
-    "trtllm": EngineEntry("handler.engines.trtllm", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
-    "vllm": EngineEntry("handler.engines.vllm", "vllm", "pip install vllm", spreads=True),
+    "trtllm": EngineEntry("handler.engines.trtllm.engine", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
+    "vllm": EngineEntry("handler.engines.vllm.engine", "vllm", "pip install vllm", spreads=True),
 }
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from handler.engines import entry, prepare
 from handler.engines.base import EngineConfig
-from handler.engines.trtllm_support import installed_version, release_of
+from handler.engines.trtllm.support import installed_version, release_of
 from handler.errors import ConfigError
 from tests.accept import points
 from tests.accept.points import Point
@@ -137,7 +137,7 @@ if __name__ == "__main__":
             done.wait()
         said = log.read_text().strip().splitlines()[-1:]
     works = done.returncode == 0 and said == ["8 8"]
-    why = "they work: handler/engines/trtllm_support.py could ask for them" if works else f"they do not: {said}"
+    why = "they work: handler/engines/trtllm/support.py could ask for them" if works else f"they do not: {said}"
     return Result("TRTLLMSampler: log-probabilities", _SKIP, why)
 
 

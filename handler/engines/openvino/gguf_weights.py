@@ -15,15 +15,15 @@ import shutil
 import sys
 from pathlib import Path
 
-from handler.engines import gguf
-from handler.engines.gguf_graph import replace_weights
 from handler.engines.made import fingerprint, make_once, run_apart
+from handler.engines.openvino import gguf
+from handler.engines.openvino.gguf_graph import replace_weights
 from handler.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 RECIPE = "1"  # part of every fingerprint: raise it when something else is made of the same file
-SCRIPT = "import sys; from handler.engines.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
+SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
 
 
 def exact_model(source: Path, cache: Path, weights: str) -> Path:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from handler.core import Finish, Sampling
-from handler.engines.beam import Alternatives, Beam, BeamSearch
+from handler.engines.vllm.beam import Alternatives, Beam, BeamSearch
 
 EOS = 0
 

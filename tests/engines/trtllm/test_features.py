@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from handler.core import Adapter, Finish, Guide
-from handler.engines import trtllm
+from handler.engines.trtllm import engine as trtllm
 from tests.doubles import tiny
 from tests.doubles.reference import reference
-from tests.engines.trtllm_cases import PROMPT, Loaded, joined, loaded, one_eos
+from tests.engines.trtllm.cases import PROMPT, Loaded, joined, loaded, one_eos
 
 TRTLLM = {"sampler_type": "TRTLLMSampler"}
 

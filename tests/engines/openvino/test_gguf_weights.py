@@ -23,10 +23,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from handler.engines import made
-from handler.engines.gguf_weights import exact_model
+from handler.engines.openvino.gguf_weights import exact_model
 from handler.errors import ConfigError
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "engines" / "smollm2_f32_greedy.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "smollm2_f32_greedy.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
 F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
 
@@ -218,7 +218,7 @@ def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str
 def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     write_small(source, Kind.Q4_1)
-    code = "import sys; from pathlib import Path; from handler.engines.gguf_weights import exact_model\n"
+    code = "import sys; from pathlib import Path; from handler.engines.openvino.gguf_weights import exact_model\n"
     code += "exact_model(Path(sys.argv[1]), Path(sys.argv[2]), 'f32')"
     maker = subprocess.Popen([sys.executable, "-c", code, str(source), str(cache)], start_new_session=True)
     while not list(cache.glob("*.partial/openvino_tokenizer.xml")):

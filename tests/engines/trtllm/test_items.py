@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from handler.core import Finish
-from handler.engines import trtllm
 from handler.engines.base import EngineConfig
-from handler.engines.trtllm_setup import leave_mpi
+from handler.engines.trtllm import engine as trtllm
+from handler.engines.trtllm.setup import leave_mpi
 from tests.doubles import tiny, using
-from tests.engines.trtllm_cases import joined, loaded
+from tests.engines.trtllm.cases import joined, loaded
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,13 @@ from typing import Any
 from handler.core import Adapter, Sampling
 from handler.engines import checkpoint
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.family import end_with_this_process
 from handler.engines.hf_tokenizer import HfTokenizer
-from handler.engines.trtllm_arguments import constructed, context_length, llm_arguments, named
-from handler.engines.trtllm_results import Asked, Running
-from handler.engines.trtllm_sampling import Model, own_stops, sampling_arguments, stops
-from handler.engines.trtllm_setup import check_adapter, leave_mpi, max_prompt, visible_gpus, vocabulary_size
-from handler.engines.trtllm_support import (
+from handler.engines.trtllm.arguments import constructed, context_length, llm_arguments, named
+from handler.engines.trtllm.results import Asked, Running
+from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
+from handler.engines.trtllm.setup import check_adapter, leave_mpi, max_prompt, visible_gpus, vocabulary_size
+from handler.engines.trtllm.support import (
     capabilities_of,
     installed_version,
     release_of,
@@ -47,6 +48,7 @@ class TrtLlm:
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
         leave_mpi(os.environ)
+        end_with_this_process()
         import tensorrt_llm
 
         version = installed_version()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.core import Guide, Sampling
-from handler.engines.trtllm_sampling import Model, guided, own_stops, sampling_arguments
+from handler.engines.trtllm.sampling import Model, guided, own_stops, sampling_arguments
 
 TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), logprobs=True, torch_sampler=True, max_beam_width=1)
 TRTLLM = Model(vocabulary=10, eos=frozenset({3}), logprobs=False, torch_sampler=False, max_beam_width=4)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from handler.core import Finish
-from handler.engines import trtllm, trtllm_results
-from handler.engines.trtllm_results import Running
+from handler.engines.trtllm import engine as trtllm
+from handler.engines.trtllm import results as trtllm_results
+from handler.engines.trtllm.results import Running
 from tests.doubles import tiny, using
-from tests.engines.trtllm_cases import Loaded, joined, loaded
+from tests.engines.trtllm.cases import Loaded, joined, loaded
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_a_failed_result_that_is_taken_up_again_shows(model: Path) -> None:
 
 
 def test_stop_ids_that_are_cut_and_not_put_back_show(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from handler.engines import trtllm_sampling
+    from handler.engines.trtllm import sampling as trtllm_sampling
 
     def cut(sampling: Any, loaded_model: Any) -> dict[str, Any]:
         found = trtllm_sampling.sampling_arguments(sampling, loaded_model)

@@ -11,8 +11,8 @@ from typing import Any
 
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.openvino_model import OpenVinoTokenizer, context_length, eos_ids, prepared
-from handler.engines.openvino_scorer import Scorer
+from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
+from handler.engines.openvino.scorer import Scorer
 from handler.errors import ConfigError
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"

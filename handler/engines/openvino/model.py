@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from handler import models
-from handler.engines import gguf
-from handler.engines.convert import convert
-from handler.engines.gguf_weights import exact_model
+from handler.engines.openvino import gguf
+from handler.engines.openvino.convert import convert
+from handler.engines.openvino.gguf_weights import exact_model
 from handler.errors import ConfigError, InvalidPayload
 from handler.text import Prompt, Vocabulary
 

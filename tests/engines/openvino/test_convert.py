@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from handler.engines import convert as module
 from handler.engines import made
-from handler.engines.convert import convert
+from handler.engines.openvino import convert as module
+from handler.engines.openvino.convert import convert
 from handler.errors import ConfigError
 
 
@@ -166,7 +166,7 @@ def test_an_interrupt_half_way_leaves_nothing(converter: Converter, source: Path
 KILLED = """
 import sys
 from pathlib import Path
-from handler.engines import convert
+from handler.engines.openvino import convert
 convert.CONVERTER = '''
 import os, signal, sys
 os.mkdir(sys.argv[2])
@@ -180,7 +180,7 @@ convert.convert(Path(sys.argv[1]), Path(sys.argv[2]))
 
 def test_a_kill_half_way_leaves_nothing_that_counts(source: Path, cache: Path) -> None:
     """SIGKILL gives no chance to tidy up: the next conversion does, and never takes the half for the whole."""
-    path = os.pathsep.join(filter(None, [str(Path(module.__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(Path(module.__file__).parents[3]), os.environ.get("PYTHONPATH")]))
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(source), str(cache)],
         env=os.environ | {"PYTHONPATH": path},

@@ -16,12 +16,12 @@ from typing import Any
 
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.beam import BeamSearch
 from handler.engines.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.family import end_with_children, end_with_this_process
-from handler.engines.turns import Turns
-from handler.engines.vllm_arguments import engine_arguments, guide_arguments, sampling_arguments
-from handler.engines.vllm_results import Asked, BeamToken, Results
+from handler.engines.vllm.arguments import engine_arguments, guide_arguments, sampling_arguments
+from handler.engines.vllm.beam import BeamSearch
+from handler.engines.vllm.results import Asked, BeamToken, Results
+from handler.engines.vllm.turns import Turns
 
 __all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare"]
 

@@ -1,0 +1,1 @@
+"""TensorRT-LLM, on GPUs, through its LLM API."""

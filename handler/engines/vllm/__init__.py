@@ -1,0 +1,1 @@
+"""vLLM, on GPUs, and on CPUs by its CPU build."""
