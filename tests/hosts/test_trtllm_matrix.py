@@ -1,0 +1,70 @@
+"""docs/wire.md's column of TensorRT-LLM against its double: every cell, its condition met and not met."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapter_files import write_adapter
+from tests.doubles import tiny
+from tests.doubles.requests import environment
+from tests.parameter_matrix import ALL, CHAT, CHAT_VALUES, PARAMETERS, TENSORS, VALUES, check, check_chat, table
+from tests.servers import LiveServer, serve
+
+LORA = {"option.enable_lora": "true", "option.gather_generation_logits": "true"}
+SETTINGS: dict[str, tuple[str, dict[str, str]]] = {
+    "1.3": ("1.3.0", {**LORA, "option.guided_decoding_backend": "xgrammar"}),
+    "1.2 with beams": ("1.2.1", {**LORA, "option.max_beam_width": "3", "option.sampler_type": "TRTLLMSampler"}),
+    "1.1": ("1.1.0", {}),
+}
+
+
+def met(condition: str, version: str, options: dict[str, str]) -> bool:
+    """`from 1.3`, `with option.x[=y]` or `without option.x=y`, several by `or`; what begins otherwise is a remark."""
+    if " or " in condition:
+        return any(met(one, version, options) for one in condition.split(" or "))
+    kind, _, what = condition.partition(" ")
+    if kind == "from":
+        return version.split(".") >= what.split(".")
+    key, _, value = what.strip("`").partition("=")
+    there = key in options and (not value or options[key] == value)
+    return {"with": there, "without": not there}.get(kind, True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    at = tiny.make(tmp_path_factory.mktemp("model"))
+    write_adapter(at / "adapters" / "mine")
+    return at
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def setting(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[LiveServer, Any]]:
+    version, options = SETTINGS[request.param]
+    flags = [flag for key, value in options.items() for flag in ("-o", f"{key}={value}")]
+    with serve(str(model), "--engine", "trtllm", *flags, env=environment(f"version={version}")) as server:
+        server.wait_ready()
+
+        def unmet(heading: str) -> set[str]:
+            cells = {name: row["trtllm"].partition(", ")[2] for name, row in table(heading).items()}
+            return {name for name, condition in cells.items() if condition and not met(condition, version, options)}
+
+        yield server, unmet
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_parameter(setting: tuple[LiveServer, Any], model: Path, name: str) -> None:
+    server, unmet = setting
+    heading = PARAMETERS if name in VALUES else TENSORS
+    size = json.loads((model / "config.json").read_text())["vocab_size"]
+    check(server, "trtllm", name, unmet=unmet(heading), vocabulary=size)
+
+
+@pytest.mark.parametrize("name", CHAT_VALUES)
+def test_a_chats_parameter(setting: tuple[LiveServer, Any], name: str) -> None:
+    server, unmet = setting
+    check_chat(server, "trtllm", name, unmet=unmet(CHAT))
