@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from systems import summary, turns, vllm, vllm_settings
+from systems import apis, summary, turns, vllm, vllm_settings
 
 from handler.bench import machine
 from handler.errors import ConfigError
@@ -51,6 +51,8 @@ def parser() -> argparse.ArgumentParser:
     add("model", metavar="MODEL", help="a Hugging Face directory, an id on its hub, or demo")
     add("--engine", choices=_ENGINES, default="vllm")
     add("-o", dest="options", action="append", default=[], metavar="KEY=VALUE", help="as `lmi serve` takes it; for all")
+    add("--api", choices=apis.APIS, default="chat", help="chat: OpenAI's of both; text: LMI's and OpenAI's, with "
+        "log-probabilities (default %(default)s)")  # fmt: skip
     add("--clients", type=counts, help="(default 1,8,32, with a GPU 1,32,128,256)")
     add("--rounds", type=count, default=4, help="answers of each client in a measurement (default %(default)s)")
     add("--tokens", type=count, default=128, help="of every answer (default %(default)s)")
@@ -76,10 +78,11 @@ def run(given: argparse.Namespace) -> int:
         together=not given.apart,
         quiet=given.quiet,
     )
-    starts = vllm.starts(given.model, given.options, devices, together=plan.together)
+    starts = vllm.starts(given.model, given.options, devices, apis.APIS[given.api], together=plan.together)
     points, abouts = turns.run(plan, {name: starts[name] for name in given.only})
     values = [summary.summarize(point, _NAMES) for point in points]
     found = {**machine.describe(), "devices": list(devices.names), "engine": given.engine, "model": given.model}
+    found["api"] = given.api
     found["versions"] |= vllm_settings.versions()
     return report(found, plan, values, abouts, summary.ON_GPU if devices.gpu else summary.ON_CPU, given.options)
 

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from handler.bench.client import Target
 from handler.bench.server import lmi_serve
 from handler.config import load_config
 from handler.engines.base import EngineConfig
 from handler.errors import ConfigError
 from handler.launch import engine_spec
 from systems import vllm_settings
+from systems.apis import Api
 from systems.base import Start, System
 from systems.served import Served
 from systems.vllm_offline import offline
@@ -51,11 +51,12 @@ def find_devices() -> Devices:
     return Devices(tuple(filter(None, done.stdout.splitlines())))
 
 
-def starts(model: str, options: Sequence[str], devices: Devices, *, together: bool) -> dict[str, Start]:
+def starts(model: str, options: Sequence[str], devices: Devices, api: Api, *, together: bool) -> dict[str, Start]:
     """Names of the systems -> how each is started.
 
     Args:
         model: what `option.model_id` names.
+        api: what the servers are asked in.
         options: `KEY=VALUE` as `lmi serve` takes them; all three run on them.
         together: they will be up at the same time, and must share a GPU's memory.
     """
@@ -69,12 +70,12 @@ def starts(model: str, options: Sequence[str], devices: Devices, *, together: bo
         arguments = [part for override in overrides for part in ("-o", override)]
         loading = ["-o", f"option.model_loading_timeout={_LOADING:g}"]
         with lmi_serve(["--engine", "vllm", *arguments, *loading], timeout=_LOADING) as server:
-            yield Served(server.url, server.pid, Target, vllm_settings.CORE)
+            yield Served(server.url, server.pid, api.ours, vllm_settings.CORE)
 
     return {
-        OFFLINE: lambda: offline(config, number),
+        OFFLINE: lambda: offline(config, number, chat=api.chat),
         OURS: ours,
-        PEER: lambda: vllm_serve(config, number, _LOADING),
+        PEER: lambda: vllm_serve(config, number, api.peers, _LOADING),
     }
 
 

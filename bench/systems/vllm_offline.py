@@ -33,11 +33,11 @@ class Offline:
 
 
 @contextlib.contextmanager
-def offline(config: EngineConfig, num_devices: int) -> Iterator[Offline]:
+def offline(config: EngineConfig, num_devices: int, *, chat: bool) -> Iterator[Offline]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     # No daemon: vLLM starts its core from there. It ends when its pipe does.
-    process = spawn.Process(target=_process, args=(theirs, config, num_devices))
+    process = spawn.Process(target=_process, args=(theirs, config, num_devices, chat))
     process.start()
     theirs.close()
     try:
@@ -63,7 +63,7 @@ def _hear(pipe: Connection) -> Any:
 # -- in its process --------------------------------------------------------------------------------------------------
 
 
-def _process(pipe: Connection, config: EngineConfig, num_devices: int) -> None:
+def _process(pipe: Connection, config: EngineConfig, num_devices: int, chat: bool) -> None:
     os.environ.update(vllm_settings.environment(config))
     import vllm
 
@@ -75,8 +75,8 @@ def _process(pipe: Connection, config: EngineConfig, num_devices: int) -> None:
         except EOFError:
             llm.llm_engine.engine_core.shutdown()
             return
-        run(llm, replace(work, rounds=1, tokens=WARM_UP_TOKENS, first=WARM_UP_PROMPT))
-        pipe.send(run(llm, work))
+        run(llm, replace(work, rounds=1, tokens=WARM_UP_TOKENS, first=WARM_UP_PROMPT), chat)
+        pipe.send(run(llm, work, chat))
 
 
 def _settings(llm: Any) -> dict[str, str]:
@@ -94,13 +94,18 @@ def _settings(llm: Any) -> dict[str, str]:
     }
 
 
-def run(llm: Any, work: Work) -> tuple[int, float]:
+def run(llm: Any, work: Work, chat: bool) -> tuple[int, float]:
     """Tokens and seconds. The prompts are ids already: the engine's own speed is what is measured."""
     from vllm import SamplingParams
 
-    encode = llm.get_tokenizer().encode
-    prompts = [{"prompt_token_ids": encode(text)} for text in work.prompts()]
-    params = SamplingParams(temperature=0.0, max_tokens=work.tokens, ignore_eos=True)
+    tokenizer = llm.get_tokenizer()
+    texts = work.prompts()
+    if chat:
+        lay_out = tokenizer.apply_chat_template
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        texts = [lay_out(messages, tokenize=False, add_generation_prompt=True) for messages in chats]
+    prompts = [{"prompt_token_ids": tokenizer.encode(text, add_special_tokens=not chat)} for text in texts]
+    params = SamplingParams(temperature=0.0, max_tokens=work.tokens, ignore_eos=True, logprobs=None if chat else 0)
     began = time.monotonic()
     outputs = []
     for first in range(0, len(prompts), work.clients):

@@ -15,10 +15,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from handler.bench.client import Target
 from handler.engines.base import EngineConfig
 from handler.errors import ConfigError
 from systems import vllm_settings
-from systems.completions import MODEL, CompletionsTarget
+from systems.apis import MODEL
 from systems.served import Served
 
 _GRACE = 30.0  # seconds
@@ -26,7 +27,7 @@ _LAST_LINES = 20
 
 
 @contextlib.contextmanager
-def vllm_serve(config: EngineConfig, num_devices: int, timeout: float = 600.0) -> Iterator[Served]:
+def vllm_serve(config: EngineConfig, num_devices: int, kind: type[Target], timeout: float = 600.0) -> Iterator[Served]:
     """Ready on a free loopback port.
 
     Raises:
@@ -49,7 +50,7 @@ def vllm_serve(config: EngineConfig, num_devices: int, timeout: float = 600.0) -
             )
         try:
             _wait_ready(process, url, timeout, directory / "log")
-            yield Served(url, process.pid, CompletionsTarget, vllm_settings.CORE)
+            yield Served(url, process.pid, kind, vllm_settings.CORE)
         finally:
             _end(process)
 

@@ -23,7 +23,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert self.path == "/v1/completions"
+        chat = self.path == "/v1/chat/completions"
+        assert chat or self.path == "/v1/completions"
+        assert ("messages" in asked) == chat
         assert asked["ignore_eos"]
         assert asked["stream"]
         self.send_response(200)
@@ -31,6 +33,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         tokens = asked["max_tokens"]
+        if chat:
+            self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         for first in range(0, tokens, self.together):
             text = " a" * min(self.together, tokens - first)
             self._event({"choices": [{"index": 0, "text": text}]})

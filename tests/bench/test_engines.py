@@ -67,22 +67,30 @@ def engine() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def ours() -> Iterator[Any]:
+def ours(kind: type[Target]) -> Iterator[Any]:
     from systems.served import Served
 
     with lmi_serve(["--engine", "echo", "-o", "option.echo_tokens_per_second=200"]) as server:
-        yield Served(server.url, server.pid, Target, ())
+        yield Served(server.url, server.pid, kind, ())
 
 
+@pytest.mark.parametrize("api", ["chat", "text"])
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-def test_all_systems_in_turns(apart: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_systems_in_turns(
+    apart: bool, api: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     engines, vllm = importlib.import_module("engines"), importlib.import_module("systems.vllm")
     peer = stand_in(monkeypatch)
-    starts = {vllm.OFFLINE: engine, vllm.OURS: ours, vllm.PEER: lambda: peer(MODEL, 0)}
+    apis = importlib.import_module("systems.apis").APIS[api]
+    starts = {
+        vllm.OFFLINE: engine,
+        vllm.OURS: lambda: ours(apis.ours),
+        vllm.PEER: lambda: peer(MODEL, 0, apis.peers),
+    }
     monkeypatch.setattr(vllm, "find_devices", lambda: vllm.Devices(()))
     monkeypatch.setattr(vllm, "starts", lambda *arguments, **more: starts)
     short = ["--clients", "1,2", "--rounds", "2", "--tokens", "16", "--repeat", "1", "--quiet", "99"]
-    given = engines.parser().parse_args(["demo", *short, *(["--apart"] if apart else [])])
+    given = engines.parser().parse_args(["demo", "--api", api, *short, *(["--apart"] if apart else [])])
     status = engines.run(given)
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(lines[-1])
@@ -107,7 +115,8 @@ def test_all_systems_in_turns(apart: bool, monkeypatch: pytest.MonkeyPatch, caps
 def test_tokens_that_came_together_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
     from systems.base import Work
 
-    with stand_in(monkeypatch, together=4)(MODEL, 0) as server:
+    text = importlib.import_module("systems.apis").PeerText
+    with stand_in(monkeypatch, together=4)(MODEL, 0, text) as server:
         sample = server.measure(Work(clients=1, rounds=2, tokens=10, prompt_words=4))
     assert [result.error for result in sample.results] == ["", ""]
     assert [len(result.arrivals) for result in sample.results] == [10, 10]
@@ -117,7 +126,7 @@ def test_tokens_that_came_together_count_each(monkeypatch: pytest.MonkeyPatch) -
 def test_a_peer_that_does_not_come_up_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     start = stand_in(monkeypatch)
     monkeypatch.setattr(sys.modules["systems.vllm_serve"], "_command", lambda *_: [sys.executable, "-c", "1 / 0"])
-    with pytest.raises(ConfigError, match="ZeroDivisionError"), start(MODEL, 0):
+    with pytest.raises(ConfigError, match="ZeroDivisionError"), start(MODEL, 0, Target):
         pass
 
 

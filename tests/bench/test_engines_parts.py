@@ -33,8 +33,8 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the peer's answers ----------------------------------------------------------------------------------------------
 
 
-def read(*events: bytes) -> Any:
-    reader = importlib.import_module("systems.completions").CompletionsReader()
+def read(*events: bytes, kind: str = "ToldReader") -> Any:
+    reader = getattr(importlib.import_module("systems.apis"), kind)()
     for at, event in enumerate(events):
         line = b"data: " + event + b"\n\n"
         chunk = b"%x\r\n%s\r\n" % (len(line), line)
@@ -49,6 +49,13 @@ TOKEN = b'{"choices":[{"text":"a"}]}'
 
 def usage(tokens: int) -> bytes:
     return b'{"choices":[],"usage":{"completion_tokens":%d}}' % tokens
+
+
+def test_a_chats_first_event_has_no_token() -> None:
+    role = b'{"choices":[{"delta":{"role":"assistant","content":""}}]}'
+    chat = read(role, TOKEN, TOKEN, usage(2), b"[DONE]", kind="ToldChatReader")
+    assert chat.verdict(2) == ""
+    assert list(chat.arrivals) == [1.0, 2.0]
 
 
 def test_the_answers_own_count_is_what_counts() -> None:

@@ -66,6 +66,7 @@ class Vllm:
         import vllm
         import vllm.inputs
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self._vllm = vllm
@@ -75,7 +76,11 @@ class Vllm:
         elif config.cache_gib or "gpu_memory_utilization" not in arguments:
             # Left alone it asks for nine tenths of the machine, and does not start where they are not free.
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.cache_gib or _CPU_CACHE_GIB)
-        self._engine: Any = LLMEngine.from_engine_args(vllm.EngineArgs(**arguments), enable_multiprocessing=True)
+        # As a server: vLLM chooses by that how many tokens a step computes.
+        context = UsageContext.OPENAI_API_SERVER
+        self._engine: Any = LLMEngine.from_engine_args(
+            vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
+        )
         self._results = self._engine.output_processor = Results()
         self._leave = end_with_children()  # it notices its core's death only when it sends something
         self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know

@@ -1,0 +1,89 @@
+"""What is asked of the servers, and how their streams are read: text as each has it, or OpenAI's chat of both."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, NamedTuple
+
+from handler.bench.answer import AnswerReader
+from handler.bench.client import Target
+
+MODEL = "model"
+"""The name under which the peer knows it."""
+
+
+class ToldReader(AnswerReader):
+    """Counts what the answer's own last event says.
+
+    vLLM joins tokens to one event when its sender falls behind. Each token that came with another one counts as one
+    that came 0 s later, which is what its client saw.
+    """
+
+    num_heads: ClassVar[int] = 0  # events before the first token
+
+    def verdict(self, expected_tokens: int) -> str:
+        tokens = self._told()
+        if tokens is not None:
+            self.arrivals.pop()  # the event that told it has no token
+            del self.arrivals[: self.num_heads]
+            missing = tokens - len(self.arrivals)
+            self.arrivals.extend(self.arrivals[-1:] * missing)
+        return super().verdict(expected_tokens)
+
+    def _told(self) -> int | None:
+        try:
+            usage = json.loads(self._last)["usage"]
+            return int(usage["completion_tokens"])
+        except (ValueError, KeyError, TypeError):  # a failure, which the verdict names
+            return None
+
+
+class ToldChatReader(ToldReader):
+    """A chat's first event has the role alone."""
+
+    num_heads = 1
+
+
+class PeerText(Target):
+    """OpenAI's completions with the log-probability of each token, as LMI has it."""
+
+    path: ClassVar[str] = "/v1/completions"
+    reader: ClassVar[type[AnswerReader]] = ToldReader
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        return {**_TOLD, **_fixed(tokens), "prompt": prompt, "logprobs": 0}
+
+
+class PeerChat(Target):
+    """OpenAI's chat completions."""
+
+    path: ClassVar[str] = "/v1/chat/completions"
+    reader: ClassVar[type[AnswerReader]] = ToldChatReader
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        return {**_TOLD, **_fixed(tokens), "messages": [{"role": "user", "content": prompt}]}
+
+
+class OurChat(Target):
+    """The same chat, as LMI streams it: a line a token."""
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        return {**_fixed(tokens), "messages": [{"role": "user", "content": prompt}]}
+
+
+def _fixed(tokens: int) -> dict[str, Any]:
+    return {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+_TOLD: dict[str, Any] = {"model": MODEL, "stream_options": {"include_usage": True}}
+
+
+class Api(NamedTuple):
+    """What both servers are asked in."""
+
+    ours: type[Target]
+    peers: type[Target]
+    chat: bool
+
+
+APIS = {"chat": Api(OurChat, PeerChat, True), "text": Api(Target, PeerText, False)}
