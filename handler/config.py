@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ from handler.options import ENVIRONMENT, KNOWN, OF_JAVA, OPTIONS, SERVER_ENVIRON
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 """Values of option.rolling_batch that name an engine; LMI itself made lmi-dist mean vLLM."""
 
-_GPU_ENGINES = ("vllm", "trtllm")
+_SEQUENCES = {"vllm": 256, "trtllm": 256}
+"""LMI's default of option.max_rolling_batch_size, where it is not 32."""
 
 
 class Setting(NamedTuple):
@@ -71,13 +72,18 @@ class Config:
     @property
     def engine(self) -> str:
         """The engine's name; "" where llm_engine and rolling_batch contradict each other."""
-        by_batch = BY_ROLLING_BATCH.get(self.rolling_batch)
-        if self.llm_engine == "auto":
-            return by_batch or "openvino"  # every kind of model that we read is one that it reads
-        return self.llm_engine if by_batch in (None, self.llm_engine) else ""
+        return engine_name(self.llm_engine, self.rolling_batch)
 
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")
+
+
+def engine_name(llm_engine: str, rolling_batch: str) -> str:
+    """The engine that the two options name; "" where they contradict each other."""
+    by_batch = BY_ROLLING_BATCH.get(rolling_batch)
+    if llm_engine == "auto":
+        return by_batch or "openvino"  # every kind of model that we read is one that it reads
+    return llm_engine if by_batch in (None, llm_engine) else ""
 
 
 def load_config(
@@ -100,70 +106,82 @@ def load_config(
     Raises:
         ConfigError: an unknown or misspelt key, or a wrong value; names it and where it stands.
     """
-    given: dict[str, Setting] = {}
     # Weakest first; later ones win.
-    for source in (
-        _from_environment(os.environ if environ is None else environ),
-        _from_file(properties) if properties else (),
-        _from_overrides(overrides),
-    ):
-        for setting in source:
-            given[_known(setting)] = setting
+    sources = [
+        *_from_environment(os.environ if environ is None else environ),
+        *(_from_file(properties) if properties else ()),
+        *_from_overrides(overrides),
+    ]
+    settings = list(settings)
+    engine = _engine([*sources, *settings])
+    given = {_known(setting, engine).key: setting for setting in sources}
     for setting in settings:
-        earlier = given.get(_known(setting))
-        if earlier is None or earlier.value.strip() != setting.value.strip():
-            given[_known(setting)] = setting
+        key = _known(setting, engine).key
+        if key not in given or given[key].value.strip() != setting.value.strip():
+            given[key] = setting
     values = {option.field: _value(option, given) for option in OPTIONS if option.field and not option.engines}
-    if values["max_rolling_batch_size"] is None:
-        values["max_rolling_batch_size"] = 0  # until the engine is known
-    origins = {key: setting.origin for key, setting in given.items()}
-    directory = properties.absolute().parent if properties else None
-    config = Config(**values, directory=directory, origins=origins)
-    return _checked(_with_engine_options(config, given, java=java))
+    values["max_rolling_batch_size"] = values["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
+    own = [option for option in OPTIONS if engine in option.engines]
+    found = {str(option.field): value for option in own if (value := _value(option, given)) is not None}
+    others = {key: setting for key, setting in given.items() if key not in {option.key for option in own}}
+    config = Config(
+        **values,
+        engine_options=found,
+        warnings=_without_effect(others, engine, java=java),
+        directory=properties.absolute().parent if properties else None,
+        origins={key: setting.origin for key, setting in given.items()},
+    )
+    return _checked(config)
 
 
-def _with_engine_options(config: Config, given: Mapping[str, Setting], *, java: bool) -> Config:
-    """What depends on which engine it is."""
-    found: dict[str, Any] = {}
+def _engine(settings: Iterable[Setting]) -> str:
+    """The engine that they name, as far as they are right: what a name means may depend on it."""
+    texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
+    texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
+    return engine_name(*texts.values())
+
+
+def _without_effect(given: Mapping[str, Setting], engine: str, *, java: bool) -> tuple[str, ...]:
+    """Warnings of options that mean nothing here; those of other engines that may not be let be are refused."""
     idle: dict[str, list[str]] = {}
-    own = {option.key for option in OPTIONS if config.engine in option.engines}
-    for option in OPTIONS:
-        setting = given.get(option.key)
+    for key, setting in given.items():
+        options = KNOWN[key]
+        option = options[0]
         if option.field is None:
-            if setting is not None and not (java and option.help is OF_JAVA):
-                idle.setdefault(option.help, []).append(f"{setting.key} ({setting.origin})")
-        elif config.engine in option.engines:
-            value = _value(option, given)
-            if value is not None:
-                found[option.field] = value
-        elif option.engines and setting is not None and option.key not in own:
+            why = "" if java and option.help is OF_JAVA else option.help
+        elif option.engines:
             _value(option, given)  # a wrong value is one with any engine
-            if not option.idle:
+            why = option.idle
+            if not why:
+                names = " and ".join(name for option in options for name in option.engines)
                 raise ConfigError(
-                    f"{setting.origin}: {setting.key} is for {' and '.join(option.engines)}; "
-                    f"the engine here is {config.engine or 'not known'}"
+                    f"{setting.origin}: {setting.key} is for {names}; the engine here is {engine or 'not known'}"
                 )
-            idle.setdefault(option.idle, []).append(f"{setting.key} ({setting.origin})")
-    warnings = tuple(f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items())
-    size = config.max_rolling_batch_size or (256 if config.engine in _GPU_ENGINES else 32)
-    return replace(config, engine_options=found, warnings=warnings, max_rolling_batch_size=size)
+        else:
+            continue
+        if why:
+            idle.setdefault(why, []).append(f"{setting.key} ({setting.origin})")
+    return tuple(f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items())
 
 
 def option_key(name: str) -> str | None:
     """The key of the option that DJL calls `name`: it hands options over without their prefix."""
-    found = KNOWN.get(f"option.{name}") or KNOWN.get(name)
-    return found.key if found else None
+    known = next((name for name in (f"option.{name}", name) if name in KNOWN), None)
+    if known is None:
+        return None
+    keys = {option.key for option in KNOWN[known]}
+    return keys.pop() if len(keys) == 1 else known  # two engines' own: load_config knows which
 
 
-def _known(setting: Setting) -> str:
-    """The option's key; aliases are resolved, anything unknown is refused with the nearest known name."""
-    option = KNOWN.get(setting.key)
-    if option is None:
+def _known(setting: Setting, engine: str) -> Option:
+    """The option that is meant; anything unknown is refused with the nearest known name."""
+    options = KNOWN.get(setting.key)
+    if options is None:
         bare = {name.removeprefix("option."): name for name in KNOWN}
         near = difflib.get_close_matches(setting.key.removeprefix("option."), bare, n=1, cutoff=0.75)
         hint = f"; did you mean {bare[near[0]]!r}?" if near else "; docs/options.md lists those there are"
         raise ConfigError(f"{setting.origin}: unknown option {setting.key!r}{hint}")
-    return option.key
+    return next((option for option in options if engine in option.engines), options[0])
 
 
 def _value(option: Option, given: Mapping[str, Setting]) -> Any:

@@ -170,3 +170,22 @@ def test_every_option_has_its_field() -> None:
     assert {option.field for option in OPTIONS if option.field and not option.engines} == {
         field.name for field in fields(Config)
     } - others
+
+
+def test_a_name_means_what_the_engine_in_use_means_by_it() -> None:
+    found = config("option.speculative_draft_model=x", "option.speculative_length=3", "option.llm_engine=vllm")
+    assert found.engine_options["num_speculative_tokens"] == 3
+    assert "-o option.speculative_length=3" in refused("option.speculative_length=3", "option.llm_engine=trtllm")
+
+
+def test_an_option_of_several_other_engines_names_them_all() -> None:
+    assert "option.load_format is for vllm and trtllm; the engine here is openvino" in refused(
+        "option.load_format=dummy"
+    )
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
+def test_no_option_of_an_engine_hides_another_of_its_own(engine: str) -> None:
+    own = [option for option in OPTIONS if engine in option.engines or not option.engines]
+    names = [name for option in own for name in (option.key, *option.aliases)]
+    assert len(names) == len(set(names))

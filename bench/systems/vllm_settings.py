@@ -11,6 +11,7 @@ from typing import Any
 
 from handler.engines.base import EngineConfig
 from handler.engines.vllm.arguments import engine_arguments
+from handler.engines.vllm.arguments import environment as vllms_environment
 
 CORE = ("VLLM::EngineCore", "VLLM::Worker")
 """What vLLM calls the processes that compute."""
@@ -20,10 +21,7 @@ _NOT_FLAGS = ("model",)
 
 def keywords(config: EngineConfig, num_devices: int) -> dict[str, Any]:
     """Of `vllm.LLM`: what our engine passes to vLLM too."""
-    arguments = engine_arguments(config, num_devices)
-    if config.cache_gib and num_devices:
-        arguments["kv_cache_memory_bytes"] = config.cache_gib << 30
-    return arguments
+    return engine_arguments(config, num_devices, cpu=not num_devices)
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
@@ -47,11 +45,7 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 
 def environment(config: EngineConfig) -> dict[str, str]:
     """Of every process that runs vLLM."""
-    found = dict(os.environ, VLLM_NO_USAGE_STATS="1", VLLM_WORKER_MULTIPROC_METHOD="spawn")
-    found.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if config.cache_gib:
-        found["VLLM_CPU_KVCACHE_SPACE"] = str(config.cache_gib)
-    return found
+    return vllms_environment(config, {"VLLM_LOGGING_LEVEL": "ERROR", **os.environ})
 
 
 def named_vllm(directory: Path) -> bool:

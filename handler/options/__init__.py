@@ -12,8 +12,12 @@ __all__ = ["ENVIRONMENT", "KNOWN", "OF_JAVA", "OPTIONS", "SERVER_ENVIRONMENT", "
 
 OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GPU, *VLLM, *TRTLLM)
 
-KNOWN = {name: option for option in OPTIONS for name in (option.key, *option.aliases)}
-"""Options by every name that they have."""
+KNOWN: dict[str, list[Option]] = {}
+"""Options by every name that they have; two engines may mean different ones by a name."""
+
+for _option in OPTIONS:
+    for _name in (_option.key, *_option.aliases):
+        KNOWN.setdefault(_name, []).append(_option)
 
 ENVIRONMENT = {
     "HF_MODEL_ID": "option.model_id",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from handler.core import Guide, Sampling
@@ -15,14 +16,34 @@ _OWN = frozenset(
 )
 """Options that are not arguments by themselves; the others carry the argument's name."""
 
+_FORBIDDEN = -1e9
+
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "auto": "auto"}
 
 
-def engine_arguments(config: EngineConfig, num_devices: int) -> dict[str, Any]:
+_CPU_CACHE_GIB = 4
+"""vLLM itself would ask for nine tenths of a CPU's memory, and not start where they are not free."""
+
+
+def environment(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str]:
+    """`given` with what vLLM's processes need beside it; what is there stays, unless an option says otherwise."""
+    found = {
+        "VLLM_NO_USAGE_STATS": "1",  # nothing is told to anybody
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # not forks of a process that has threads
+    }
+    if "gpu_memory_utilization" not in engine_arguments(config, 1, cpu=True):
+        found["VLLM_CPU_KVCACHE_SPACE"] = str(_CPU_CACHE_GIB)
+    own = {"VLLM_CPU_KVCACHE_SPACE": str(config.cache_gib)} if config.cache_gib else {}
+    return {**found, **given, **own}
+
+
+def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> dict[str, Any]:
     """Keywords of EngineArgs.
 
     Args:
         num_devices: that are there, for `max`.
+        cpu: it is vLLM's CPU build, which hears of its cache's size by `environment`.
 
     Raises:
         ConfigError: the options contradict each other.
@@ -41,6 +62,8 @@ def engine_arguments(config: EngineConfig, num_devices: int) -> dict[str, Any]:
         "max_model_len": config.max_total_tokens,
         "enable_prefix_caching": config.prefix_cache,
     }
+    if config.cache_gib and not cpu:
+        wanted["kv_cache_memory_bytes"] = config.cache_gib << 30
     arguments |= {name: value for name, value in wanted.items() if value is not None}
     arguments |= {name: value for name, value in options.items() if name not in _OWN}
     if options.get("enable_lora"):
@@ -57,8 +80,19 @@ def engine_arguments(config: EngineConfig, num_devices: int) -> dict[str, Any]:
         }
     elif "num_speculative_tokens" in options:
         raise ConfigError("option.num_speculative_tokens needs option.speculative_draft_model")
-    arguments |= options.get("engine_args", {})
-    return arguments
+    return _merged(arguments, options.get("engine_args", {}))
+
+
+def _merged(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`option.engine_args` beats what other options say, setting by setting; the model is not its business."""
+    if "model" in more:
+        raise ConfigError("option.engine_args: the model is option.model_id")
+    nested = {
+        name: {**arguments[name], **value}
+        for name, value in more.items()
+        if isinstance(value, dict) and isinstance(arguments.get(name), dict)
+    }
+    return {**arguments, **more, **nested}
 
 
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
@@ -91,8 +125,9 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
         arguments["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.bad_sequences:
         arguments["bad_words"] = list(sampling.bad_sequences)
-    if sampling.logit_bias:
-        arguments["logit_bias"] = dict(sampling.logit_bias)
+    if sampling.logit_bias or sampling.bad_token_ids:
+        # What is added to a logit may be as much as makes it nothing.
+        arguments["logit_bias"] = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
     if sampling.prompt_logprobs:
         arguments["prompt_logprobs"] = 0
     return arguments

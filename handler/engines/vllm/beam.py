@@ -58,7 +58,7 @@ class BeamSearch:
         self.ended += [beam for beam in best[:size] if beam.finish]
         self.ended = heapq.nlargest(size, self.ended, key=lambda beam: beam.score(penalty))
         self.beams = [beam for beam in best if not beam.finish][:size]
-        if len(self.beams[0].ids) >= self.sampling.max_new_tokens:
+        if not self.beams or len(self.beams[0].ids) >= self.sampling.max_new_tokens:
             return True
         if len(self.ended) < size:
             return False

@@ -18,9 +18,9 @@ from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.engines.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.family import end_with_children, end_with_this_process
-from handler.engines.vllm.arguments import engine_arguments, guide_arguments, sampling_arguments
+from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments, sampling_arguments
 from handler.engines.vllm.beam import BeamSearch
-from handler.engines.vllm.results import Asked, BeamToken, Results
+from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.turns import Turns
 
 __all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare"]
@@ -28,20 +28,9 @@ __all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare"]
 _LACKS = {
     "typical_p": "it has no typical decoding",
     "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
-    "bad_token_ids": "it forbids words, not token ids",
     "return_context_logits": "it does not give its logits",
     "return_generation_logits": "it does not give its logits",
 }
-
-_ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",  # nothing is told to anybody
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    # Its own processes must not be forks of this one, which has threads.
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
-
-
-_CPU_CACHE_GIB = 4
 
 
 @dataclass
@@ -52,7 +41,7 @@ class _Beams:
     ids: Sequence[int]
     adapter: Adapter | None
     search: BeamSearch
-    waiting: dict[int, Asked] = field(default_factory=dict)  # by the beam's number
+    waiting: dict[int, Pending] = field(default_factory=dict)  # by the beam's number
     found: list[Sequence[tuple[int, float]]] = field(default_factory=list)
 
 
@@ -60,22 +49,20 @@ class Vllm:
     """See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        os.environ.update(environment(config, os.environ))
         end_with_this_process()
         import vllm
-        import vllm.inputs
+        from vllm.inputs import tokens_input
+        from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self._vllm = vllm
-        arguments = engine_arguments(config, current_platform.device_count() or 1)
-        if not current_platform.is_cpu():
-            arguments |= {"kv_cache_memory_bytes": config.cache_gib << 30} if config.cache_gib else {}
-        elif config.cache_gib or "gpu_memory_utilization" not in arguments:
-            # Left alone it asks for nine tenths of the machine, and does not start where they are not free.
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.cache_gib or _CPU_CACHE_GIB)
+        self._tokens_input, self._lora_request = tokens_input, LoRARequest
+        self._structured_outputs = StructuredOutputsParams
+        self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
+        arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
         # As a server: vLLM chooses by that how many tokens a step computes.
         context = UsageContext.OPENAI_API_SERVER
         self._engine: Any = LLMEngine.from_engine_args(
@@ -90,7 +77,7 @@ class Vllm:
             # Measured with 0.32: in a batch with others, a request that names no adapter gets one's weights.
             self._turns = Turns()
         self._late: list[Output] = []  # of requests that failed when their turn came
-        self._running: dict[int, Asked] = {}
+        self._running: dict[int, Pending] = {}
         self._searches: dict[int, _Beams] = {}
         assert config.model is not None
         self._eos = eos_ids(config.model)
@@ -113,16 +100,16 @@ class Vllm:
         else:
             # The first token of a prompt has no score.
             scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None
-            asked = Asked(key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores)
-            start = partial(self._run, asked, ids, self._params(sampling), adapter)
+            pending = Pending(key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores)
+            start = partial(self._run, pending, ids, self._params(sampling), adapter)
         if self._turns is None:
             start()
         else:
             self._turns.enter(key, adapter is not None, start)
 
-    def _run(self, asked: Asked, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
-        self._submit(asked, ids, params, adapter)
-        self._running[asked.key] = asked
+    def _run(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
+        self._submit(pending, ids, params, adapter)
+        self._running[pending.key] = pending
 
     def _search(self, beams: _Beams) -> None:
         self._searches[beams.key] = beams
@@ -135,34 +122,29 @@ class Vllm:
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
         if sampling.guide is not None:
-            from vllm.sampling_params import StructuredOutputsParams
+            arguments["structured_outputs"] = self._structured_outputs(**guide_arguments(sampling.guide))
+        return self._sampling_params(**arguments)
 
-            arguments["structured_outputs"] = StructuredOutputsParams(**guide_arguments(sampling.guide))
-        from vllm.sampling_params import RequestOutputKind
-
-        return self._vllm.SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
-
-    def _submit(self, asked: Asked, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
+    def _submit(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
         lora = None
         if adapter is not None:
             if adapter.id not in self._adapters:
                 self.load_adapter(adapter)  # vLLM would load it too, but die of one that is broken
             self._adapters.move_to_end(adapter.id)
-            lora = _lora_request(adapter)
-        self._results.next = asked
-        prompt = self._vllm.inputs.tokens_input(list(ids))
-        self._engine.add_request(str(asked.key), prompt, params, lora_request=lora)
+            lora = self._lora(adapter)
+        self._results.next = pending
+        prompt = self._tokens_input(list(ids))
+        self._engine.add_request(str(pending.key), prompt, params, lora_request=lora)
 
     def cancel(self, key: int) -> None:
         self._drop(key)
         self._leave_turn(key)
 
     def _drop(self, key: int) -> None:
-        dropped = [asked.id for asked in (self._running.pop(key, None),) if asked is not None]
+        if (pending := self._running.pop(key, None)) is not None:
+            self._engine.abort_request([pending.id], internal=True)
         if (beams := self._searches.pop(key, None)) is not None:
-            dropped = [asked.id for asked in beams.waiting.values()]
-        if dropped:
-            self._engine.abort_request(dropped, internal=True)
+            self._engine.abort_request([pending.id for pending in beams.waiting.values()], internal=True)
 
     def _leave_turn(self, key: int) -> None:
         if self._turns is not None:
@@ -191,13 +173,13 @@ class Vllm:
         beams.found = [()] * len(search.beams)
         one = replace(search.sampling, num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
-            beams.waiting[number] = asked = Asked(beams.key, num_tops=search.width, beam=number)
-            self._submit(asked, [*beams.ids, *beam.ids], self._params(one), beams.adapter)
+            beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
+            self._submit(pending, [*beams.ids, *beam.ids], self._params(one), beams.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
         """What a beam's next token brings: nothing, until the search has ended."""
-        number = token.asked.beam
-        beams = self._searches.get(token.asked.key)
+        number = token.pending.beam
+        beams = self._searches.get(token.pending.key)
         if beams is None or number is None:
             return []
         del beams.waiting[number]
@@ -206,13 +188,13 @@ class Vllm:
         if error is None:
             if beams.waiting:
                 return []
-            if beams.search.advance(beams.found):
+            try:
+                if not beams.search.advance(beams.found):
+                    self._continue(beams)
+                    return []
                 del self._searches[beams.key]
                 best = enumerate(beams.search.best())
                 return [Output(beams.key, beam.ids, beam.logprobs, beam.finish, number) for number, beam in best]
-            try:
-                self._continue(beams)
-                return []
             except Exception as refusal:  # a beam that has outgrown the model: this search ends, the others go on
                 error = str(refusal)
         self._drop(beams.key)
@@ -221,7 +203,7 @@ class Vllm:
     # -- adapters ------------------------------------------------------------------------------------------------
 
     def load_adapter(self, adapter: Adapter) -> None:
-        self._engine.add_lora(_lora_request(adapter))
+        self._engine.add_lora(self._lora(adapter))
         self._adapters[adapter.id] = None
         while len(self._adapters) > self._max_adapters:  # vLLM, too, forgets the one that was used the longest ago
             self._adapters.popitem(last=False)
@@ -229,6 +211,11 @@ class Vllm:
     def drop_adapter(self, adapter: Adapter) -> None:
         self._engine.remove_lora(adapter.id)
         self._adapters.pop(adapter.id, None)
+
+    def _lora(self, adapter: Adapter) -> Any:
+        return self._lora_request(
+            lora_name=f"{adapter.name}/{adapter.id}", lora_int_id=adapter.id, lora_path=adapter.path
+        )
 
     def close(self) -> None:
         self._leave()
@@ -238,13 +225,9 @@ class Vllm:
         """The first step compiles and allocates; the first client must not wait for that."""
         self.add(0, [min(self._eos, default=0)], Sampling(max_new_tokens=3, ignore_eos=True))
         while self._running:
-            self.step()
-
-
-def _lora_request(adapter: Adapter) -> Any:
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(lora_name=f"{adapter.name}/{adapter.id}", lora_int_id=adapter.id, lora_path=adapter.path)
+            for output in self.step().others:
+                if output.error is not None:
+                    raise RuntimeError(f"its first request failed: {output.error}")
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
@@ -252,7 +235,7 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    if config.options.get("enable_lora"):
+    if engine_arguments(config, 1, cpu=False).get("enable_lora"):
         # Measured with 0.32: in company of other requests such a one brings the whole engine down.
         return Capabilities({**_LACKS, "prompt_logprobs": "it cannot score prompts while it serves LoRA adapters"})
     return Capabilities(_LACKS, NO_LORA)

@@ -11,7 +11,7 @@ from handler.engines.base import Output, Step
 
 
 @dataclass
-class Asked:
+class Pending:
     """A request in vLLM; a beam's next token is one too.
 
     Attributes:
@@ -34,11 +34,17 @@ class Asked:
     def __post_init__(self) -> None:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
+    def taken_prompt_logprobs(self) -> list[float | None] | None:
+        """Once."""
+        found, self.prompt_logprobs = self.prompt_logprobs, None
+        self.__post_init__()
+        return found
+
 
 class BeamToken(NamedTuple):
     """What may come after a beam, the most likely first; or why nothing does."""
 
-    asked: Asked
+    pending: Pending
     alternatives: Sequence[tuple[int, float]]
     error: str | None
 
@@ -58,21 +64,21 @@ class Results:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, Asked] = {}
-        self.next = Asked(0)  # what the request is that LLMEngine adds next
+        self._pending: dict[str, Pending] = {}
+        self.next = Pending(0)  # what the request is that LLMEngine adds next
 
     def add_request(self, request: Any, *prompt_parent_and_index: Any) -> None:
         self.next.id = request.request_id
-        self._asked[request.request_id] = self.next
+        self._pending[request.request_id] = self.next
 
     def abort_requests(self, request_ids: Collection[str], internal: bool) -> list[str]:
-        return [id for id in request_ids if self._asked.pop(id, None) is not None]
+        return [id for id in request_ids if self._pending.pop(id, None) is not None]
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._asked)
+        return bool(self._pending)
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self._asked)
+        return len(self._pending)
 
     def update_scheduler_stats(self, stats: Any) -> None:
         pass
@@ -85,51 +91,50 @@ class Results:
         others: list[Output] = []
         beams: list[BeamToken] = []
         for output in outputs:
-            asked = self._asked.get(output.request_id)
-            if asked is None:  # cancelled
+            pending = self._pending.get(output.request_id)
+            if pending is None:  # cancelled
                 continue
             tokens, finish = output.new_token_ids, output.finish_reason
-            if asked.plain and finish is None and len(tokens) == 1:  # nearly every one
-                keys.append(asked.key)
+            if pending.plain and finish is None and len(tokens) == 1:  # nearly every one
+                keys.append(pending.key)
                 ids.append(tokens[0])
                 scores = output.new_logprobs
                 logprobs.append(None if scores is None else float(scores.logprobs[0, 0]))
                 continue
             if finish is not None:
-                del self._asked[output.request_id]
-            if asked.beam is not None:
+                del self._pending[output.request_id]
+            if pending.beam is not None:
                 if finish is not None:
-                    beams.append(_beam_token(asked, output))
-            elif (found := _output(asked, output)) is not None:
+                    beams.append(_beam_token(pending, output))
+            elif (found := _output(pending, output)) is not None:
                 others.append(found)
         return Processed((Step(keys, ids, logprobs, others), beams))
 
 
-def _output(asked: Asked, output: Any) -> Output | None:
-    if asked.prompt_logprobs is not None and (scores := output.new_prompt_logprobs_tensors) is not None:
-        asked.prompt_logprobs += scores.logprobs[:, 0].tolist()  # a part of a long prompt's; its own ids come first
+def _output(pending: Pending, output: Any) -> Output | None:
+    if pending.prompt_logprobs is not None and (scores := output.new_prompt_logprobs_tensors) is not None:
+        pending.prompt_logprobs += scores.logprobs[:, 0].tolist()  # a part of a long prompt's; its own ids come first
     ids = list(output.new_token_ids)
-    finish = _finish(output, asked.stops)
+    finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
-        return Output(asked.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!s}")
+        return Output(pending.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!s}")
     if not ids and finish is None:
         return None
     scores = output.new_logprobs
-    prompt_logprobs, asked.prompt_logprobs = asked.prompt_logprobs, None
     return Output(
-        asked.key,
+        pending.key,
         ids,
         [None] * len(ids) if scores is None else scores.logprobs[:, 0].tolist(),
         finish,
-        prompt_logprobs=prompt_logprobs,
-        tops=_tops(scores, asked.num_tops) if asked.num_tops else None,
+        prompt_logprobs=pending.taken_prompt_logprobs(),
+        tops=_tops(scores, pending.num_tops) if pending.num_tops else None,
     )
 
 
-def _beam_token(asked: Asked, output: Any) -> BeamToken:
+def _beam_token(pending: Pending, output: Any) -> BeamToken:
     if _finish(output, frozenset()) is Finish.ERROR:
-        return BeamToken(asked, (), f"vLLM ended a beam as {output.finish_reason!s}")
-    return BeamToken(asked, _tops(output.new_logprobs, asked.num_tops)[0], None)
+        return BeamToken(pending, (), f"vLLM ended a beam as {output.finish_reason!s}")
+    return BeamToken(pending, _tops(output.new_logprobs, pending.num_tops)[0], None)
 
 
 def _tops(scores: Any, count: int) -> list[list[tuple[int, float]]]:

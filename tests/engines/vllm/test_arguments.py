@@ -11,7 +11,13 @@ import pytest
 from handler.config import load_config
 from handler.core import Guide, Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.vllm.arguments import engine_arguments, guide_arguments, sampling_arguments
+from handler.engines.vllm.arguments import (
+    engine_arguments,
+    environment,
+    guide_arguments,
+    sampling_arguments,
+)
+from handler.engines.vllm.engine import capabilities
 from handler.errors import ConfigError
 from handler.options import OPTIONS
 
@@ -54,7 +60,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def arguments(*overrides: str) -> dict[str, Any]:
     config = load_config(overrides=["option.llm_engine=vllm", *overrides], environ={})
-    return engine_arguments(replace(CONFIG, options=config.engine_options), 1)
+    return engine_arguments(replace(CONFIG, options=config.engine_options), 1, cpu=True)
 
 
 PLAIN = arguments()
@@ -108,11 +114,45 @@ def test_what_all_engines_have() -> None:
     config = replace(
         CONFIG, dtype="fp32", max_tokens_per_step=64, max_total_tokens=512, prefix_cache=False, devices="max"
     )
-    found = engine_arguments(config, 4)
+    found = engine_arguments(config, 4, cpu=True)
     assert found["dtype"] == "float32"
     assert (found["max_num_batched_tokens"], found["max_model_len"]) == (64, 512)
     assert (found["enable_prefix_caching"], found["tensor_parallel_size"]) == (False, 4)
-    assert engine_arguments(replace(CONFIG, devices="2"), 4)["tensor_parallel_size"] == 2
+    assert engine_arguments(replace(CONFIG, devices="2"), 4, cpu=True)["tensor_parallel_size"] == 2
+
+
+def test_further_arguments_beat_options_setting_by_setting_but_not_the_model() -> None:
+    more = 'option.engine_args={"structured_outputs_config": {"disable_any_whitespace": true}, "enable_lora": true}'
+    found = arguments("option.guided_decoding_backend=xgrammar", more)
+    assert found["structured_outputs_config"] == {"backend": "xgrammar", "disable_any_whitespace": True}
+    assert found["enable_lora"]
+    with pytest.raises(ConfigError, match="the model is"):
+        arguments('option.engine_args={"model": "other"}')
+
+
+def test_the_cache_is_the_gpus_by_argument_and_the_cpus_by_environment() -> None:
+    small = replace(CONFIG, cache_gib=2)
+    assert engine_arguments(small, 1, cpu=False)["kv_cache_memory_bytes"] == 2 << 30
+    assert "kv_cache_memory_bytes" not in engine_arguments(small, 1, cpu=True)
+    space = "VLLM_CPU_KVCACHE_SPACE"
+    assert environment(small, {space: "7"})[space] == "2"
+    assert environment(CONFIG, {space: "7"})[space] == "7"
+    assert environment(CONFIG, {})[space] == "4"
+    shared = replace(CONFIG, options={"gpu_memory_utilization": 0.5})
+    assert space not in environment(shared, {})
+    assert environment(CONFIG, {"VLLM_LOGGING_LEVEL": "DEBUG"})["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_adapters_are_served_however_they_were_asked_for() -> None:
+    assert capabilities(CONFIG).no_adapters
+    assert not capabilities(replace(CONFIG, options={"enable_lora": True})).no_adapters
+    assert not capabilities(replace(CONFIG, options={"engine_args": {"enable_lora": True}})).no_adapters
+
+
+def test_a_token_is_forbidden_by_its_weight() -> None:
+    found = sampling_arguments(Sampling(bad_token_ids=(3,), logit_bias=((3, 5.0), (4, 5.0))))["logit_bias"]
+    assert found[4] == 5.0
+    assert found[3] < -1e8
 
 
 def test_greedy_has_no_sampling() -> None:

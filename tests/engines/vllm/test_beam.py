@@ -86,3 +86,18 @@ def test_early_stopping_ends_with_the_first_full_set() -> None:
     late = search(model, num_beams=2, max_new_tokens=3)
     assert [beam.ids for beam in early] == [(2, EOS), (EOS,)]
     assert late[0].ids == (1, 3, EOS)
+
+
+def test_a_search_in_which_everything_ends_has_ended() -> None:
+    model = {(): [(1, -0.1), (2, -3.0), (EOS, -4.0)]}
+    found = search(model, num_beams=2, max_new_tokens=9, stop_token_ids=(1, 2))
+    assert [(beam.ids, beam.finish) for beam in found] == [((1,), Finish.STOP), ((2,), Finish.STOP)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_tokens_may_end_a_beam(seed: int) -> None:
+    draw = random.Random(seed)
+    stops = tuple(id for id in range(6) if draw.random() < 0.7)
+    found = search(language(seed, 6), num_beams=draw.choice([2, 3, 5]), max_new_tokens=4, stop_token_ids=stops)
+    assert found
+    assert all((beam.ids[-1] in stops) == (beam.finish is Finish.STOP) for beam in found if beam.ids[-1] != EOS)

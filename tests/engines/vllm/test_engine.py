@@ -136,6 +136,18 @@ def test_words_can_be_forbidden_and_tokens_weighted(vllm: Driver) -> None:
     assert "Paris" not in text(vllm.one(PROMPT, bad_sequences=(" Paris", "Paris")))
     assert ids(vllm.one(PROMPT, logit_bias=((paris.id, -100.0),)))[0] != paris.id
     assert set(ids(vllm.one(PROMPT, logit_bias=((paris.id, 100.0),), ignore_eos=True))) == {paris.id}
+    biased = vllm.one(PROMPT, logit_bias=((paris.id, 100.0),), bad_token_ids=(paris.id,), ignore_eos=True)
+    assert paris.id not in ids(biased)
+
+
+def test_a_search_whose_beams_all_end_at_once_ends_alone(vllm: Driver) -> None:
+    alone = ids(vllm.one(STORY))
+    (first,) = (token for delta in vllm.one(PROMPT, top_logprobs=8, max_new_tokens=1) for token in delta.tokens)
+    good = vllm.submit(STORY)
+    ended = vllm.submit(PROMPT, num_beams=2, stop_token_ids=tuple(token.id for token in first.top))
+    found = vllm.run()
+    assert [delta.finish for delta in found[ended]] == [Finish.STOP, Finish.STOP]
+    assert ids(found[good]) == alone
 
 
 def test_beams_in_company_disturb_nobody(vllm: Driver) -> None:
