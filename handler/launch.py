@@ -183,6 +183,7 @@ def schema_context(config: Config, spec: Spec, adapters: Adapters) -> Context:
     return Context(
         engine=spec.engine,
         lacks=able.lacks,
+        most=able.most,
         no_adapters=able.no_adapters,
         sampling_defaults=able.sampling_defaults,
         adapters=adapters,

@@ -129,10 +129,12 @@ class Capabilities:
 
     Attributes:
         lacks: Sampling field -> why; a value that would have an effect is refused.
+        most: Sampling field -> the largest value that it takes.
         no_adapters: why it serves no LoRA adapters; "" where it does.
         sampling_defaults: Sampling fields, used with `do_sample` where a client names none: LMI's for this engine.
     """
 
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    most: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

@@ -141,7 +141,7 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Non
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    return Capabilities(_LACKS, "" if config.options.get("enable_lora") else NO_LORA)
+    return Capabilities(_LACKS, no_adapters="" if config.options.get("enable_lora") else NO_LORA)
 
 
 def load(config: EngineConfig) -> Echo:

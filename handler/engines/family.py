@@ -11,14 +11,24 @@ import threading
 from collections.abc import Callable
 
 # Linux tells a process of its parent's death by a signal. The watcher ignores all others: what ends the engine may be
-# sent to its whole group.
+# sent to its whole group. It spares Python's resource trackers, which end by themselves and then free the shared memory
+# that the killed ones have left. More than one pass, as processes may be starting others.
 _WATCHER = """
-import ctypes, os, signal, sys
+import ctypes, os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
 ctypes.CDLL(None).prctl(1, signal.SIGUSR2)
 while os.getppid() == int(sys.argv[1]):
     signal.sigtimedwait([signal.SIGUSR2], 5)
-os.killpg(0, signal.SIGKILL)
+for _ in range(20):
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        try:
+            if pid != os.getpid() and os.getpgid(pid) == os.getpgrp():
+                with open(f"/proc/{pid}/cmdline", "rb") as command:
+                    if b"resource_tracker" not in command.read():
+                        os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    time.sleep(0.05)
 """
 
 

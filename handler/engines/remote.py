@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -58,7 +56,7 @@ class Worker:
                     [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # an engine's own processes are in its group, to be ended with it
+                    start_new_session=True,  # its own processes are in its group, to be ended with it (family.py)
                 )
                 on_failure.pop_all()
             self._commands.put(spec)
@@ -91,8 +89,6 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if grace:
                     self._process.wait(grace)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             # A large process takes its time to go, and whoever calls this has none.
             threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()

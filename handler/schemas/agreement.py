@@ -52,6 +52,10 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Con
     for field in ("n", "best_of", "num_beams"):
         if getattr(sampling, field) > context.max_sequences:
             raise named(field).refused(f"must be at most {context.max_sequences} (option.max_rolling_batch_size)")
+    if sampling.guide is not None:
+        for field in ("ignore_eos", "min_new_tokens"):
+            if getattr(sampling, field) != DEFAULTS[field]:
+                raise named(field).refused(f"a guide says itself where an answer ends; leave out {named('guide').name}")
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")
@@ -74,6 +78,11 @@ def check_support(sampling: Sampling, names: Mapping[str, Named], context: Conte
         neutral = value == DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
         if not greedy and not neutral:
             raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} lacks it: {why}")
+
+    for field, most in context.most.items():
+        value = getattr(sampling, field)
+        if value > most and not (field in SAMPLED and not sampling.do_sample):
+            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} takes at most {most:g}")
 
 
 def show(value: Any) -> str:

@@ -42,6 +42,7 @@ class Context:
         max_sequences: most sequences that one request may ask for.
         engine: its name.
         lacks: Sampling field -> why the engine has no such thing.
+        most: Sampling field -> the largest value that the engine takes.
         no_adapters: why it serves no LoRA adapters; "" where it does.
         adapters: those that there are now; thread-safe.
         sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
@@ -50,6 +51,7 @@ class Context:
 
     engine: str
     lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    most: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "it has none"
     adapters: AdapterLookup = field(default_factory=NoAdapters)
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

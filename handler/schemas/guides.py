@@ -11,7 +11,7 @@ from typing import Any
 
 from handler.core import Guide
 
-MAX_CHARACTERS = 1 << 16  # of a schema as JSON, an expression, a grammar, or all choices together
+MAX_CHARACTERS = 1 << 14  # of a schema as JSON, an expression, a grammar, or all choices together
 MAX_CHOICES = 256
 
 _CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which Python's expressions lack and the engines' may have

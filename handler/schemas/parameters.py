@@ -198,7 +198,7 @@ PARAMETERS: dict[str, Parameter] = {
     "n": Parameter("n", integer(1)),
     "best_of": Parameter("best_of", integer(1)),
     "num_beams": Parameter("num_beams", integer(1)),
-    "length_penalty": Parameter("length_penalty", number(-math.inf)),
+    "length_penalty": Parameter("length_penalty", number(-20, 20)),
     "early_stopping": Parameter("early_stopping", boolean),
     "ignore_eos_token": Parameter("ignore_eos", boolean),
     "stop_token_ids": Parameter("stop_token_ids", token_ids),

@@ -217,7 +217,7 @@ TENSORS: Mapping[str, Parameter] = {
     "temperature": _tensor_too("temperature"),
     "runtime_top_k": Parameter(SEVERAL, _top_k),
     "runtime_top_p": Parameter(SEVERAL, _top_p),
-    "len_penalty": Parameter("length_penalty", single(number(-math.inf))),
+    "len_penalty": Parameter("length_penalty", single(number(-20, 20))),
     "early_stopping": Parameter("early_stopping", _early_stopping),
     "repetition_penalty": _tensor_too("repetition_penalty"),
     "min_length": _tensor_too("min_length"),

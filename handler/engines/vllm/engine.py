@@ -18,6 +18,7 @@ from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.engines.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.family import end_with_children, end_with_this_process
+from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments, sampling_arguments
 from handler.engines.vllm.beam import BeamSearch
 from handler.engines.vllm.results import BeamToken, Pending, Results
@@ -203,6 +204,7 @@ class Vllm:
     # -- adapters ------------------------------------------------------------------------------------------------
 
     def load_adapter(self, adapter: Adapter) -> None:
+        check_weights(Path(adapter.path))
         self._engine.add_lora(self._lora(adapter))
         self._adapters[adapter.id] = None
         while len(self._adapters) > self._max_adapters:  # vLLM, too, forgets the one that was used the longest ago
@@ -235,10 +237,14 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
+    lacks, no_adapters = dict(_LACKS), NO_LORA
     if engine_arguments(config, 1, cpu=False).get("enable_lora"):
         # Measured with 0.32: in company of other requests such a one brings the whole engine down.
-        return Capabilities({**_LACKS, "prompt_logprobs": "it cannot score prompts while it serves LoRA adapters"})
-    return Capabilities(_LACKS, NO_LORA)
+        lacks["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
+        no_adapters = ""
+    if not config.options.get("guided_decoding", True):
+        lacks["guide"] = "option.guided_decoding=false"
+    return Capabilities(lacks, most={"temperature": 2.0}, no_adapters=no_adapters)
 
 
 def load(config: EngineConfig) -> Vllm:

@@ -56,6 +56,9 @@ class Processed(NamedTuple):
     reqs_to_abort: Sequence[str] = ()
 
 
+_SPOILT = "its scores are no numbers any more"  # nor would those of later requests be, by the cache that they share
+
+
 class Results:
     """Stands where LLMEngine has its OutputProcessor, with the methods that LLMEngine calls (vLLM 0.20 to 0.33).
 
@@ -99,7 +102,10 @@ class Results:
                 keys.append(pending.key)
                 ids.append(tokens[0])
                 scores = output.new_logprobs
-                logprobs.append(None if scores is None else float(scores.logprobs[0, 0]))
+                logprob = None if scores is None else float(scores.logprobs[0, 0])
+                if logprob != logprob:
+                    raise RuntimeError(_SPOILT)
+                logprobs.append(logprob)
                 continue
             if finish is not None:
                 del self._pending[output.request_id]
@@ -117,7 +123,8 @@ def _output(pending: Pending, output: Any) -> Output | None:
     ids = list(output.new_token_ids)
     finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
-        return Output(pending.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!s}")
+        why = "perhaps no token was left by its guide or by what it forbids"
+        return Output(pending.key, (), (), finish, error=f"vLLM ended it as {output.finish_reason!s}; {why}")
     if not ids and finish is None:
         return None
     scores = output.new_logprobs
