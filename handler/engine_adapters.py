@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -43,7 +44,8 @@ class EngineAdapters:
         self._ids = ids
         self._keys = keys
         self._changes: dict[int, _Change] = {}  # by the engine's key
-        self._successors: dict[int, Adapter | None] = {}  # of dropped adapters, by their ids
+        # Of dropped adapters, as long as a request that was read before may still come with one of them.
+        self._successors: weakref.WeakKeyDictionary[Adapter, Adapter | None] = weakref.WeakKeyDictionary()
         self._leaving: dict[int, Adapter] = {}  # dropped here, perhaps still in use
 
     @property
@@ -65,10 +67,10 @@ class EngineAdapters:
 
     def drop(self, adapter: Adapter, successor: Adapter | None) -> None:
         """Let `drop_unused` drop it; `successor` is what `current` gives in its place."""
-        for id, other in self._successors.items():
+        for earlier, other in list(self._successors.items()):
             if other == adapter:
-                self._successors[id] = successor
-        self._successors[adapter.id] = successor
+                self._successors[earlier] = successor
+        self._successors[adapter] = successor
         self._leaving[adapter.id] = adapter
 
     def current(self, request: Request) -> Request:
@@ -77,11 +79,12 @@ class EngineAdapters:
         Raises:
             InvalidPayload: its adapter was dropped since it was read.
         """
-        if request.adapter is None or request.adapter.id not in self._successors:
+        adapter = request.adapter
+        if adapter is None or adapter not in self._successors:
             return request
-        successor = self._successors[request.adapter.id]
+        successor = self._successors[adapter]
         if successor is None:
-            raise InvalidPayload(f"the adapter {request.adapter.name} was unregistered before the request began")
+            raise InvalidPayload(f"the adapter {adapter.name} was unregistered before the request began")
         return replace(request, adapter=successor)
 
     def drop_unused(self, requests: Iterable[Request]) -> None:
