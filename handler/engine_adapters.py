@@ -6,21 +6,13 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from handler.core import Adapter, Delta, Finish, Request
-from handler.engines.base import Output
+from handler.engines.base import Output, SteppedEngine
 from handler.errors import AdapterFailed, InvalidPayload, Unavailable
 
 log = logging.getLogger("handler.adapters")
-
-
-class AdaptingEngine(Protocol):
-    """What is needed of an engine; `engines.remote.RemoteEngine` is one."""
-
-    @property
-    def ready(self) -> bool: ...
-    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
 
 
 class _Change(NamedTuple):
@@ -39,7 +31,7 @@ class EngineAdapters:
         keys: of what the engine is asked.
     """
 
-    def __init__(self, engine: AdaptingEngine, ids: Iterator[int], keys: Iterator[int]) -> None:
+    def __init__(self, engine: SteppedEngine, ids: Iterator[int], keys: Iterator[int]) -> None:
         self._engine = engine
         self._ids = ids
         self._keys = keys
