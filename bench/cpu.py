@@ -34,7 +34,28 @@ def ticks_seconds(pid: int) -> float:
 
 def descendants(pid: int) -> Iterator[int]:
     """The ids of all processes that `pid` started and those started, that live now."""
-    for thread in (_PROC / str(pid) / "task").iterdir():
-        for child in map(int, (thread / "children").read_text().split()):
-            yield child
-            yield from descendants(child)
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def children(pid: int) -> list[int]:
+    """The ids of all processes that `pid` started and that live now; none where it has ended."""
+    while True:
+        try:
+            threads = list((_PROC / str(pid) / "task").iterdir())
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+        found = [_started_by(thread) for thread in threads]
+        if None not in found:  # else what that one started is another's now, perhaps one's that was read before
+            return [child for some in found for child in some or ()]
+
+
+def _started_by(thread: Path) -> list[int] | None:
+    """None where it has ended."""
+    try:
+        return [int(child) for child in (thread / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        if thread.exists():  # a kernel without CONFIG_PROC_CHILDREN
+            raise
+        return None

@@ -9,11 +9,10 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from handler.core import Adapter, Delta, Finish, Request, Sampling, Token
+from handler.core import Adapter, Delta, Finish, Request, Token
 from handler.engine_adapters import EngineAdapters
-from handler.engines.base import Output, Step
+from handler.engines.base import Output, Step, SteppedEngine
 from handler.errors import GenerationFailed, ServingError, Unavailable
 from handler.generation import Generation
 from handler.text import Prompt
@@ -21,17 +20,6 @@ from handler.text import Prompt
 log = logging.getLogger("handler.batcher")
 
 _LOOK = 0.1  # seconds between looks for requests past their time
-
-
-class SteppedEngine(Protocol):
-    """What the batcher needs of an engine; `engines.remote.RemoteEngine` is one."""
-
-    @property
-    def ready(self) -> bool: ...
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
-    def cancel(self, key: int) -> None: ...
-    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
-    def step(self, timeout: float = 0.0) -> list[Step]: ...
 
 
 @dataclass

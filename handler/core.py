@@ -30,8 +30,12 @@ class Guide(NamedTuple):
     value: str
 
 
-class Adapter(NamedTuple):
-    """A LoRA adapter; `id`, at least 1, is never used again for another path or other weights."""
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter; `id`, at least 1, is never used again for another path or other weights.
+
+    Requests hold the very object that was registered, so that a weak reference tells whether any still does.
+    """
 
     name: str
     id: int

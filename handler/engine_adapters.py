@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from handler.core import Adapter, Delta, Finish, Request
-from handler.engines.base import Output
+from handler.engines.base import Output, SteppedEngine
 from handler.errors import AdapterFailed, InvalidPayload, Unavailable
 
 log = logging.getLogger("handler.adapters")
-
-
-class AdaptingEngine(Protocol):
-    """What is needed of an engine; `engines.remote.RemoteEngine` is one."""
-
-    @property
-    def ready(self) -> bool: ...
-    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
 
 
 class _Change(NamedTuple):
@@ -38,12 +31,13 @@ class EngineAdapters:
         keys: of what the engine is asked.
     """
 
-    def __init__(self, engine: AdaptingEngine, ids: Iterator[int], keys: Iterator[int]) -> None:
+    def __init__(self, engine: SteppedEngine, ids: Iterator[int], keys: Iterator[int]) -> None:
         self._engine = engine
         self._ids = ids
         self._keys = keys
         self._changes: dict[int, _Change] = {}  # by the engine's key
-        self._successors: dict[int, Adapter | None] = {}  # of dropped adapters, by their ids
+        # Of dropped adapters, as long as a request that was read before may still come with one of them.
+        self._successors: weakref.WeakKeyDictionary[Adapter, Adapter | None] = weakref.WeakKeyDictionary()
         self._leaving: dict[int, Adapter] = {}  # dropped here, perhaps still in use
 
     @property
@@ -65,10 +59,10 @@ class EngineAdapters:
 
     def drop(self, adapter: Adapter, successor: Adapter | None) -> None:
         """Let `drop_unused` drop it; `successor` is what `current` gives in its place."""
-        for id, other in self._successors.items():
+        for earlier, other in list(self._successors.items()):
             if other == adapter:
-                self._successors[id] = successor
-        self._successors[adapter.id] = successor
+                self._successors[earlier] = successor
+        self._successors[adapter] = successor
         self._leaving[adapter.id] = adapter
 
     def current(self, request: Request) -> Request:
@@ -77,11 +71,12 @@ class EngineAdapters:
         Raises:
             InvalidPayload: its adapter was dropped since it was read.
         """
-        if request.adapter is None or request.adapter.id not in self._successors:
+        adapter = request.adapter
+        if adapter is None or adapter not in self._successors:
             return request
-        successor = self._successors[request.adapter.id]
+        successor = self._successors[adapter]
         if successor is None:
-            raise InvalidPayload(f"the adapter {request.adapter.name} was unregistered before the request began")
+            raise InvalidPayload(f"the adapter {adapter.name} was unregistered before the request began")
         return replace(request, adapter=successor)
 
     def drop_unused(self, requests: Iterable[Request]) -> None:

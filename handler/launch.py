@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from handler import engines
-from handler.adapters import AdapterHome, Adapters, adapters_of
+from handler.adapter_registry import AdapterHome, AdapterRegistry, adapters_of
 from handler.batcher import Batcher
 from handler.config import BY_ROLLING_BATCH, Config
 from handler.engines.base import EngineConfig, Tokenizer
@@ -153,7 +153,7 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
     Raises:
         ConfigError: one of them cannot be used; or the environment's number of adapters is none.
     """
-    registry = Adapters(_most_adapters())
+    registry = AdapterRegistry(_most_adapters())
     places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
     homes = [path for place in dict.fromkeys(places) if place and (path := place.absolute() / "adapters").is_dir()]
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
@@ -178,7 +178,7 @@ def _most_adapters() -> int | None:
     return int(text)
 
 
-def schema_context(config: Config, spec: Spec, adapters: Adapters) -> Context:
+def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Context:
     able = engines.capabilities(spec.engine, spec.config)
     return Context(
         engine=spec.engine,

@@ -159,3 +159,21 @@ def test_a_request_that_comes_after_an_update_gets_the_new_one_earlier_ones_keep
     for adapter in (A, B, C):
         with pytest.raises(InvalidPayload):
             with_adapter(batcher, "xyz", adapter)
+
+
+def test_a_dropped_adapter_is_forgotten_with_the_last_request_that_was_read_before() -> None:
+    engine = Adapting()
+    batcher = Batcher(engine)
+    late = Request("xyz", Sampling(max_new_tokens=1), adapter=Adapter("a", 1, "/a"))
+    adapter = late.adapter
+    for id in range(2, 1000):
+        successor = Adapter(f"a{id}", id, "/a")
+        assert adapter is not None
+        batcher.drop_adapter(adapter, successor)
+        batcher.step()
+        adapter = successor
+    assert len(batcher._adapters._successors) == 1
+    batcher.submit(late, prompt("xyz"))
+    assert engine.used == ["a999"]
+    del late
+    assert not batcher._adapters._successors

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cpu import descendants
+from cpu import children
 
 from systems.base import Used
 
@@ -42,14 +42,17 @@ class UsedMeter:
         if self._core and not any(process.is_core for process in found):
             names = ", ".join(process.name for process in found)
             raise RuntimeError(f"none of these is an engine's core ({' or '.join(self._core)}): {names}")
-        self._before = {process.pid: cpu_seconds(process.pid) for process in found}
+        self._before = {process.pid: spent_by(process) or 0.0 for process in found}
 
     def stop(self) -> Used:
         host: dict[str, float] = {}
         engine = 0.0
         for process in tree(self._pid, self._core):
             # A process that came meanwhile has spent all that it has in this time.
-            seconds = cpu_seconds(process.pid) - self._before.get(process.pid, 0.0)
+            spent = spent_by(process)
+            if spent is None:
+                continue
+            seconds = spent - self._before.get(process.pid, 0.0)
             if process.is_core:
                 engine += seconds
             else:
@@ -58,14 +61,35 @@ class UsedMeter:
         return Used(host, engine)
 
 
-def tree(pid: int, core: tuple[str, ...] = (), *, inside: bool = False) -> Iterator[Process]:
-    """A process and its descendants."""
-    name = name_of(pid)
+def tree(pid: int, core: tuple[str, ...] = ()) -> Iterator[Process]:
+    """A process and its descendants, but those that end while they are looked at and are not the engine's.
+
+    Raises OSError where the process itself has ended, or one of the engine's.
+    """
+    return _tree(pid, name_of(pid), core, inside=False)
+
+
+def _tree(pid: int, name: str, core: tuple[str, ...], *, inside: bool) -> Iterator[Process]:
     inside = inside or (bool(core) and name.startswith(core))
     yield Process(pid, name, inside)
-    for thread in (_PROC / str(pid) / "task").iterdir():
-        for child in (thread / "children").read_text().split():
-            yield from tree(int(child), core, inside=inside)
+    for child in children(pid):
+        try:
+            child_name = name_of(child)
+        except (FileNotFoundError, ProcessLookupError):
+            if inside:
+                raise
+            continue
+        yield from _tree(child, child_name, core, inside=inside)
+
+
+def spent_by(process: Process) -> float | None:
+    """Its CPU seconds; None where it has ended meanwhile. Raises OSError where it is the engine's and has."""
+    try:
+        return cpu_seconds(process.pid)
+    except OSError:
+        if process.is_core:
+            raise
+        return None
 
 
 def name_of(pid: int) -> str:
@@ -88,4 +112,5 @@ def cpu_seconds(pid: int) -> float:
 
 
 def tree_seconds(pid: int) -> float:
-    return sum(cpu_seconds(process) for process in (pid, *descendants(pid)))
+    """CPU seconds of a process and its descendants, but those that end while they are looked at."""
+    return sum(spent_by(process) or 0.0 for process in tree(pid))

@@ -100,6 +100,17 @@ class Engine(Protocol):
         """Free what the engine holds."""
 
 
+class SteppedEngine(Protocol):
+    """What the batcher needs of an engine; `engines.remote.RemoteEngine` is one."""
+
+    @property
+    def ready(self) -> bool: ...
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
+    def cancel(self, key: int) -> None: ...
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None: ...
+    def step(self, timeout: float = 0.0) -> list[Step]: ...
+
+
 class Tokenizer(Protocol):
     """Text to ids, in the host's process and off the event loop; thread-safe.
 

@@ -5,8 +5,6 @@ SageMaker registers with a body `{"name", "src", "preload", "pin"}` where DJL ha
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,15 +12,13 @@ from urllib.parse import parse_qsl
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from handler.adapters import Registered
-from handler.errors import BadRequest, InternalError, InvalidPayload, NotFound, ServingError, TooSlow
-from handler.hosts.adapters import Order, read_order, required
+from handler.adapter_registry import Registered
+from handler.errors import BadRequest, InvalidPayload, NotFound, serving_error
+from handler.hosts.adapter_changes import Order, read_order, required
 from handler.hosts.asgi import Endpoint, read_body, send_error, send_json
 from handler.hosts.intake import ignored_header
 from handler.hosts.service import Service
 from handler.schemas.reading import decode
-
-log = logging.getLogger("handler.adapters")
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
 """SageMaker's header with the name that its user knows the adapter by."""
@@ -37,7 +33,7 @@ Values = tuple[Any, tuple[str, ...]]
 class AdapterRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._desk = service.desk
+        self._changes = service.adapter_changes
 
     @property
     def routes(self) -> list[Route]:
@@ -59,17 +55,14 @@ class AdapterRoutes:
                 model = scope["path_params"].get("model", self._service.config.model_name)
                 if model != self._service.config.model_name:
                     raise NotFound(f"The model {model} was not found")
-                self._desk.check()
+                self._changes.check()
                 answered = await answer(scope, receive)
                 if answered is not None:
                     value, ignored = answered
                     extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
                     await send_json(scope, send, 200, value, extra)
-            except ServingError as error:
-                await send_error(scope, send, error.status, error.type, error.message)
             except Exception as error:
-                log.exception("id=%s: a bug", scope["request_id"])
-                failure = InternalError.of(error)
+                failure = serving_error(error)
                 await send_error(scope, send, failure.status, failure.type, failure.message)
             finally:
                 self._service.num_requests -= 1
@@ -79,7 +72,7 @@ class AdapterRoutes:
     async def _list(self, scope: Scope, receive: Receive) -> Values:
         query = _query(scope)
         limit, first = _number(query.pop("limit", "100")), max(0, _number(query.pop("next_page_token", "0")))
-        entries = list(self._desk.adapters)
+        entries = list(self._changes.registry)
         last = first + (limit if 0 <= limit <= _PAGE else _PAGE)
         value: dict[str, Any] = {"adapters": [_description(entry) for entry in entries[first:last]]}
         if last < len(entries):
@@ -87,7 +80,7 @@ class AdapterRoutes:
         return value, tuple(query)
 
     async def _describe(self, scope: Scope, receive: Receive) -> Values:
-        return _description(self._desk.adapters.get(scope["path_params"]["adapter"])), ()
+        return _description(self._changes.registry.get(scope["path_params"]["adapter"])), ()
 
     async def _register(self, scope: Scope, receive: Receive) -> Values | None:
         order = await self._order(scope, receive)
@@ -109,18 +102,14 @@ class AdapterRoutes:
 
     async def _unregister(self, scope: Scope, receive: Receive) -> Values:
         name = scope["path_params"]["adapter"]
-        self._desk.unregister(name)
+        self._changes.unregister(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
     async def _order(self, scope: Scope, receive: Receive) -> Order | None:
         """From the query or the body, in either of which a name may stand; None when the client went away."""
         values: dict[str, Any] = dict(_query(scope))
         config = self._service.config
-        try:
-            body = await asyncio.wait_for(read_body(scope, receive, _BODY), config.client_timeout)
-        except asyncio.TimeoutError:
-            limit = f"{config.client_timeout:g} s (option.client_timeout)"
-            raise TooSlow(f"the body did not arrive within {limit}") from None
+        body = await read_body(scope, receive, _BODY, config.client_timeout)
         if body is None:
             return None
         if body.strip():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import TooLarge
+from handler.errors import TooLarge, TooSlow
 from handler.framing import dumps
 from handler.schemas.base import Answer
 
@@ -35,8 +36,23 @@ class Endpoint:
             await send_error(scope, send, 405, "MethodNotAllowedException", message, allow)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
-    """The body, None when the client went away; raises TooLarge before more than `limit` bytes are kept."""
+async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes | None:
+    """The body, None when the client went away.
+
+    Args:
+        limit: bytes that it may have; more are never kept.
+        seconds: that it may take.
+
+    Raises:
+        TooLarge, TooSlow: it breaks a limit.
+    """
+    try:
+        return await asyncio.wait_for(_read_body(scope, receive, limit), seconds)
+    except asyncio.TimeoutError:
+        raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
     length = scope["headers_by_name"].get("content-length", "")
     if length.isdigit() and int(length) > limit:
         raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")

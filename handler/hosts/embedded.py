@@ -13,7 +13,7 @@ import time
 from types import FrameType
 
 from handler import event_loop
-from handler.adapters import AdapterHome
+from handler.adapter_registry import AdapterHome
 from handler.config import Config
 from handler.engines.base import EngineInfo
 from handler.engines.remote import State

@@ -12,7 +12,7 @@ import time
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import InternalError, ServingError, TooSlow
+from handler.errors import InternalError, ServingError
 from handler.hosts.adapter_routes import AdapterRoutes
 from handler.hosts.asgi import Endpoint, read_body, send_answer, send_error, send_json, send_start
 from handler.hosts.body import BodyWriter, WholeBody
@@ -68,15 +68,11 @@ class App:
             headers = scope["headers_by_name"]
             service.intake.check_headers(headers)
             service.check_room()
-            reading = read_body(scope, receive, config.max_request_size)
-            body = await asyncio.wait_for(reading, config.client_timeout)
+            body = await read_body(scope, receive, config.max_request_size, config.client_timeout)
             if body is None:
                 return None
             service.check_room()  # the body may have taken its time
             call = await service.read(body, headers)
-        except asyncio.TimeoutError:
-            error = TooSlow(f"the body did not arrive within {config.client_timeout:g} s (option.client_timeout)")
-            return await self._refuse(scope, send, error)
         except ServingError as error:
             return await self._refuse(scope, send, error)
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from handler import schemas
-from handler.adapters import AdapterHome
+from handler.adapter_registry import AdapterHome
 from handler.config import Config
 from handler.engines.base import Tokenizer
 from handler.engines.remote import RemoteEngine

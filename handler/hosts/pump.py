@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 
 from handler.batcher import Batcher
-from handler.core import Adapter, Delta, Finish, Request
-from handler.errors import InternalError, ServingError
+from handler.core import Delta, Finish, Request
+from handler.errors import InternalError
 from handler.hosts.body import Writer
 from handler.text import Prompt
 
@@ -21,12 +21,16 @@ _TICK = 0.2  # seconds between looks at the clock: hangs, restarts, requests tha
 
 
 class Pump:
-    """All methods belong to the event loop's thread."""
+    """All methods belong to the event loop's thread.
+
+    Attributes:
+        sinks: who gets a delta, by the batcher's id.
+    """
 
     def __init__(self, batcher: Batcher, on_tokens: Callable[[int], None] = lambda count: None) -> None:
         self._batcher = batcher
         self._on_tokens = on_tokens
-        self._sinks: dict[int, Sink] = {}
+        self.sinks: dict[int, Sink] = {}
         self._chunks: list[tuple[Writer, bytes, bool]] = []
         self._loop = asyncio.get_running_loop()
         self._fd: int | None = None
@@ -43,23 +47,11 @@ class Pump:
     def submit(self, request: Request, prompt: Prompt, sink: Sink) -> int:
         """Raises `Unavailable` when the queue is full; `sink` gets the request's deltas until the finishing one."""
         id = self._batcher.submit(request, prompt)
-        self._sinks[id] = sink
+        self.sinks[id] = sink
         return id
 
-    def load_adapter(self, adapter: Adapter, then: Callable[[ServingError | None], None]) -> None:
-        """As `adapters.EngineOfAdapters` has it."""
-
-        def loaded(delta: Delta) -> None:
-            del self._sinks[delta.id]
-            then(delta.error)
-
-        self._sinks[self._batcher.load_adapter(adapter)] = loaded
-
-    def drop_adapter(self, adapter: Adapter, successor: Adapter | None) -> None:
-        self._batcher.drop_adapter(adapter, successor)
-
     def cancel(self, id: int) -> None:
-        if self._sinks.pop(id, None) is not None:
+        if self.sinks.pop(id, None) is not None:
             self._batcher.cancel(id)
 
     def write(self, writer: Writer, data: bytes, *, last: bool) -> None:
@@ -80,7 +72,7 @@ class Pump:
 
     def _step(self) -> None:
         num_tokens = 0
-        sinks = self._sinks
+        sinks = self.sinks
         for delta in self._batcher.step():
             num_tokens += len(delta.tokens)
             sink = sinks.get(delta.id)

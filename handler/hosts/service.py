@@ -14,7 +14,7 @@ from handler.core import Request
 from handler.engines.base import EngineInfo
 from handler.engines.remote import State
 from handler.errors import ConfigError, ServingError, Unavailable, serving_error
-from handler.hosts.adapters import AdapterDesk, Then
+from handler.hosts.adapter_changes import AdapterChanges, Change
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
 from handler.hosts.formatter_thread import FormatterThread
@@ -60,7 +60,7 @@ class Service:
         self.metrics = Metrics(queued=lambda: self.num_queued, active=lambda: self._batcher.num_active)
         self._pump = Pump(self._batcher, on_tokens=self.metrics.tokens.inc)
         self._at_start = loaded.adapters.at_start
-        self.desk = AdapterDesk.of(loaded, self._pump)
+        self.adapter_changes = AdapterChanges.of(loaded, self._batcher, self._pump.sinks)
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine is ready and has the adapters that lie beside the model; a ConfigError names a broken
         one."""
@@ -89,7 +89,7 @@ class Service:
     async def _load_adapters(self) -> None:
         for name, path in self._at_start.items():
             try:
-                await self._change(functools.partial(self.desk.register, name, path))
+                await self.change_adapter(functools.partial(self.adapter_changes.register, name, path))
             except Exception as error:
                 message = f"the adapter {name} cannot be used: {serving_error(error).message}"
                 return self.opened.set_exception(ConfigError(message))
@@ -149,8 +149,8 @@ class Service:
         Raises:
             ServingError: nothing has changed.
         """
-        path = await asyncio.to_thread(self.desk.path, src)
-        await self._change(functools.partial(self.desk.register, name, path, preload=preload))
+        path = await asyncio.to_thread(self.adapter_changes.path, src)
+        await self.change_adapter(functools.partial(self.adapter_changes.register, name, path, preload=preload))
 
     async def update_adapter(self, name: str, src: str | None, *, preload: bool | None) -> None:
         """Returns when requests that name it get the new one; without `src`, from where it came.
@@ -158,14 +158,18 @@ class Service:
         Raises:
             ServingError: nothing has changed.
         """
-        src = self.desk.adapters.get(name).adapter.path if src is None else src
-        path = await asyncio.to_thread(self.desk.path, src)
-        await self._change(functools.partial(self.desk.update, name, path=path, preload=preload))
+        src = self.adapter_changes.registry.get(name).adapter.path if src is None else src
+        path = await asyncio.to_thread(self.adapter_changes.path, src)
+        await self.change_adapter(functools.partial(self.adapter_changes.update, name, path=path, preload=preload))
 
-    async def _change(self, start: Callable[[Then], None]) -> None:
-        """Goes on to its end when whoever waits for it is cancelled."""
+    async def change_adapter(self, begin: Change) -> None:
+        """Goes on to its end when whoever waits for it is cancelled.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
         done: asyncio.Future[ServingError | None] = asyncio.get_running_loop().create_future()
-        start(lambda error: None if done.done() else done.set_result(error))
+        begin(lambda error: None if done.done() else done.set_result(error))
         error = await done
         if error is not None:
             raise error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from handler.batcher import Batcher
-from handler.core import Adapter, Delta, Finish
+from handler.core import Delta, Finish
 from handler.errors import GenerationFailed, ServingError, Unavailable, serving_error
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
@@ -36,12 +36,12 @@ class StepDriver:
     """
 
     def __init__(self, batcher: Batcher, intake: Intake, *, log_prompts: bool = False) -> None:
-        self._batcher = batcher
+        self.batcher = batcher
         self._intake = intake
         self._log_prompts = log_prompts
         self.lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
-        self._sinks: dict[int, Callable[[Delta], None]] = {}  # by the batcher's id
+        self.sinks: dict[int, Callable[[Delta], None]] = {}  # by the batcher's id
         self._encoding: dict[Place, Future[list[Prompt]]] = {}
         self._formatters = SteppedFormatterThread() if intake.runs_model_py else None
         self._places: dict[Place, None] = {}
@@ -54,7 +54,7 @@ class StepDriver:
         self._places[place] = None
         try:
             self._intake.check_headers(item.headers)
-            self._batcher.check_room()
+            self.batcher.check_room()
             if self._formatters is not None and (title := self._intake.input_formatter):
                 place.content_type = JSON.content_type  # until it is known
                 arrived = functools.partial(self._arrived, place, item)
@@ -81,20 +81,6 @@ class StepDriver:
         for place in list(self._places):
             self._end(place, "cancelled")
 
-    # -- adapters ------------------------------------------------------------------------------------------------
-
-    def load_adapter(self, adapter: Adapter, then: Callable[[ServingError | None], None]) -> None:
-        """As `adapters.EngineOfAdapters` has it; `then` is called in a step."""
-
-        def loaded(delta: Delta) -> None:
-            del self._sinks[delta.id]
-            then(delta.error)
-
-        self._sinks[self._batcher.load_adapter(adapter)] = loaded
-
-    def drop_adapter(self, adapter: Adapter, successor: Adapter | None) -> None:
-        self._batcher.drop_adapter(adapter, successor)
-
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def step(self, timeout: float) -> None:
@@ -105,8 +91,8 @@ class StepDriver:
         formatters = self._formatters
         if formatters is not None and formatters.num_pending:
             timeout = min(timeout, _POLL)
-        sinks = self._sinks
-        for delta in self._batcher.step(timeout):
+        sinks = self.sinks
+        for delta in self.batcher.step(timeout):
             if sink := sinks.get(delta.id):
                 sink(delta)
         if formatters is not None:
@@ -196,9 +182,9 @@ class StepDriver:
         for index, (request, prompt) in enumerate(zip(call.requests, prompts, strict=True)):
             place._record.num_prompt_tokens += len(prompt.ids)
             call.reply.start(index, len(prompt.ids))
-            id = self._batcher.submit(request, prompt)
+            id = self.batcher.submit(request, prompt)
             place._ids.append(id)
-            self._sinks[id] = functools.partial(deliver, index)
+            self.sinks[id] = functools.partial(deliver, index)
 
     def _deliver(self, place: Place, index: int, delta: Delta) -> None:
         """One delta of request number `index` of a place's call: the hot path, once a token."""
@@ -237,6 +223,6 @@ class StepDriver:
         if place._threaded is not None:
             place._threaded.close()
         for id in place._ids:
-            if self._sinks.pop(id, None) is not None:
-                self._batcher.cancel(id)
+            if self.sinks.pop(id, None) is not None:
+                self.batcher.cancel(id)
         place._record.close(outcome)

@@ -22,6 +22,9 @@ OUTPUTS = {
 }
 """Name -> the input tensor that asks for it; "" where `outputs` alone does."""
 
+LOGITS = {"context_logits", "generation_logits"}
+"""Those that only the engine has, so that naming them asks it for them."""
+
 Rows = Sequence[Sequence[float]]
 
 

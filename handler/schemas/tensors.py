@@ -13,7 +13,7 @@ from typing import Any
 
 from handler.schemas.adapters import numbered_adapter
 from handler.schemas.base import Context
-from handler.schemas.outputs import OUTPUTS
+from handler.schemas.outputs import LOGITS, OUTPUTS
 from handler.schemas.parameters import MAX_STOPS, PARAMETERS, SEVERAL, Parameter, Table, boolean, integer, number
 
 _INT32 = (1 << 31) - 1
@@ -187,7 +187,7 @@ def _outputs(value: Any) -> dict[str, Any]:
     if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
         raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
     found: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
-    return {**found, **{OUTPUTS[name]: True for name in value if OUTPUTS[name].endswith("_logits")}}
+    return {**found, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
 
 
 def _never(why: str) -> Parameter:

@@ -123,6 +123,54 @@ def test_only_what_was_used_meanwhile_counts(parent: int) -> None:
         processes.UsedMeter(parent, ("NOBODY::",)).start()
 
 
+def ended() -> int:
+    """The id of a process that is there no more."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_passed_over(parent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = importlib.import_module("systems.processes")
+    children, gone = processes.children, ended()
+    core = next(process.pid for process in processes.tree(parent, ("VLLM::",)) if process.is_core)
+    meter = processes.UsedMeter(parent, ("VLLM::",))
+    monkeypatch.setattr(processes, "children", lambda pid: [*children(pid), *([gone] if pid == parent else [])])
+    meter.start()
+    assert len(meter.stop().host) == 2
+    assert processes.tree_seconds(parent) >= 0.3
+    monkeypatch.setattr(processes, "children", lambda pid: [*children(pid), *([gone] if pid == core else [])])
+    for read in (meter.start, meter.stop):  # but not the engine's
+        with pytest.raises(FileNotFoundError):
+            read()
+    with pytest.raises(FileNotFoundError):
+        processes.tree_seconds(gone)
+
+
+def test_one_that_ends_between_its_name_and_its_clock_is_passed_over_too(parent: int) -> None:
+    processes = importlib.import_module("systems.processes")
+    assert processes.spent_by(processes.Process(ended(), "python", False)) is None
+    with pytest.raises(OSError, match="Invalid argument"):
+        processes.spent_by(processes.Process(ended(), "VLLM::EngineCore", True))
+
+
+def test_children_are_listed_again_where_a_thread_has_ended(parent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = importlib.import_module("cpu")
+    there, threads = cpu.children(parent), Path.iterdir
+    looks: list[Path] = []
+
+    def with_an_ended_one(directory: Path) -> Iterator[Path]:
+        looks.append(directory)
+        yield from threads(directory)
+        if len(looks) == 1:
+            yield directory / str(ended())
+
+    monkeypatch.setattr(Path, "iterdir", with_an_ended_one)
+    assert cpu.children(parent) == there
+    assert (len(there), len(looks)) == (2, 2)
+    assert cpu.children(ended()) == []
+
+
 def test_a_module_that_a_program_starts_is_its_name() -> None:
     processes = importlib.import_module("systems.processes")
     code = "import sys; from json.decoder import scanstring; print(flush=True); sys.stdin.read()"

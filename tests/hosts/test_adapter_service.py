@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.adapters import AdapterHome
+from handler.adapter_registry import AdapterHome
 from handler.config import load_config
 from handler.core import Adapter
 from handler.engines.echo import Echo
@@ -75,12 +75,12 @@ def test_one_that_the_engine_refuses_is_not_registered(tmp_path: Path) -> None:
             for _ in range(2):  # the name is free again
                 with pytest.raises(AdapterFailed, match="could not load the adapter big: ValueError: big has rank"):
                     await made.register_adapter("big", str(path), preload=True)
-            assert made.desk.adapters.find("big") is None
+            assert made.adapter_changes.registry.find("big") is None
             await made.register_adapter("big", str(path), preload=False)
-            earlier = made.desk.adapters.find("big")
+            earlier = made.adapter_changes.registry.find("big")
             with pytest.raises(AdapterFailed, match="rank 64"):
                 await made.update_adapter("big", None, preload=True)
-            assert made.desk.adapters.find("big") == earlier
+            assert made.adapter_changes.registry.find("big") == earlier
 
     asyncio.run(run())
 
@@ -101,7 +101,7 @@ def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
             await asyncio.wait_for(made.opened, 5)
             await asyncio.sleep(0)
             assert (made.state, made.healthy, states) == ("ready", True, [State.LOADING, State.READY])
-            assert made.desk.adapters.find("slow") is not None
+            assert made.adapter_changes.registry.find("slow") is not None
 
     asyncio.run(run())
 
@@ -116,9 +116,9 @@ def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch
             await asyncio.wait_for(made.opened, 5)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(made.register_adapter("slow", str(path), preload=True), 0.2)
-            assert made.desk.adapters.find("slow") is None
+            assert made.adapter_changes.registry.find("slow") is None
             go.set()
-            while made.desk.adapters.find("slow") is None:
+            while made.adapter_changes.registry.find("slow") is None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())

@@ -9,7 +9,7 @@ from typing import Any
 from djl_python import Input, Output
 
 from handler.errors import ConfigError, Unavailable
-from handler.hosts.djl.adapters import AsyncAdapters, SteppedAdapters, stepped_adapters
+from handler.hosts.djl.adapter_calls import AsyncAdapters, SteppedAdapters, stepped_adapters
 from handler.hosts.djl.dialect import dialect, read_ahead
 from handler.hosts.djl.modes import Async, Dynamic, Passive, Rolling
 from handler.hosts.djl.replies import Unsent, one_line, refusal

@@ -28,12 +28,12 @@ class Registered(NamedTuple):
     preload: bool = True
 
 
-class Adapters:
+class AdapterRegistry:
     """Names, ids and paths, in the order of registering.
 
     A change takes two steps, between which an engine may try the adapter: `begin` or `begin_update` reserves the name
-    and makes the new Adapter, `settle` lets requests find it, `abandon` forgets it. `find` and `by_id` may be called
-    on any thread, the others on one at a time.
+    and makes the new Adapter, `settle` lets requests find it, `abandon` forgets it. `find`, `get` and `by_id` may be
+    called on any thread, the others on one at a time.
 
     Args:
         most: adapters at once; None is any number.
@@ -142,7 +142,7 @@ class AdapterHome(NamedTuple):
         at_start: the adapters that lie beside the model, by name.
     """
 
-    registry: Adapters
+    registry: AdapterRegistry
     base: Path | None = None
     at_start: Mapping[str, Path] = MappingProxyType({})
 

@@ -6,10 +6,11 @@ client's answer of the Output's status and message; in async mode, of a piece li
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from djl_python import Input, Output
 
 from handler.errors import ConfigError, GenerationFailed, InvalidPayload, ServingError, serving_error
 from handler.framing import dumps
-from handler.hosts.adapters import AdapterDesk, Order, Then, read_order, required
+from handler.hosts.adapter_changes import AdapterChanges, Change, Order, Then, read_order, required
 from handler.hosts.djl.dialect import Dialect
 from handler.hosts.djl.replies import PieceWriter, one_line, output, refusal
 from handler.hosts.djl.requests import is_of_http
@@ -29,6 +30,8 @@ from handler.schemas.base import front_end_error
 log = logging.getLogger("handler.djl")
 
 _JSON = {"Content-Type": "application/json"}
+_DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
+"""As DJL's own handlers say it; the name before it is `alias` where SageMaker's user calls the adapter so."""
 
 
 class SteppedAdapters:
@@ -39,16 +42,17 @@ class SteppedAdapters:
         refuse_unknown: names that mean nothing are refused, not reported in the log.
     """
 
-    def __init__(self, desk: AdapterDesk, driver: StepDriver, seconds: float, *, refuse_unknown: bool) -> None:
-        self._desk = desk
+    def __init__(self, changes: AdapterChanges, driver: StepDriver, seconds: float, *, refuse_unknown: bool) -> None:
+        self._changes = changes
         self._driver = driver
         self._seconds = seconds
         self._refuse_unknown = refuse_unknown
 
     def answer(self, inputs: Input, what: str) -> Output:
         try:
-            status = self._answer(inputs, what)
-            return output(dumps({"status": status}), _JSON, message=one_line(status))
+            change, done = asked_change(self._changes, inputs, what, refuse_unknown=self._refuse_unknown)
+            self.change(change)
+            return output(dumps({"status": done}), _JSON, message=one_line(done))
         except Exception as error:
             return refusal(serving_error(error))
 
@@ -60,12 +64,12 @@ class SteppedAdapters:
         """
         for name, path in at_start.items():
             try:
-                self.change(functools.partial(self._desk.register, name, path))
+                self.change(functools.partial(self._changes.register, name, path))
             except ServingError as error:
                 raise ConfigError(f"the adapter {name} cannot be used: {error.message}") from None
 
-    def change(self, start: Callable[[Then], None]) -> None:
-        """Start a change and wait for its end.
+    def change(self, begin: Change) -> None:
+        """Begin a change and wait for its end.
 
         Raises:
             ServingError: nothing has changed.
@@ -73,31 +77,13 @@ class SteppedAdapters:
         told: list[ServingError | None] = []
         deadline = time.monotonic() + self._seconds
         with self._driver.lock:
-            start(told.append)
+            begin(told.append)
             while not told and time.monotonic() < deadline:
                 self._driver.step(0.1)
         if not told:
             raise GenerationFailed(f"not finished within {self._seconds:g} s (option.predict_timeout)")
         if told[0] is not None:
             raise told[0]
-
-    def _answer(self, inputs: Input, what: str) -> str:
-        desk = self._desk
-        _check_caller(inputs)
-        desk.check()
-        order = _order(inputs, refuse_unknown=self._refuse_unknown)
-        name = required(order.name, "name")
-        if what == "unregister":
-            with self._driver.lock:
-                desk.unregister(name)
-        elif what == "update":
-            path = desk.path(desk.adapters.get(name).adapter.path if order.src is None else order.src)
-            self.change(lambda then: desk.update(name, then, path, order.preload))
-        else:
-            path = desk.path(required(order.src, "src"))
-            if not is_there(desk, name, str(path)):
-                self.change(lambda then: desk.register(name, path, then, preload=order.preload is not False))
-        return _done(inputs, name, what)
 
 
 def stepped_adapters(loaded: LoadedModel, driver: StepDriver) -> SteppedAdapters:
@@ -109,7 +95,8 @@ def stepped_adapters(loaded: LoadedModel, driver: StepDriver) -> SteppedAdapters
     config = loaded.config
     seconds = max(0.1, config.predict_timeout - 1.0)  # then Java kills the worker
     refuse = config.unknown_parameters == "refuse"
-    made = SteppedAdapters(AdapterDesk.of(loaded, driver), driver, seconds, refuse_unknown=refuse)
+    changes = AdapterChanges.of(loaded, driver.batcher, driver.sinks)
+    made = SteppedAdapters(changes, driver, seconds, refuse_unknown=refuse)
     made.load(loaded.adapters.at_start)
     return made
 
@@ -123,32 +110,57 @@ class AsyncAdapters:
 
     async def answer(self, inputs: Input, what: str) -> Output:
         try:
-            body = dumps({"status": await self._answer(inputs, what)})
-            return output(self._writer.piece(body, last=True), _JSON)
+            service = self._service
+            refuse = service.config.unknown_parameters == "refuse"
+            change, done = await asyncio.to_thread(
+                asked_change, service.adapter_changes, inputs, what, refuse_unknown=refuse
+            )
+            await service.change_adapter(change)
+            return output(self._writer.piece(dumps({"status": done}), last=True), _JSON)
         except Exception as error:
             failure = serving_error(error)
             return output(self._writer.failure(failure, dumps(front_end_error(failure))), _JSON)
 
-    async def _answer(self, inputs: Input, what: str) -> str:
-        service = self._service
-        _check_caller(inputs)
-        service.desk.check()
-        order = _order(inputs, refuse_unknown=service.config.unknown_parameters == "refuse")
-        name = required(order.name, "name")
-        if what == "unregister":
-            service.desk.unregister(name)
-        elif what == "update":
-            await service.update_adapter(name, order.src, preload=order.preload)
-        else:
-            src = required(order.src, "src")
-            if not is_there(service.desk, name, str(service.desk.path(src))):
-                await service.register_adapter(name, src, preload=order.preload is not False)
-        return _done(inputs, name, what)
+
+def asked_change(changes: AdapterChanges, inputs: Input, what: str, *, refuse_unknown: bool) -> tuple[Change, str]:
+    """The change that a call asks for, which may be begun, and what to say when it is done.
+
+    May be called on any thread, as it reads files.
+
+    Args:
+        what: register, update or unregister.
+
+    Raises:
+        ServingError: it cannot be.
+    """
+    _check_caller(inputs)
+    changes.check()
+    order = _order(inputs, refuse_unknown=refuse_unknown)
+    name = required(order.name, "name")
+    done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
+    if what == "unregister":
+        return functools.partial(_unregister, changes, name), done
+    if what == "update":
+        path = changes.path(changes.registry.get(name).adapter.path if order.src is None else order.src)
+        return functools.partial(changes.update, name, path=path, preload=order.preload), done
+    path = changes.path(required(order.src, "src"))
+    if _is_there(changes, name, str(path)):
+        return _nothing, done
+    return functools.partial(changes.register, name, path, preload=order.preload is not False), done
 
 
-def is_there(desk: AdapterDesk, name: str, path: str) -> bool:
+def _unregister(changes: AdapterChanges, name: str, then: Then) -> None:
+    changes.unregister(name)
+    then(None)
+
+
+def _nothing(then: Then) -> None:
+    then(None)
+
+
+def _is_there(changes: AdapterChanges, name: str, path: str) -> bool:
     """Whether it was loaded at the start: DJL Serving registers what lies in the model's `adapters/` by itself."""
-    found = desk.adapters.find(name)
+    found = changes.registry.find(name)
     return found is not None and found.path == path
 
 
@@ -177,8 +189,3 @@ def _order(inputs: Input, *, refuse_unknown: bool) -> Order:
     if order.ignored:
         log.warning("an adapter's call: without effect: %s", one_line(", ".join(map(repr, order.ignored))))
     return order
-
-
-def _done(inputs: Input, name: str, what: str) -> str:
-    """As DJL's own handlers say it; `alias` is what SageMaker's user calls the adapter."""
-    return f"Adapter {inputs.get_properties().get('alias') or name} {what.removesuffix('e')}ed"

@@ -6,17 +6,23 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from handler.adapters import Adapters, adapter_path
-from handler.core import Adapter
+from handler.adapter_registry import AdapterRegistry, adapter_path
+from handler.batcher import Batcher
+from handler.core import Adapter, Delta
 from handler.errors import BadRequest, ServingError
 from handler.hosts.loaded import LoadedModel
 
 log = logging.getLogger("handler.adapters")
 
+Sinks = dict[int, Callable[[Delta], None]]
+
 Then = Callable[[ServingError | None], None]
 """Gets what became of a change: None, or why nothing has changed."""
+
+Change = Callable[[Then], None]
+"""Begins a change."""
 
 
 class Order(NamedTuple):
@@ -28,43 +34,37 @@ class Order(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-class EngineOfAdapters(Protocol):
-    """The host's way to its batcher."""
-
-    def load_adapter(self, adapter: Adapter, then: Then) -> None:
-        """Have the engine load it; `then` is called on the host's own thread.
-
-        Raises:
-            Unavailable: there is no engine at the moment.
-        """
-
-    def drop_adapter(self, adapter: Adapter, successor: Adapter | None) -> None:
-        """As `Batcher.drop_adapter`."""
-
-
-class AdapterDesk:
+class AdapterChanges:
     """Changes adapters, one call at a time, on the host's own thread.
 
     Args:
-        adapters: the registry.
-        engine: loads and drops them.
+        registry: the adapters that there are.
+        batcher: has the engine load and drop them.
+        sinks: where the host looks for who gets a delta, by the batcher's id.
         base: where a relative `src` lies.
         no_adapters: why there are none here; "" where there are.
     """
 
     def __init__(
-        self, adapters: Adapters, engine: EngineOfAdapters, base: Path | None = None, no_adapters: str = ""
+        self,
+        registry: AdapterRegistry,
+        batcher: Batcher,
+        sinks: Sinks,
+        base: Path | None = None,
+        no_adapters: str = "",
     ) -> None:
-        self.adapters = adapters
-        self._engine = engine
+        self.registry = registry
+        self._batcher = batcher
+        self._sinks = sinks
         self._base = base
         self._no_adapters = no_adapters
 
     @classmethod
-    def of(cls, loaded: LoadedModel, engine: EngineOfAdapters) -> AdapterDesk:
-        """That of a model that a host serves."""
+    def of(cls, loaded: LoadedModel, batcher: Batcher, sinks: Sinks) -> AdapterChanges:
+        """Those of a model that a host serves."""
         home, context = loaded.adapters, loaded.context
-        return cls(home.registry, engine, home.base, context.no_adapters and f"{context.engine}: {context.no_adapters}")
+        no_adapters = context.no_adapters and f"{context.engine}: {context.no_adapters}"
+        return cls(home.registry, batcher, sinks, home.base, no_adapters)
 
     def check(self) -> None:
         """
@@ -89,7 +89,7 @@ class AdapterDesk:
             BadRequest, Conflict, NoRoom, Unavailable.
         """
         self.check()
-        self._bring(self.adapters.begin(name, path), preload, then)
+        self._bring(self.registry.begin(name, path), preload, then)
 
     def update(self, name: str, then: Then, path: Path | None = None, preload: bool | None = None) -> None:
         """Put another adapter, or other weights in the same directory, in an adapter's place.
@@ -104,8 +104,8 @@ class AdapterDesk:
             BadRequest, NotFound, Conflict, Unavailable.
         """
         self.check()
-        earlier = self.adapters.get(name)
-        adapter = self.adapters.begin_update(name, path or Path(earlier.adapter.path))
+        earlier = self.registry.get(name)
+        adapter = self.registry.begin_update(name, path or Path(earlier.adapter.path))
         self._bring(adapter, earlier.preload if preload is None else preload, then)
 
     def unregister(self, name: str) -> None:
@@ -115,8 +115,8 @@ class AdapterDesk:
             BadRequest, NotFound, Conflict.
         """
         self.check()
-        adapter = self.adapters.remove(name)
-        self._engine.drop_adapter(adapter, None)
+        adapter = self.registry.remove(name)
+        self._batcher.drop_adapter(adapter, None)
         log.info("adapter %s (%d) unregistered", name, adapter.id)
 
     def _bring(self, adapter: Adapter, preload: bool, then: Then) -> None:
@@ -124,23 +124,25 @@ class AdapterDesk:
             self._settle(adapter, preload)
             return then(None)
         try:
-            self._engine.load_adapter(adapter, functools.partial(self._loaded, adapter, then))
+            id = self._batcher.load_adapter(adapter)
         except BaseException:
-            self.adapters.abandon(adapter)
+            self.registry.abandon(adapter)
             raise
+        self._sinks[id] = functools.partial(self._loaded, adapter, then)
 
-    def _loaded(self, adapter: Adapter, then: Then, error: ServingError | None) -> None:
-        if error is None:
+    def _loaded(self, adapter: Adapter, then: Then, delta: Delta) -> None:
+        del self._sinks[delta.id]
+        if delta.error is None:
             self._settle(adapter, True)
         else:
-            self.adapters.abandon(adapter)
-            log.warning("adapter %s from %s: %s", adapter.name, adapter.path, error.public)
-        then(error)
+            self.registry.abandon(adapter)
+            log.warning("adapter %s from %s: %s", adapter.name, adapter.path, delta.error.public)
+        then(delta.error)
 
     def _settle(self, adapter: Adapter, preload: bool) -> None:
-        earlier = self.adapters.settle(adapter, preload=preload)
+        earlier = self.registry.settle(adapter, preload=preload)
         if earlier is not None:
-            self._engine.drop_adapter(earlier, adapter)
+            self._batcher.drop_adapter(earlier, adapter)
         log.info("adapter %s (%d) from %s", adapter.name, adapter.id, adapter.path)
 
 

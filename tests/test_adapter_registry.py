@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.adapters import Adapters, adapter_path, adapters_of, check_name
+from handler.adapter_registry import AdapterRegistry, adapter_path, adapters_of, check_name
 from handler.core import Adapter
 from handler.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
 from tests.adapter_files import write_adapter
 
 
-def add(adapters: Adapters, name: str, path: str = "/a") -> Adapter:
+def add(adapters: AdapterRegistry, name: str, path: str = "/a") -> Adapter:
     adapter = adapters.begin(name, Path(path))
     adapters.settle(adapter)
     return adapter
 
 
 def test_what_is_settled_is_found_by_name_and_id_in_order() -> None:
-    adapters = Adapters()
+    adapters = AdapterRegistry()
     first, second = add(adapters, "b"), add(adapters, "a", "/other")
     assert adapters.find("b") == adapters.by_id(first.id) == Adapter("b", first.id, "/a")
     assert adapters.by_id(second.id) == second
@@ -32,7 +32,7 @@ def test_what_is_settled_is_found_by_name_and_id_in_order() -> None:
 
 
 def test_what_has_begun_is_not_found_and_keeps_others_from_the_name() -> None:
-    adapters = Adapters()
+    adapters = AdapterRegistry()
     adapter = adapters.begin("a", Path("/a"))
     assert adapters.find("a") is None
     assert adapters.by_id(adapter.id) is None
@@ -45,7 +45,7 @@ def test_what_has_begun_is_not_found_and_keeps_others_from_the_name() -> None:
 
 
 def test_an_update_leaves_the_earlier_one_until_it_is_settled() -> None:
-    adapters = Adapters()
+    adapters = AdapterRegistry()
     earlier, other = add(adapters, "a"), add(adapters, "z")
     later = adapters.begin_update("a", Path("/new"))
     assert adapters.find("a") == earlier
@@ -61,7 +61,7 @@ def test_an_update_leaves_the_earlier_one_until_it_is_settled() -> None:
 
 
 def test_an_update_that_fails_changes_nothing() -> None:
-    adapters = Adapters()
+    adapters = AdapterRegistry()
     earlier = add(adapters, "a")
     adapters.abandon(adapters.begin_update("a", Path("/new")))
     assert adapters.find("a") == earlier
@@ -69,7 +69,7 @@ def test_an_update_that_fails_changes_nothing() -> None:
 
 
 def test_names_that_are_taken_or_not_there() -> None:
-    adapters = Adapters()
+    adapters = AdapterRegistry()
     add(adapters, "a")
     with pytest.raises(Conflict, match="The adapter a already exists"):
         adapters.begin("a", Path("/a"))
@@ -79,7 +79,7 @@ def test_names_that_are_taken_or_not_there() -> None:
 
 
 def test_room_counts_those_that_are_coming() -> None:
-    adapters = Adapters(most=2)
+    adapters = AdapterRegistry(most=2)
     add(adapters, "a")
     coming = adapters.begin("b", Path("/b"))
     with pytest.raises(NoRoom, match="room for 2 adapters"):
@@ -94,7 +94,7 @@ def test_room_counts_those_that_are_coming() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "update", "fail", "remove"])), max_size=40))
 def test_ids_are_never_used_again_and_both_ways_agree(changes: list[tuple[str, str]]) -> None:
-    adapters, seen = Adapters(), set()
+    adapters, seen = AdapterRegistry(), set()
     for name, what in changes:
         try:
             if what == "remove":
@@ -127,7 +127,7 @@ def test_names_that_are_allowed(name: str) -> None:
 )  # fmt: skip
 def test_names_that_are_not(name: str) -> None:
     with pytest.raises(BadRequest, match="name=") as caught:
-        Adapters().begin(name, Path("/a"))
+        AdapterRegistry().begin(name, Path("/a"))
     assert caught.value.message.isprintable()
 
 
