@@ -15,7 +15,7 @@ from typing import Any
 
 from handler.core import Adapter, Sampling
 from handler.engines import checkpoint
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
 from handler.engines.family import end_with_this_process
 from handler.engines.hf_tokenizer import HfTokenizer
 from handler.engines.trtllm.arguments import constructed, context_length, llm_arguments, named
@@ -250,13 +250,10 @@ class TrtLlm:
         )
 
     def _deliver(self, running: Running, step: Step) -> None:
+        if running.one_token(step):  # nearly always
+            return
         for output in running.outputs():
-            if _is_plain(output):
-                step.keys.append(output.key)
-                step.ids.append(output.ids[0])
-                step.logprobs.append(output.logprobs[0])
-            else:
-                step.others.append(output)
+            step.others.append(output)
             if output.finish is not None:
                 self._running.pop(running.key, None)
         if running.stopped or (running.error and not running.ended):
@@ -269,11 +266,6 @@ class TrtLlm:
             for output in self.step().others:
                 if output.error is not None:
                     raise RuntimeError(f"a first request failed: {output.error}")
-
-
-def _is_plain(output: Output) -> bool:
-    rest = (output.finish, output.prompt_logprobs, output.tops, output.logits)
-    return len(output.ids) == 1 and not output.sequence and all(one is None for one in rest)
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
