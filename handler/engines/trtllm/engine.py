@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from handler.engines import checkpoint
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
 from handler.engines.family import end_with_this_process
 from handler.engines.hf_tokenizer import HfTokenizer
-from handler.engines.trtllm.arguments import constructed, context_length, llm_arguments, named
+from handler.engines.trtllm.arguments import constructed, llm_arguments, named
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.setup import check_adapter, leave_mpi, max_prompt, visible_gpus, vocabulary_size
@@ -31,11 +32,6 @@ from handler.engines.trtllm.support import (
 )
 
 _PATIENCE = 0.02  # seconds that a step waits for news, before it lets new commands be taken
-_INACTIVITY = 60.0  # seconds
-_DEFAULT_CONTEXT = 2048  # tokens, where neither options nor the model say
-
-_HELD: list[Any] = []
-"""An LLM that is garbage collected shuts its engine down, and what it still owes is waited for for ever."""
 
 
 class TrtLlm:
@@ -59,11 +55,13 @@ class TrtLlm:
         self._fresh: dict[int, Running] = {}  # those with news, in the order in which these came
         self._broken: BaseException | None = None
         self._moved = time.monotonic()
-        self._inactivity = float(config.options.get("inactivity_timeout", _INACTIVITY))
+        self._inactivity = float(config.options.get("inactivity_timeout", math.inf))
         self._sampling_params = tensorrt_llm.SamplingParams
         self._refusal = named("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
-        self._llm = tensorrt_llm.LLM(**constructed(arguments))
-        _HELD.append(self._llm)
+        built = constructed(arguments)
+        self._lora = built.get("lora_config")
+        self._checked: set[int] = set()  # ids of adapters
+        self._llm = tensorrt_llm.LLM(**built)
         self._loop = asyncio.new_event_loop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._whole_prompts = whole_prompts(arguments, release_of(version))
@@ -81,7 +79,7 @@ class TrtLlm:
             version=version,
             device=f"{arguments['tensor_parallel_size'] * arguments['pipeline_parallel_size']} GPU",
             dtype=config.dtype,
-            max_total_tokens=arguments.get("max_seq_len") or context_length(config.model) or _DEFAULT_CONTEXT,
+            max_total_tokens=arguments["max_seq_len"],
         )
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
@@ -97,7 +95,7 @@ class TrtLlm:
         if self._salted and (asked.prompt_logprobs or asked.context_logits):
             # Of tokens that are taken from the prefix cache there are no logits: let it share nothing with others.
             more["cache_salt"] = f"{os.getpid()}.{key}"
-        if not self._running:
+        if not self._expects():
             self._moved = time.monotonic()
         self._loop.run_until_complete(self._submit(key, list(ids), arguments, asked, more))
 
@@ -123,10 +121,7 @@ class TrtLlm:
         fresh, self._fresh = self._fresh, {}
         for running in fresh.values():
             self._deliver(running, step)
-        silent = time.monotonic() - self._moved
-        if self._running and silent > self._inactivity:
-            # Its executor can die without a word, and nothing else would ever tell (contract, section 2.3).
-            raise TimeoutError(f"no request got anywhere for {silent:.1f} s (option.inactivity_timeout)")
+        self._check_silence(heard=bool(fresh))
         return step
 
     def close(self) -> None:
@@ -140,7 +135,6 @@ class TrtLlm:
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         self._llm.shutdown()
-        _HELD.remove(self._llm)
         self._loop.close()
 
     # -- on the event loop ---------------------------------------------------------------------------------------
@@ -202,7 +196,6 @@ class TrtLlm:
     def _arrived(self, running: Running) -> None:
         if self._running.get(running.key) is running:
             self._fresh[running.key] = running
-            self._moved = time.monotonic()
             self._wake()
 
     def _wake(self) -> None:
@@ -219,6 +212,26 @@ class TrtLlm:
         RequestError is a RuntimeError too, as are "LLM is shutting down", CppExecutorError and EngineDeadError.
         """
         return isinstance(error, (self._refusal, ValueError, TypeError, AssertionError, IndexError))
+
+    # -- silence -------------------------------------------------------------------------------------------------
+
+    def _check_silence(self, *, heard: bool) -> None:
+        """
+        Raises:
+            TimeoutError: its executor can die without a word, and nothing else would ever tell (contract, section 2.3).
+        """
+        if heard or not self._expects():
+            self._moved = time.monotonic()
+        elif (silent := time.monotonic() - self._moved) > self._inactivity:
+            raise TimeoutError(f"no request got anywhere for {silent:.1f} s (option.inactivity_timeout)")
+
+    def _expects(self) -> bool:
+        """Whether a living engine would say something soon.
+
+        Not so of answers that come whole: they may take any time, and what has not begun may wait for their places.
+        """
+        running = self._running.values()
+        return bool(running) and (any(one.begun for one in running) or not any(one.asked.whole for one in running))
 
     # -- one request ---------------------------------------------------------------------------------------------
 
