@@ -22,7 +22,7 @@ from handler.engines.hf_tokenizer import HfTokenizer
 from handler.engines.trtllm.arguments import constructed, llm_arguments, named
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
-from handler.engines.trtllm.setup import check_adapter, leave_mpi, max_prompt, visible_gpus, vocabulary_size
+from handler.engines.trtllm.setup import check_rank, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.support import (
     capabilities_of,
     installed_version,
@@ -66,7 +66,6 @@ class TrtLlm:
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._whole_prompts = whole_prompts(arguments, release_of(version))
         self._max_prompt = max_prompt(arguments)
-        self._max_lora_rank = (arguments.get("lora_config") or {}).get("max_lora_rank", 64)
         self._model = Model(
             vocabulary=vocabulary_size(config.model),
             eos=checkpoint.eos_ids(config.model),
@@ -90,6 +89,8 @@ class TrtLlm:
         asked = self._asked(ids, sampling)
         more: dict[str, Any] = {}
         if adapter is not None:
+            if adapter.id not in self._checked:
+                self.load_adapter(adapter)
             request = named("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
             more["lora_request"] = request(adapter.name, adapter.id, adapter.path)
         if self._salted and (asked.prompt_logprobs or asked.context_logits):
@@ -101,10 +102,13 @@ class TrtLlm:
 
     def load_adapter(self, adapter: Adapter) -> None:
         """TensorRT-LLM loads adapters with the first request that names one: what is wrong shall show before."""
-        check_adapter(Path(adapter.path), self._max_lora_rank)
+        if self._lora is not None:
+            check_rank(Path(adapter.path), self._lora.max_lora_rank)
+        self._checked.add(adapter.id)
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """There is no call for it: its cache drops those that were not used for the longest."""
+        self._checked.discard(adapter.id)
 
     def cancel(self, key: int) -> None:
         self._fresh.pop(key, None)
