@@ -23,13 +23,7 @@ from handler.engines.trtllm.arguments import constructed, llm_arguments, named
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.setup import check_rank, leave_mpi, max_prompt, visible_gpus, vocabulary_size
-from handler.engines.trtllm.support import (
-    capabilities_of,
-    installed_version,
-    release_of,
-    torch_sampler,
-    whole_prompts,
-)
+from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
 
 _PATIENCE = 0.02  # seconds that a step waits for news, before it lets new commands be taken
 
@@ -64,12 +58,11 @@ class TrtLlm:
         self._llm = tensorrt_llm.LLM(**built)
         self._loop = asyncio.new_event_loop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
-        self._whole_prompts = whole_prompts(arguments, release_of(version))
         self._max_prompt = max_prompt(arguments)
         self._model = Model(
             vocabulary=vocabulary_size(config.model),
             eos=checkpoint.eos_ids(config.model),
-            logprobs=torch_sampler(arguments),
+            tokenizer_eos=checkpoint.tokenizer_eos_id(config.model),
             torch_sampler=torch_sampler(arguments),
             max_beam_width=arguments.get("max_beam_width") or 1,
         )
@@ -251,8 +244,6 @@ class TrtLlm:
             raise ValueError(f"the prompt's token ids must be below {self._model.vocabulary}")
 
     def _asked(self, ids: Sequence[int], sampling: Sampling) -> Asked:
-        if (sampling.prompt_logprobs or sampling.return_context_logits) and not self._whole_prompts:
-            raise ValueError("logits of prompts need option.enable_prefix_caching=false with this version")
         ours = own_stops(sampling, self._model)
         return Asked(
             prompt=ids,
