@@ -95,12 +95,28 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 
 
 def eos_ids(model: Path) -> frozenset[int]:
-    """Ids that end an answer: generation_config.json's where it names any, else config.json's."""
+    """Ids that end an answer: generation_config.json's where it names any, else config.json's; and the tokenizer's."""
+    own = tokenizer_eos_id(model)
+    of_tokenizer = frozenset() if own is None else frozenset({own})
     for name in ("generation_config.json", "config.json"):
         found = _json(model / name).get("eos_token_id")
         if found is not None:
-            return frozenset(found if isinstance(found, list) else [found])
-    return frozenset()
+            return of_tokenizer | frozenset(found if isinstance(found, list) else [found])
+    return of_tokenizer
+
+
+def tokenizer_eos_id(model: Path) -> int | None:
+    """The id of the EOS that tokenizer_config.json or special_tokens_map.json names; None where there is none."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = _json(model / name).get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is not None:
+            tokenizer = _json(model / "tokenizer.json")
+            added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
+            vocabulary = (tokenizer.get("model") or {}).get("vocab")
+            found = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
+            return None if found is None else int(found)
+    return None
 
 
 def _json(path: Path) -> dict[str, Any]:

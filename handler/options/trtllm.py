@@ -1,6 +1,6 @@
 """LMI's options for TensorRT-LLM that it alone has; those of its TensorRT engines are refused by the modern name.
 
-What each becomes in `tensorrt_llm.LLM(...)` stands in `engines/trtllm_arguments.py`.
+What each becomes in `tensorrt_llm.LLM(...)` stands in `engines/trtllm/arguments.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ TRTLLM: tuple[Option, ...] = (
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_beam_width", "max_beam_width", integer(1), None, "the most that num_beams may be", engines=_TRTLLM),
     Option("option.stream_interval", "stream_interval", integer(1), None, "steps between two messages of a request's tokens", engines=_TRTLLM),
-    Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds in which no request gets anywhere, after which the engine counts as hung: its executor can fall silent without an error", engines=_TRTLLM),
+    Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds in which no request gets anywhere, after which the engine counts as hung: its executor can fall silent without an error; beam searches and logits, which come in one piece, are not waited for", engines=_TRTLLM),
     # sampling
     Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "before 1.3: TorchSampler has log-probabilities, TRTLLMSampler has penalties, seeds and forbidden words; auto: TRTLLMSampler with option.max_beam_width, else TorchSampler", engines=_TRTLLM),
     Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "let requests ask for the answer's logits", engines=_TRTLLM),

@@ -261,10 +261,10 @@ def _end(served: Served) -> int:
     from handler.engines import checkpoint
 
     config: Any = served.engine._spec.config
-    ids = checkpoint.eos_ids(config.model)
+    own, ids = checkpoint.tokenizer_eos_id(config.model), checkpoint.eos_ids(config.model)
     if not ids:
         raise Skip("the model names no end")
-    return min(ids)
+    return min(ids) if own is None else own  # the one that `min_tokens` holds back
 
 
 GENERAL: tuple[Point, ...] = (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapter_files import write_adapter
 from tests.doubles import tiny
 from tests.doubles.requests import environment
 
@@ -33,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_passes_where_all_is_well(model: Path, tmp_path: Path) -> None:
-    adapter = tiny.adapter(tmp_path / "adapter")
+    adapter = write_adapter(tmp_path / "adapter")
     status, lines, verdict = run(model, "version=1.3.0;worker", "--adapter", str(adapter))
     assert (status, verdict["verdict"], verdict["failed"]) == (0, "PASS", []), lines
     assert verdict["skipped"] == ["as it is: forbidden_words_do_not_come"]

@@ -24,10 +24,16 @@ from handler.engines import entry, prepare
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.support import installed_version, release_of
 from handler.errors import ConfigError
+from handler.options import OPTIONS
 from tests.accept import points
 from tests.accept.points import Point
 from tests.accept.served import Skip, served
 
+_DEFAULTS = {
+    option.field: option.default
+    for option in OPTIONS
+    if "trtllm" in option.engines and option.field and option.default is not None
+}
 _PASS, _FAIL, _SKIP = "PASS", "FAIL", "SKIP"
 
 
@@ -186,7 +192,7 @@ def _all(model: Path, release: tuple[int, int], arguments: Any, more: dict[str, 
     for setup in setups(release, arguments.adapter):
         chosen = [point for point in setup.points if only in setup.name or only in point.__name__]
         if chosen:
-            config = EngineConfig(model=model, max_sequences=16, options={**setup.options, **more})
+            config = EngineConfig(model=model, max_sequences=16, options={**_DEFAULTS, **setup.options, **more})
             yield from tried(setup._replace(points=tuple(chosen)), config, arguments.timeout)
     if (1, 1) <= release < (1, 3) and only in "TRTLLMSampler: log-probabilities":
         yield log_probabilities_of_the_other_sampler(model, arguments.timeout)

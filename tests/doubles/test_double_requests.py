@@ -242,3 +242,31 @@ def test_it_is_not_pickled(now: Double) -> None:
 
     with pytest.raises(RuntimeError):
         pickle.dumps(now.llm)
+
+
+def test_a_call_outside_an_event_loop_has_no_asynchronous_result(now: Double) -> None:
+    result = now.llm.generate_async([5, 6, 7])
+
+    async def take() -> None:
+        async for _ in result:
+            pass
+
+    with pytest.raises(AssertionError, match="The asyncio event loop was not present during initialization"):
+        asyncio.run(take())
+
+
+def test_positional_arguments_show(model: Path) -> None:
+    with using.tensorrt_llm():
+        found = Double(model)
+        with pytest.raises(SystemExit, match="name them"):
+            found.llm.generate_async([5], found.package.SamplingParams())
+        found.llm.shutdown()
+
+
+def test_strings_beside_an_end_id_show(model: Path) -> None:
+    with using.tensorrt_llm():
+        found = Double(model)
+        result = found.llm.generate_async([5], sampling_params=found.package.SamplingParams(end_id=3, bad=["x"]))
+        with pytest.raises(RuntimeError, match="is not processed by tokenizer, please call the setup method"):
+            result.result()
+        found.llm.shutdown()

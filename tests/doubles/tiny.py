@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -58,12 +59,12 @@ def make(directory: Path) -> Path:
     return directory
 
 
-def adapter(directory: Path, rank: int = 8) -> Path:
-    """The files of a LoRA adapter, as far as they are looked at before they are loaded."""
-    directory.mkdir(parents=True, exist_ok=True)
-    _write(directory / "adapter_config.json", {"peft_type": "LORA", "r": rank, "target_modules": ["q_proj"]})
-    (directory / "adapter_model.safetensors").write_bytes(b"")
-    return directory
+def ending_with(model: Path, target: Path, eos: str) -> Path:
+    """The same model, with another EOS of its tokenizer's."""
+    shutil.copytree(model, target)
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    _write(target / "tokenizer_config.json", {**config, "eos_token": eos})
+    return target
 
 
 def _write(file: Path, value: object) -> None:

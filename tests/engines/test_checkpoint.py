@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.engines.checkpoint import eos_ids, prepared
+from handler.engines.checkpoint import eos_ids, prepared, tokenizer_eos_id
 from handler.errors import ConfigError
 
 COMMIT = "a" * 40
@@ -124,3 +124,30 @@ def test_end_tokens_are_those_of_the_generation_config_before_the_models(tmp_pat
     assert eos_ids(tmp_path) == {2}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     assert eos_ids(tmp_path) == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "wanted"),
+    [
+        ({"tokenizer_config.json": {"eos_token": "<end>"}}, 9, {2, 9}),
+        ({"tokenizer_config.json": {"eos_token": {"content": "<end>", "special": True}}}, 9, {2, 9}),
+        ({"tokenizer_config.json": {}, "special_tokens_map.json": {"eos_token": "</s>"}}, 7, {2, 7}),
+        ({"tokenizer_config.json": {"eos_token": "<other>"}}, None, {2}),  # which is no token
+        (
+            {"tokenizer_config.json": {"eos_token": "<end>"}, "generation_config.json": {"eos_token_id": [3, 9]}},
+            9,
+            {3, 9},
+        ),
+        ({"tokenizer_config.json": {"eos_token": None}}, None, {2}),
+    ],
+)
+def test_the_tokenizers_end_is_one_too(
+    tmp_path: Path, files: dict[str, object], own: int | None, wanted: set[int]
+) -> None:
+    tokenizer = {"added_tokens": [{"id": 9, "content": "<end>"}], "model": {"vocab": {"a": 0, "</s>": 7}}}
+    for name, content in {"config.json": {"eos_token_id": 2}, "tokenizer.json": tokenizer, **files}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert tokenizer_eos_id(tmp_path) == own
+    assert eos_ids(tmp_path) == wanted
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [["</s>", 0.0]]}}))  # one of Unigram's
+    assert tokenizer_eos_id(tmp_path) is None

@@ -43,6 +43,7 @@ _CUDA_GRAPH = {
 }
 _LORA_MODULES = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"]
 _MAX_INPUT_LEN = 1024  # LMI's default beside max_output_len
+_CONTEXT_LENGTH = 2048  # tokens, where neither options nor the model say
 _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend")
 """Keywords that option.engine_args cannot change: our own tokenizer reads the same directory, for the same backend."""
 
@@ -88,9 +89,12 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
     if cache := _kv_cache(config):
         arguments["kv_cache_config"] = cache
     if options.get("enable_lora"):
-        arguments |= {"enable_lora": True, "lora_config": _lora(options)}
+        arguments["enable_lora"] = True
     _merge(arguments, options.get("engine_args") or {})
-    return {**_sampler(arguments, str(options.get("sampler_type", "auto")), release), **arguments}
+    if arguments.get("enable_lora") or arguments.get("lora_config"):
+        arguments["lora_config"] = {**_lora(options), **(arguments.get("lora_config") or {})}
+    wanted = arguments.pop("sampler_type", None) or options.get("sampler_type", "auto")
+    return {**_sampler(arguments, wanted, release), **arguments}
 
 
 def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
@@ -113,9 +117,7 @@ def _lengths(config: EngineConfig) -> dict[str, Any]:
     if options.get("max_output_len") is not None:
         found["max_input_len"] = options.get("max_input_len") or _MAX_INPUT_LEN
         most = most or found["max_input_len"] + options["max_output_len"]
-    most = most or (context_length(config.model) if config.model else None)
-    if most is not None:
-        found["max_seq_len"] = most
+    found["max_seq_len"] = most or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
     step = _one(
         config.max_tokens_per_step, "option.max_num_batched_tokens",
         options.get("max_num_tokens"), "option.max_num_tokens",
@@ -180,12 +182,18 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _sampler(arguments: Mapping[str, Any], wanted: str, release: Release) -> dict[str, Any]:
-    """Which sampler; said always before 1.3, where defaults differ from version to version."""
+    """Which sampler; said always before 1.3, where defaults differ from version to version.
+
+    Args:
+        arguments: all others, those of option.engine_args among them.
+    """
     beams = (arguments.get("max_beam_width") or 1) > 1
     if release >= (1, 3):
         return {} if wanted == "auto" else {"sampler_type": wanted}
+    if release < (1, 1) and (ours := arguments.get("enable_trtllm_sampler")) is not None:
+        wanted = "TRTLLMSampler" if ours else "TorchSampler"
     if beams and wanted == "TorchSampler":
-        raise ConfigError("option.sampler_type=TorchSampler has no beam search before TensorRT-LLM 1.3")
+        raise ConfigError("TorchSampler has no beam search before TensorRT-LLM 1.3 (option.max_beam_width)")
     name = wanted if wanted != "auto" else "TRTLLMSampler" if beams else "TorchSampler"
     if release < (1, 1):  # whose TorchSampler, unless told so, samples all requests as it does the first
         ours = name == "TRTLLMSampler"

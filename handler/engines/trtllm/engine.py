@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,27 +16,16 @@ from typing import Any
 
 from handler.core import Adapter, Sampling
 from handler.engines import checkpoint
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
 from handler.engines.family import end_with_this_process
 from handler.engines.hf_tokenizer import HfTokenizer
-from handler.engines.trtllm.arguments import constructed, context_length, llm_arguments, named
+from handler.engines.trtllm.arguments import constructed, llm_arguments, named
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
-from handler.engines.trtllm.setup import check_adapter, leave_mpi, max_prompt, visible_gpus, vocabulary_size
-from handler.engines.trtllm.support import (
-    capabilities_of,
-    installed_version,
-    release_of,
-    torch_sampler,
-    whole_prompts,
-)
+from handler.engines.trtllm.setup import check_rank, leave_mpi, max_prompt, visible_gpus, vocabulary_size
+from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
 
 _PATIENCE = 0.02  # seconds that a step waits for news, before it lets new commands be taken
-_INACTIVITY = 60.0  # seconds
-_DEFAULT_CONTEXT = 2048  # tokens, where neither options nor the model say
-
-_HELD: list[Any] = []
-"""An LLM that is garbage collected shuts its engine down, and what it still owes is waited for for ever."""
 
 
 class TrtLlm:
@@ -59,20 +49,20 @@ class TrtLlm:
         self._fresh: dict[int, Running] = {}  # those with news, in the order in which these came
         self._broken: BaseException | None = None
         self._moved = time.monotonic()
-        self._inactivity = float(config.options.get("inactivity_timeout", _INACTIVITY))
+        self._inactivity = float(config.options.get("inactivity_timeout", math.inf))
         self._sampling_params = tensorrt_llm.SamplingParams
         self._refusal = named("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
-        self._llm = tensorrt_llm.LLM(**constructed(arguments))
-        _HELD.append(self._llm)
+        built = constructed(arguments)
+        self._lora = built.get("lora_config")
+        self._checked: set[int] = set()  # ids of adapters
+        self._llm = tensorrt_llm.LLM(**built)
         self._loop = asyncio.new_event_loop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
-        self._whole_prompts = whole_prompts(arguments, release_of(version))
         self._max_prompt = max_prompt(arguments)
-        self._max_lora_rank = (arguments.get("lora_config") or {}).get("max_lora_rank", 64)
         self._model = Model(
             vocabulary=vocabulary_size(config.model),
             eos=checkpoint.eos_ids(config.model),
-            logprobs=torch_sampler(arguments),
+            tokenizer_eos=checkpoint.tokenizer_eos_id(config.model),
             torch_sampler=torch_sampler(arguments),
             max_beam_width=arguments.get("max_beam_width") or 1,
         )
@@ -81,7 +71,7 @@ class TrtLlm:
             version=version,
             device=f"{arguments['tensor_parallel_size'] * arguments['pipeline_parallel_size']} GPU",
             dtype=config.dtype,
-            max_total_tokens=arguments.get("max_seq_len") or context_length(config.model) or _DEFAULT_CONTEXT,
+            max_total_tokens=arguments["max_seq_len"],
         )
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
@@ -92,21 +82,26 @@ class TrtLlm:
         asked = self._asked(ids, sampling)
         more: dict[str, Any] = {}
         if adapter is not None:
+            if adapter.id not in self._checked:
+                self.load_adapter(adapter)
             request = named("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
             more["lora_request"] = request(adapter.name, adapter.id, adapter.path)
         if self._salted and (asked.prompt_logprobs or asked.context_logits):
             # Of tokens that are taken from the prefix cache there are no logits: let it share nothing with others.
             more["cache_salt"] = f"{os.getpid()}.{key}"
-        if not self._running:
+        if not self._expects():
             self._moved = time.monotonic()
         self._loop.run_until_complete(self._submit(key, list(ids), arguments, asked, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """TensorRT-LLM loads adapters with the first request that names one: what is wrong shall show before."""
-        check_adapter(Path(adapter.path), self._max_lora_rank)
+        if self._lora is not None:
+            check_rank(Path(adapter.path), self._lora.max_lora_rank)
+        self._checked.add(adapter.id)
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """There is no call for it: its cache drops those that were not used for the longest."""
+        self._checked.discard(adapter.id)
 
     def cancel(self, key: int) -> None:
         self._fresh.pop(key, None)
@@ -123,10 +118,7 @@ class TrtLlm:
         fresh, self._fresh = self._fresh, {}
         for running in fresh.values():
             self._deliver(running, step)
-        silent = time.monotonic() - self._moved
-        if self._running and silent > self._inactivity:
-            # Its executor can die without a word, and nothing else would ever tell (contract, section 2.3).
-            raise TimeoutError(f"no request got anywhere for {silent:.1f} s (option.inactivity_timeout)")
+        self._check_silence(heard=bool(fresh))
         return step
 
     def close(self) -> None:
@@ -140,7 +132,6 @@ class TrtLlm:
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         self._llm.shutdown()
-        _HELD.remove(self._llm)
         self._loop.close()
 
     # -- on the event loop ---------------------------------------------------------------------------------------
@@ -202,7 +193,6 @@ class TrtLlm:
     def _arrived(self, running: Running) -> None:
         if self._running.get(running.key) is running:
             self._fresh[running.key] = running
-            self._moved = time.monotonic()
             self._wake()
 
     def _wake(self) -> None:
@@ -220,6 +210,26 @@ class TrtLlm:
         """
         return isinstance(error, (self._refusal, ValueError, TypeError, AssertionError, IndexError))
 
+    # -- silence -------------------------------------------------------------------------------------------------
+
+    def _check_silence(self, *, heard: bool) -> None:
+        """
+        Raises:
+            TimeoutError: its executor can die without a word, and nothing else would ever tell (contract, section 2.3).
+        """
+        if heard or not self._expects():
+            self._moved = time.monotonic()
+        elif (silent := time.monotonic() - self._moved) > self._inactivity:
+            raise TimeoutError(f"no request got anywhere for {silent:.1f} s (option.inactivity_timeout)")
+
+    def _expects(self) -> bool:
+        """Whether a living engine would say something soon.
+
+        Not so of answers that come whole: they may take any time, and what has not begun may wait for their places.
+        """
+        running = self._running.values()
+        return bool(running) and (any(one.begun for one in running) or not any(one.asked.whole for one in running))
+
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
@@ -234,8 +244,6 @@ class TrtLlm:
             raise ValueError(f"the prompt's token ids must be below {self._model.vocabulary}")
 
     def _asked(self, ids: Sequence[int], sampling: Sampling) -> Asked:
-        if (sampling.prompt_logprobs or sampling.return_context_logits) and not self._whole_prompts:
-            raise ValueError("logits of prompts need option.enable_prefix_caching=false with this version")
         ours = own_stops(sampling, self._model)
         return Asked(
             prompt=ids,
@@ -250,13 +258,10 @@ class TrtLlm:
         )
 
     def _deliver(self, running: Running, step: Step) -> None:
+        if running.one_token(step):  # nearly always
+            return
         for output in running.outputs():
-            if _is_plain(output):
-                step.keys.append(output.key)
-                step.ids.append(output.ids[0])
-                step.logprobs.append(output.logprobs[0])
-            else:
-                step.others.append(output)
+            step.others.append(output)
             if output.finish is not None:
                 self._running.pop(running.key, None)
         if running.stopped or (running.error and not running.ended):
@@ -269,11 +274,6 @@ class TrtLlm:
             for output in self.step().others:
                 if output.error is not None:
                     raise RuntimeError(f"a first request failed: {output.error}")
-
-
-def _is_plain(output: Output) -> bool:
-    rest = (output.finish, output.prompt_logprobs, output.tops, output.logits)
-    return len(output.ids) == 1 and not output.sequence and all(one is None for one in rest)
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:

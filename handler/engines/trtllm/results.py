@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler.core import Finish, Logits
-from handler.engines.base import Output
+from handler.engines.base import Output, Step
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,14 @@ class Asked:
         """It comes in one piece: beams are none before the end, and of logits only the last item has all."""
         return self.width > 1 or self.generation_logits
 
+    @property
+    def plain(self) -> bool:
+        """Nothing but tokens come, and the engine says which is the last."""
+        return not (self.whole or self.own_stops or self.tops or self.prompt_logprobs or self.context_logits)
+
 
 class Running:
-    """A request in the engine. `outputs` says what is new since it was last called."""
+    """A request in the engine. `one_token` and `outputs` say what is new since either was last called."""
 
     def __init__(self, key: int, result: Any, asked: Asked) -> None:
         self.key = key
@@ -44,15 +49,39 @@ class Running:
         self.ended = False  # no item will come any more
         self.error = ""
         self.stopped = False  # by one of `own_stops`: the engine goes on until it is told
-        self._asked = asked
+        self.asked = asked
+        self._plain = asked.plain
         self._sent = 0
         self._prompt_pending = asked.prompt_logprobs or asked.context_logits
+
+    @property
+    def begun(self) -> bool:
+        """It has said something, and more is to come."""
+        return self._sent > 0
+
+    def one_token(self, step: Step) -> bool:
+        """Put what is new into the columns of `step`, where that is one more token and nothing else."""
+        if not self._plain or self.ended or self.error:
+            return False
+        try:
+            output, sent = self.result.outputs[0], self._sent
+            if output.finish_reason is not None or len(output.token_ids) != sent + 1:
+                return False
+            id, entries = output.token_ids[sent], output.logprobs
+            logprob = _logprob(entries[sent], id) if entries else None
+        except Exception:  # `outputs` says it
+            return False
+        step.keys.append(self.key)
+        step.ids.append(id)
+        step.logprobs.append(logprob)
+        self._sent = sent + 1
+        return True
 
     def outputs(self) -> list[Output]:
         try:
             if self.error:
                 raise ValueError(self.error)
-            if self._asked.width > 1:
+            if self.asked.width > 1:
                 return self._beams() if self.ended else []
             return self._single()
         except Exception as error:  # this one cannot be read; its neighbours can
@@ -61,7 +90,7 @@ class Running:
 
     def _single(self) -> list[Output]:
         output = self.result.outputs[0]
-        if output.finish_reason is None and (self.ended or self._asked.whole):
+        if output.finish_reason is None and (self.ended or self.asked.whole):
             if self.ended:
                 raise ValueError("the engine ended the request without a reason")
             return []
@@ -75,7 +104,7 @@ class Running:
         finish = self._finish(output, ids)
         if (at := self._own_stop(ids)) is not None:
             ids, self.stopped = ids[: at + 1], output.finish_reason is None
-            finish = Finish.STOP if ids[-1] in self._asked.stops else Finish.EOS
+            finish = Finish.STOP if ids[-1] in self.asked.stops else Finish.EOS
         found = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)
         self._sent += len(ids)
         return [found] if ids or finish is not None else []
@@ -83,14 +112,14 @@ class Running:
     def _beams(self) -> list[Output]:
         """All at once, in the engine's order, which is the best first."""
         found = []
-        for number, output in enumerate(self.result.outputs[: self._asked.width]):
+        for number, output in enumerate(self.result.outputs[: self.asked.width]):
             ids = self._ids(output)
             finish = self._finish(output, ids)
             if finish is None:
                 raise ValueError("the engine ended a beam without a reason")
             found.append(self._output(output, ids, finish, number, 0, with_prompt=self._prompt_pending and not number))
-        if len(found) != self._asked.width:
-            raise ValueError(f"the engine gave {len(found)} of {self._asked.width} beams")
+        if len(found) != self.asked.width:
+            raise ValueError(f"the engine gave {len(found)} of {self.asked.width} beams")
         return found
 
     def _ids(self, output: Any) -> Sequence[int]:
@@ -109,12 +138,12 @@ class Running:
             case "stop":
                 reason = output.stop_reason
                 last = reason if isinstance(reason, int) else ids[-1] if ids else None
-                return Finish.STOP if last in self._asked.stops or isinstance(reason, str) else Finish.EOS
+                return Finish.STOP if last in self.asked.stops or isinstance(reason, str) else Finish.EOS
         raise ValueError(f"the engine ended the request: {output.finish_reason}")  # cancelled, timeout, not_finished
 
     def _own_stop(self, ids: Sequence[int]) -> int | None:
         for at, id in enumerate(ids):
-            if id in self._asked.own_stops and self._sent + at >= self._asked.least:
+            if id in self.asked.own_stops and self._sent + at >= self.asked.least:
                 return at
         return None
 
@@ -124,12 +153,12 @@ class Running:
         entries = (output.logprobs or [])[start : start + len(ids)]  # may be longer than token_ids, or absent
         logprobs = [_logprob(entry, id) for entry, id in zip(entries, ids, strict=False)]
         logprobs += [None] * (len(ids) - len(logprobs))
-        tops = [_top(entry, self._asked.tops) for entry in entries] if self._asked.tops else None
+        tops = [_top(entry, self.asked.tops) for entry in entries] if self.asked.tops else None
         if tops is not None:
             tops += [()] * (len(ids) - len(tops))
         context = self._context() if with_prompt else None
-        scores = context if self._asked.context_logits else None
-        generation = _rows(output.generation_logits)[: len(ids)] if self._asked.generation_logits else None
+        scores = context if self.asked.context_logits else None
+        generation = _rows(output.generation_logits)[: len(ids)] if self.asked.generation_logits else None
         logits = None if scores is None and generation is None else Logits(_listed(scores), _listed(generation))
         return Output(
             self.key,
@@ -137,13 +166,13 @@ class Running:
             logprobs,
             finish,
             number,
-            _scored(context, self._asked.prompt) if context is not None and self._asked.prompt_logprobs else None,
+            _scored(context, self.asked.prompt) if context is not None and self.asked.prompt_logprobs else None,
             tops=tops,
             logits=logits,
         )
 
     def _context(self) -> Any:
-        rows, wanted = _rows(self.result.context_logits), len(self._asked.prompt)
+        rows, wanted = _rows(self.result.context_logits), len(self.asked.prompt)
         if len(rows) != wanted:
             raise ValueError(
                 f"the engine gave logits of {len(rows)} of the prompt's {wanted} tokens: the others were in its prefix "

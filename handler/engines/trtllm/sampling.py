@@ -11,6 +11,7 @@ from typing import Any
 from handler.core import Guide, Sampling
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
+_ESCAPED = r"\\\g<0>"  # with a backslash in front
 _MAX_SEED = (1 << 64) - 1
 
 # What one request must not bring about, as it would be the end of all: no number that sampling could choose from. A
@@ -25,9 +26,14 @@ class Model:
 
     vocabulary: int  # number of ids
     eos: frozenset[int]
-    logprobs: bool  # of requests that are not beam searches
-    torch_sampler: bool
+    tokenizer_eos: int | None  # the one of them that the tokenizer names
+    torch_sampler: bool  # it has log-probabilities, the other one has them of beams alone
     max_beam_width: int
+
+    @property
+    def end_id(self) -> int:
+        """The one EOS that TensorRT-LLM's `min_tokens` holds back, by its own choice the tokenizer's; -1 is none."""
+        return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
 def own_stops(sampling: Sampling, model: Model) -> bool:
@@ -38,7 +44,7 @@ def own_stops(sampling: Sampling, model: Model) -> bool:
 def stops(sampling: Sampling, model: Model) -> frozenset[int]:
     """Ids, beside `end_id`, that end an answer."""
     eos = frozenset() if sampling.ignore_eos else model.eos
-    return eos - {min(eos, default=-1)} | frozenset(sampling.stop_token_ids)
+    return eos - {model.end_id} | frozenset(sampling.stop_token_ids)
 
 
 def _by_tokenizer(sampling: Sampling) -> bool:
@@ -62,7 +68,7 @@ def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
         **_choice(sampling, model),
         **_penalties(sampling),
     }
-    if model.logprobs or sampling.num_beams > 1:
+    if (model.torch_sampler and (sampling.logprobs or sampling.top_logprobs)) or sampling.num_beams > 1:
         found["logprobs"] = max(1, sampling.top_logprobs)  # 0 gives none
     if sampling.prompt_logprobs or sampling.return_context_logits:
         # A prompt's log-probabilities are computed from its logits: before 1.3 `prompt_logprobs` has the most likely
@@ -72,7 +78,7 @@ def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
         found["return_generation_logits"] = True
     if sampling.guide is not None:
         found["guided_decoding"] = guided(sampling.guide)
-    if bias := _bias(sampling, model):
+    if (bias := _bias(sampling, model)) is not None:
         found["embedding_bias"] = bias
     return found
 
@@ -87,8 +93,7 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     if _by_tokenizer(sampling):
         found |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
     else:
-        eos = frozenset() if sampling.ignore_eos else model.eos
-        found |= {"end_id": min(eos, default=-1), "pad_id": min(model.eos, default=0)}
+        found |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
     if sampling.bad_token_ids and not model.torch_sampler:
         found["bad_token_ids"] = list(sampling.bad_token_ids)
     if not own_stops(sampling, model) and (ids := stops(sampling, model)):
@@ -124,16 +129,20 @@ def _penalties(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name, value in neutral.items() if getattr(sampling, name) != value}
 
 
-def _bias(sampling: Sampling, model: Model) -> list[float]:
-    """What is added to each id's logit; TorchSampler knows no forbidden ids, so they get the least there is."""
+def _bias(sampling: Sampling, model: Model) -> Any:
+    """What is added to each id's logit, float32 [vocabulary]: numpy's, of which SamplingParams makes a tensor.
+
+    TorchSampler knows no forbidden ids, so they get the least there is.
+    """
     changes = dict(sampling.logit_bias)
     if model.torch_sampler:
         changes |= dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
     if not changes:
-        return []
-    found = [0.0] * model.vocabulary
-    for id, change in changes.items():
-        found[id] = change
+        return None
+    import numpy
+
+    found = numpy.zeros(model.vocabulary, dtype=numpy.float32)
+    found[list(changes)] = list(changes.values())
     return found
 
 
@@ -141,14 +150,10 @@ def guided(guide: Guide) -> dict[str, Any]:
     """Keywords of GuidedDecodingParams.
 
     Raises:
-        ValueError: what the engine would fail on.
+        ValueError: it has no such kind.
     """
     match guide.kind:
         case "json_schema":
-            try:
-                json.loads(guide.value)
-            except ValueError as error:
-                raise ValueError(f"the JSON schema is not JSON: {error}") from None
             return {"json": guide.value}
         case "json_object":
             return {"json_object": True}
@@ -158,7 +163,7 @@ def guided(guide: Guide) -> dict[str, Any]:
             return {"grammar": guide.value}
         case "choice":  # it has none: one of several texts is a regular expression
             choices = json.loads(guide.value)
-            return {"regex": f"({'|'.join(_SPECIAL.sub(lambda found: chr(92) + found[0], one) for one in choices)})"}
+            return {"regex": f"({'|'.join(_SPECIAL.sub(_ESCAPED, one) for one in choices)})"}
     raise ValueError(f"TensorRT-LLM has no guide of the kind {guide.kind!r}")
 
 

@@ -18,11 +18,6 @@ from handler.options import OPTIONS
 from tests.doubles import tiny, using
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("model"))
-
-
 def arguments(model: Path, *options: str, gpus: int = 1, release: tuple[int, int] = (1, 2)) -> dict[str, Any]:
     """What `-o option.x=y` become."""
     everything = (f"option.model_id={model}", "option.llm_engine=trtllm", *(f"option.{each}" for each in options))
@@ -62,6 +57,9 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("guided_decoding_backend=xgrammar", {"guided_decoding_backend": "xgrammar"}),
     ("gather_generation_logits=true", {"gather_generation_logits": True}),
     ("sampler_type=TRTLLMSampler", {"sampler_type": "TRTLLMSampler"}),
+    ('engine_args={"sampler_type": "TRTLLMSampler"}', {"sampler_type": "TRTLLMSampler"}),
+    ('engine_args={"max_beam_width": 4}', {"max_beam_width": 4, "sampler_type": "TRTLLMSampler"}),
+    ('engine_args={"sampler_type": "auto"}', {}),
     ("disable_flashinfer_sampling=true", {"disable_flashinfer_sampling": True}),
     ("kv_cache_free_gpu_mem_fraction=0.8", {"kv_cache_config": {"free_gpu_memory_fraction": 0.8}}),
     ("free_gpu_memory_fraction=0.8", {"kv_cache_config": {"free_gpu_memory_fraction": 0.8}}),
@@ -150,6 +148,8 @@ def test_what_tensorrt_engines_had_is_refused_by_name(option: Any) -> None:
         (("pipeline_parallel_degree=2", "pipeline_parallel_size=4"), "contradicts option.pipeline_parallel_size=4"),
         (("guided_decoding_backend=outlines",), "trtllm has xgrammar and llguidance"),
         (("max_beam_width=2", "sampler_type=TorchSampler"), "no beam search before TensorRT-LLM 1.3"),
+        (("max_beam_width=4", 'engine_args={"sampler_type": "TorchSampler"}'), "no beam search before"),
+        (("sampler_type=TorchSampler", 'engine_args={"max_beam_width": 4}'), "no beam search before"),
         (('engine_args={"model": "x"}',), "'model' is not to be changed there"),
         (('engine_args={"tokenizer": "x"}',), "'tokenizer' is not to be changed there"),
     ],
@@ -189,6 +189,13 @@ def test_adapters_come_with_their_limits(model: Path) -> None:
         assert type(built["lora_config"]).__name__ == "LoraConfig"
 
 
+def test_adapters_by_the_engines_own_arguments_keep_the_options_limits(model: Path) -> None:
+    for more, rank in (({"enable_lora": True}, 16), ({"lora_config": {"max_lora_rank": 64}}, 64)):
+        found = arguments(model, f"engine_args={json.dumps(more)}")["lora_config"]
+        assert (found["max_lora_rank"], found["max_loras"]) == (rank, 4)
+        assert "attn_q" in found["lora_target_modules"]
+
+
 def test_arguments_of_the_engines_own_come_last_and_go_into_what_is_there(model: Path) -> None:
     more = json.dumps({"kv_cache_config": {"tokens_per_block": 16}, "max_batch_size": 3, "enable_sleep": True})
     found = arguments(model, "enable_prefix_caching=false", "tokens_per_block=64", f"engine_args={more}")
@@ -214,9 +221,15 @@ def test_the_sampler_is_named_as_each_version_has_it(
     assert {name: value for name, value in found.items() if "sampler" in name} == sampler
 
 
-def test_a_model_that_does_not_say_its_length_leaves_it_to_the_engine(tmp_path: Path) -> None:
+def test_1_0_is_told_of_no_sampler_that_cannot_search_beams(model: Path) -> None:
+    args = json.dumps({"enable_trtllm_sampler": False})
+    with pytest.raises(ConfigError, match=r"no beam search before TensorRT-LLM 1\.3"):
+        arguments(model, "max_beam_width=4", f"engine_args={args}", release=(1, 0))
+
+
+def test_the_length_that_the_engine_is_told_is_the_one_we_check(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert "max_seq_len" not in llm_arguments(EngineConfig(model=tmp_path), 1)
+    assert llm_arguments(EngineConfig(model=tmp_path), 1)["max_seq_len"] == 2048  # the model does not say
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 77}}))
     assert llm_arguments(EngineConfig(model=tmp_path), 1)["max_seq_len"] == 77
 

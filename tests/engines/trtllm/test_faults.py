@@ -16,14 +16,11 @@ from handler.batcher import Batcher
 from handler.core import Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.remote import RemoteEngine, State
+from handler.engines.trtllm.engine import TrtLlm
+from handler.engines.trtllm.results import Asked, Running
 from handler.engines.worker import Spec
 from handler.errors import GenerationFailed
-from tests.doubles import tiny, using
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("model"))
+from tests.doubles import using
 
 
 class Served:
@@ -109,6 +106,36 @@ def test_slow_tokens_are_no_stall(model: Path) -> None:
     with served(model, "pause=0.2", inactivity_timeout=0.6) as found:
         id = found.submit(max_new_tokens=8, ignore_eos=True)
         assert found.run()[id][-1].finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("asked", [{}, {"return_context_logits": True}])
+def test_an_answer_that_comes_whole_is_no_stall(model: Path, asked: dict[str, Any]) -> None:
+    """It brings nothing before its end, which is later than the patience with others."""
+    with served(model, "version=1.3.0;pause=0.1", inactivity_timeout=0.7, gather_generation_logits=True) as found:
+        id = found.submit(max_new_tokens=20, ignore_eos=True, return_generation_logits=True, **asked)
+        began = time.monotonic()
+        assert found.run()[id][-1].finish is Finish.LENGTH
+        assert time.monotonic() - began > 1.4
+        assert found.engine.restarts == 0
+
+
+def test_a_stall_beside_a_whole_answer_is_noticed(model: Path) -> None:
+    options = {"inactivity_timeout": 0.7, "gather_generation_logits": True}
+    with served(model, "version=1.3.0;stall_after=60", **options) as found:
+        found.submit(max_new_tokens=400, ignore_eos=True, return_generation_logits=True)
+        id = found.submit(max_new_tokens=400, ignore_eos=True)
+        assert "option.inactivity_timeout" in str(found.run()[id][-1].error)
+
+
+def test_what_has_not_begun_may_wait_behind_a_whole_answer() -> None:
+    engine = TrtLlm.__new__(TrtLlm)
+    plain, whole = Running(1, None, Asked([5])), Running(2, None, Asked([5], width=2))
+    begun = Running(3, None, Asked([5]))
+    begun._sent = 1
+    for running, expects in (([], False), ([plain], True), ([whole], False), ([plain, whole], False),
+                             ([begun, whole], True)):  # fmt: skip
+        engine._running = {one.key: one for one in running}
+        assert engine._expects() == expects, running
 
 
 def test_a_first_load_that_fails_is_said(model: Path) -> None:

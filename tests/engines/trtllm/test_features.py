@@ -10,17 +10,11 @@ from pathlib import Path
 import pytest
 
 from handler.core import Adapter, Finish, Guide
-from handler.engines.trtllm import engine as trtllm
-from tests.doubles import tiny
+from tests.adapter_files import write_adapter
 from tests.doubles.reference import reference
 from tests.engines.trtllm.cases import PROMPT, Loaded, joined, loaded, one_eos
 
 TRTLLM = {"sampler_type": "TRTLLMSampler"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -148,7 +142,7 @@ def test_nothing_that_a_client_may_say_ends_the_engine(newest: Loaded) -> None:
 
 
 def test_adapters(model: Path, tmp_path: Path) -> None:
-    good, large = tiny.adapter(tmp_path / "good"), tiny.adapter(tmp_path / "large", rank=64)
+    good, large = write_adapter(tmp_path / "good"), write_adapter(tmp_path / "large", r=64)
     with loaded(model, "version=1.3.0", options={"enable_lora": True, "max_lora_rank": 16}) as found:
         adapter = Adapter("good", 1, str(good))
         found.engine.load_adapter(adapter)
@@ -157,26 +151,34 @@ def test_adapters(model: Path, tmp_path: Path) -> None:
         found.engine.drop_adapter(adapter)
         with pytest.raises(ValueError, match=r"rank is 64; option\.max_lora_rank=16"):
             found.engine.load_adapter(Adapter("large", 2, str(large)))
-        with pytest.raises(ValueError, match=r"has no adapter_config\.json"):
-            found.engine.load_adapter(Adapter("none", 3, str(tmp_path)))
-        with pytest.raises(ValueError, match="does not exist"):
+        with pytest.raises(FileNotFoundError, match=r"gone/adapter_config\.json"):
             found.add(adapter=Adapter("gone", 4, str(tmp_path / "gone")))
         assert found.one(ignore_eos=True).ids == plain
     with loaded(model, "version=1.3.0") as found:
         assert "LoRA is not enabled" in (found.one(adapter=adapter).error or "")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("adapter_config.json", "{", "is not JSON"),
-        ("adapter_config.json", '{"peft_type": "IA3", "r": 8}', "of the kind IA3"),
-        ("adapter_config.json", '{"peft_type": "LORA"}', "rank is None"),
-        ("adapter_model.safetensors", None, "has no adapter_model.safetensors"),
-    ],
-)
-def test_a_broken_adapter_shows_when_it_is_loaded(tmp_path: Path, name: str, content: str | None, message: str) -> None:
-    file = tiny.adapter(tmp_path / "adapter") / name
-    file.write_text(content) if content is not None else file.unlink()
-    with pytest.raises(ValueError, match=message):
-        trtllm.check_adapter(file.parent, 16)
+def test_an_adapter_that_was_not_loaded_before_is_looked_at_with_its_first_request(model: Path, tmp_path: Path) -> None:
+    """One registered with preload=false, or any after a restart."""
+    large = Adapter("large", 1, str(write_adapter(tmp_path / "large", r=64)))
+    with loaded(model, "version=1.3.0", options={"enable_lora": True, "max_lora_rank": 16}) as found:
+        with pytest.raises(ValueError, match=r"rank is 64; option\.max_lora_rank=16"):
+            found.add(adapter=large)
+        good = write_adapter(tmp_path / "good")
+        adapter = Adapter("good", 2, str(good))
+        assert found.one(adapter=adapter).finish
+        (good / "adapter_config.json").rename(good / "gone")  # it is looked at once, not with every request
+        key = found.add(adapter=adapter)
+        found.engine.cancel(key)
+        found.engine.drop_adapter(adapter)
+        with pytest.raises(FileNotFoundError):
+            found.add(adapter=adapter)
+
+
+def test_an_adapter_without_a_rank_is_refused(model: Path, tmp_path: Path) -> None:
+    adapter = Adapter("none", 1, str(write_adapter(tmp_path / "none", r=None)))
+    with (
+        loaded(model, "version=1.3.0", options={"enable_lora": True, "max_lora_rank": 16}) as found,
+        pytest.raises(ValueError, match="rank is None"),
+    ):
+        found.engine.load_adapter(adapter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,8 @@ from handler.core import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm.setup import leave_mpi
-from tests.doubles import tiny, using
+from tests.doubles import using
 from tests.engines.trtllm.cases import joined, loaded
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(
@@ -75,17 +69,6 @@ def test_a_failure_in_reading_ends_its_request_and_aborts_it(model: Path) -> Non
         assert len(answer.ids) <= 3
         found.one(max_new_tokens=3, ignore_eos=True)
         assert found.double.num_active == 0
-
-
-def test_the_engine_is_held_whoever_forgets_it(model: Path) -> None:
-    with loaded(model) as found:
-        llm = found.engine._llm
-        found.engine._llm = None
-        del llm
-        gc.collect()
-        assert trtllm._HELD
-        found.engine._llm = trtllm._HELD[-1]
-        assert found.one().finish
 
 
 # -- where it starts ---------------------------------------------------------------------------------------------

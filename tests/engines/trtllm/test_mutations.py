@@ -13,13 +13,8 @@ from handler.core import Finish
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm import results as trtllm_results
 from handler.engines.trtllm.results import Running
-from tests.doubles import tiny, using
+from tests.doubles import using
 from tests.engines.trtllm.cases import Loaded, joined, loaded
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("model"))
 
 
 def load(model: Path) -> Loaded:
@@ -98,38 +93,3 @@ def test_stop_ids_that_are_cut_and_not_put_back_show(model: Path, monkeypatch: p
         assert found.one(stop_token_ids=(whole[3],)).ids == wanted  # put back from stop_reason
         monkeypatch.setattr(trtllm_results.Running, "_ids", lambda self, output: output.token_ids)
         assert found.one(stop_token_ids=(whole[3],)).ids == wanted[:-1]
-
-
-def test_a_lone_call_outside_the_event_loop_shows(model: Path) -> None:
-    import asyncio
-
-    with loaded(model) as found:
-        result = found.engine._llm.generate_async([5, 6, 7])
-
-        async def take() -> None:
-            async for _ in result:
-                pass
-
-        with pytest.raises(AssertionError, match="The asyncio event loop was not present during initialization"):
-            asyncio.run(take())
-
-
-def test_positional_arguments_show(model: Path) -> None:
-    with using.tensorrt_llm():
-        import tensorrt_llm
-
-        llm = tensorrt_llm.LLM(str(model))
-        with pytest.raises(SystemExit, match="name them"):
-            llm.generate_async([5], tensorrt_llm.SamplingParams())
-        llm.shutdown()
-
-
-def test_end_id_with_strings_shows(model: Path) -> None:
-    with using.tensorrt_llm():
-        import tensorrt_llm
-
-        llm = tensorrt_llm.LLM(str(model))
-        result = llm.generate_async([5], sampling_params=tensorrt_llm.SamplingParams(end_id=3, bad=["x"]))
-        with pytest.raises(RuntimeError, match="is not processed by tokenizer, please call the setup method"):
-            result.result()
-        llm.shutdown()

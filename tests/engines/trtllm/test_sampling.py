@@ -11,8 +11,8 @@ import pytest
 from handler.core import Guide, Sampling
 from handler.engines.trtllm.sampling import Model, guided, own_stops, sampling_arguments
 
-TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), logprobs=True, torch_sampler=True, max_beam_width=1)
-TRTLLM = Model(vocabulary=10, eos=frozenset({3}), logprobs=False, torch_sampler=False, max_beam_width=4)
+TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True, max_beam_width=1)
+TRTLLM = Model(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False, max_beam_width=4)
 PLAIN = {
     "max_tokens": 30,
     "detokenize": False,
@@ -52,6 +52,8 @@ SAMPLED = {**PLAIN, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
         ({"stop_token_ids": (3,)}, {**GREEDY, "stop_token_ids": [3, 4]}),
         ({"ignore_eos": True, "stop_token_ids": (7,)}, {**GREEDY, "end_id": -1, "stop_token_ids": [7]}),
         ({"top_logprobs": 5}, {**GREEDY, "logprobs": 5}),
+        ({"logprobs": False, "top_logprobs": 5}, {**GREEDY, "logprobs": 5}),
+        ({"logprobs": False}, {name: value for name, value in GREEDY.items() if name != "logprobs"}),
         ({"prompt_logprobs": True}, {**GREEDY, "return_context_logits": True}),
         ({"return_context_logits": True}, {**GREEDY, "return_context_logits": True}),
         ({"return_generation_logits": True}, {**GREEDY, "return_generation_logits": True}),
@@ -61,7 +63,13 @@ SAMPLED = {**PLAIN, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
     ],
 )
 def test_torch_sampler(sampling: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert sampling_arguments(Sampling(**sampling), TORCH) == wanted
+    found = sampling_arguments(Sampling(**sampling), TORCH)
+    bias, wanted_bias = found.pop("embedding_bias", None), wanted.get("embedding_bias")
+    assert found == {name: value for name, value in wanted.items() if name != "embedding_bias"}
+    assert (bias is None) == (wanted_bias is None)
+    if bias is not None:
+        assert bias.dtype == "float32"
+        assert bias.tolist() == pytest.approx(wanted_bias)
 
 
 OTHER = {name: value for name, value in GREEDY.items() if name not in ("logprobs", "stop_token_ids")}
@@ -94,6 +102,19 @@ def test_forbidden_words_leave_the_end_to_the_engines_tokenizer() -> None:
     assert endless["ignore_eos"]
     assert "stop_token_ids" not in endless  # newer versions would not look for them
     assert own_stops(Sampling(bad_sequences=("a",), ignore_eos=True, stop_token_ids=(5,)), TRTLLM)
+
+
+@pytest.mark.parametrize(
+    ("eos", "tokenizer_eos", "end_id", "others"),
+    [({3, 4}, 4, 4, {3}), ({3, 4}, None, 3, {4}), ({3}, 3, 3, set()), (set(), None, -1, set())],
+)
+def test_the_end_is_the_tokenizers(eos: set[int], tokenizer_eos: int | None, end_id: int, others: set[int]) -> None:
+    model = Model(vocabulary=10, eos=frozenset(eos), tokenizer_eos=tokenizer_eos, torch_sampler=True, max_beam_width=1)
+    found = sampling_arguments(Sampling(), model)
+    assert (found["end_id"], found["pad_id"]) == (end_id, max(end_id, 0))
+    assert set(found.get("stop_token_ids", ())) == others
+    least = sampling_arguments(Sampling(min_new_tokens=4), model)
+    assert (least["end_id"], least["min_tokens"], "stop_token_ids" in least) == (end_id, 4, False)
 
 
 def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
@@ -135,7 +156,6 @@ def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0"),
         ({"guide": Guide("regex", "a"), "ignore_eos": True}, "ignore_eos and a guide exclude each other"),
         ({"guide": Guide("regex", "a"), "min_new_tokens": 1}, "a least length and a guide exclude each other"),
-        ({"guide": Guide("json_schema", "{")}, "the JSON schema is not JSON"),
         ({"guide": Guide("tree", "x")}, "no guide of the kind 'tree'"),
     ],
 )
