@@ -159,14 +159,14 @@ def test_adapters_come_and_go_while_streams_run_in_async_mode(version: str, file
     with djl(version, {**OPTIONS, **MODES["async"]}, FILES) as server, ThreadPoolExecutor(8) as threads:
         assert register(server, "a", files / "a").status_code == 200
         id = id_of(generate(server, "a"))
-        running = [threads.submit(generate, server, "a" if i % 2 else "", 150, stream=True) for i in range(8)]
+        running = [threads.submit(generate, server, "a" if i % 2 else "", 600, stream=True) for i in range(8)]
         for i in range(10):
             assert register(server, "b", files / ("none" if i % 3 == 0 else "b")).status_code == (200 if i % 3 else 424)
             assert call(server, "DELETE", "/b").status_code == (200 if i % 3 else 404)
         assert call(server, "DELETE", "/a").status_code == 200
         assert generate(server, "a").status_code == 424
         assert not all(stream.done() for stream in running)
-        assert [id_of(stream.result(), 150) for stream in running] == [0, id] * 4
+        assert [id_of(stream.result(), 600) for stream in running] == [0, id] * 4
 
 
 @pytest.mark.parametrize("version", versions("0.28"))

@@ -158,7 +158,8 @@ def test_in_a_dynamic_batch_an_answer_that_is_too_large_is_refused_alone(version
 
 @pytest.mark.parametrize("version", versions())
 def test_a_killed_engine_ends_a_dynamic_batch_and_the_next_are_served(version: str) -> None:
-    with djl(version, {**OPTIONS, "batch_size": "4"}) as server, ThreadPoolExecutor(4) as threads:
+    whole = {"batch_size": "4", "max_batch_delay": "2000"}  # all four in one batch, on a slow machine too
+    with djl(version, {**OPTIONS, **whole}) as server, ThreadPoolExecutor(4) as threads:
         body = {"inputs": ["a b", "c"], "parameters": {"max_new_tokens": 1000}}
         running = [threads.submit(server.post, body) for _ in range(4)]
         time.sleep(1.0)

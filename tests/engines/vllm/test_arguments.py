@@ -33,6 +33,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "option.max_loras": ("2", {}),  # with enable_lora only
     "option.max_cpu_loras": ("8", {}),
     "option.max_lora_rank": ("64", {}),
+    "option.guided_decoding": ("false", {}),  # we refuse them
     "option.guided_decoding_backend": ("guidance", {"structured_outputs_config": {"backend": "guidance"}}),
     "option.engine_args": ('{"seed": 5, "max_num_seqs": 9}', {"seed": 5, "max_num_seqs": 9}),
     "option.gpu_memory_utilization": ("0.8", {"gpu_memory_utilization": 0.8}),
@@ -147,6 +148,11 @@ def test_adapters_are_served_however_they_were_asked_for() -> None:
     assert capabilities(CONFIG).no_adapters
     assert not capabilities(replace(CONFIG, options={"enable_lora": True})).no_adapters
     assert not capabilities(replace(CONFIG, options={"engine_args": {"enable_lora": True}})).no_adapters
+
+
+def test_guides_can_be_switched_off() -> None:
+    assert "guide" not in capabilities(CONFIG).lacks
+    assert "guide" in capabilities(replace(CONFIG, options={"guided_decoding": False})).lacks
 
 
 def test_a_token_is_forbidden_by_its_weight() -> None:

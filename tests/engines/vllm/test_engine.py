@@ -245,6 +245,27 @@ def test_a_broken_one_is_refused_and_spares_the_others(lora: Driver, adapters: l
     assert found[good][-1].finish is not Finish.ERROR
 
 
+@pytest.mark.parametrize("spoil", ["weights", "alpha", "rank"])
+def test_one_that_would_spoil_every_answer_is_refused(lora: Driver, hf_demo: Path, tmp_path: Path, spoil: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    directory = make_adapter(tmp_path / "bad", 7, hf_demo)
+    weights, config = directory / "adapter_model.safetensors", directory / "adapter_config.json"
+    tensors, values = load_file(weights), json.loads(config.read_text())
+    if spoil == "weights":
+        next(iter(tensors.values()))[0, 0] = float("nan")
+    elif spoil == "alpha":
+        values["lora_alpha"] = float("nan")
+    else:
+        values["r"] = 8
+    save_file(tensors, weights)
+    config.write_text(json.dumps(values))
+    alone = ids(lora.one(STORY))
+    bad = ask_with(lora, Adapter("bad", 20, str(directory)))
+    assert isinstance(lora.run()[bad][-1].error, GenerationFailed)
+    assert ids(lora.one(STORY)) == alone
+
+
 # -- deaths --------------------------------------------------------------------------------------------------------
 
 
@@ -255,8 +276,13 @@ def family(leader: int) -> dict[int, str]:
     return {int(pid): args for pid, group, args in rows if int(group) == leader}
 
 
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
 @pytest.mark.parametrize("victim", ["the engine", "its core"])
 def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(hf_demo: Path, victim: str) -> None:
+    before = shared_memory()
     driver = start("vllm", hf_demo)
     leader = driver.engine.pid
     assert leader is not None
@@ -269,9 +295,10 @@ def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(hf_demo:
     found = driver.run()
     assert isinstance(found[lost][-1].error, GenerationFailed)
     assert time.monotonic() - began < 20, "it was noticed at once, not when its time was up"
-    while family(leader) and time.monotonic() - began < 20:
+    while (family(leader) or shared_memory() - before) and time.monotonic() - began < 20:
         time.sleep(0.1)
     assert not family(leader), "nothing of it is left that would hold memory"
+    assert not shared_memory() - before
     waiting = driver.submit(PROMPT, max_new_tokens=3)
     assert driver.run()[waiting][-1].finish is Finish.LENGTH
     driver.engine.close()
