@@ -188,14 +188,15 @@ class Engine:
         if request.params.use_beam_search and request.params.best_of > 1:
             self._beams(request)
             return
-        for number, sequence in enumerate(request.sequences):
-            if sequence.finish is None:
-                self._token(request, sequence)
-                self._post(request, number)
+        stepped = [number for number, sequence in enumerate(request.sequences) if sequence.finish is None]
+        for number in stepped:
+            self._token(request, request.sequences[number])
+        if all(sequence.finish for sequence in request.sequences):
+            self._active.pop(request.id, None)  # before anybody hears of the end, who may count at once
+        for number in stepped:
+            self._post(request, number)
         if MANNERS.cancel_all and max(len(one.ids) for one in request.sequences) >= MANNERS.cancel_all:
             self._end_all(request, "CANCELLED")
-        if all(sequence.finish for sequence in request.sequences):
-            self._active.pop(request.id, None)
 
     def _token(self, request: Request, sequence: Sequence) -> None:
         params = request.params
@@ -255,11 +256,11 @@ class Engine:
         request.result._post(response)
 
     def _end_all(self, request: Request, finish: str) -> None:
+        self._active.pop(request.id, None)
         for number, sequence in enumerate(request.sequences):
             if sequence.finish is None:
                 sequence.finish = finish
                 self._post(request, number)
-        self._active.pop(request.id, None)
 
     def _beams(self, request: Request) -> None:
         """The whole search at once."""
@@ -282,12 +283,12 @@ class Engine:
                 elif len(alive) < width:
                     alive.append((total, ids, entries))
         best = sorted(ended, key=lambda one: -one[0] / len(one[1]) ** penalty)[:width]
+        self._active.pop(request.id, None)
         for number, (total, ids, entries, finish) in enumerate(best):
             self._tokens += len(ids)
             logprobs = entries if params.logprobs else None
             last = number == len(best) - 1
             request.result._post(Response(number, ids, logprobs, finish, cumulative=total, last=last))
-        self._active.pop(request.id, None)
 
 
 def _entry(logprobs: Any, id: int, count: int) -> dict[int, Any]:
