@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.core import NO_TOKEN, Delta, Finish, Token
 from handler.errors import ServingError
-from handler.framing import Framing
+from handler.framing import JSON, Framing
 from handler.schemas.base import Answer
 from handler.schemas.replies import Continuation, WholeReply
 
@@ -45,6 +45,9 @@ def _shown(token: Token) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
 
 
+_MARK = "\0text\0"  # stands in no id
+
+
 class ChatStream:
     """A chunk a token; the role comes with the first, the reason of the end with the last."""
 
@@ -53,6 +56,7 @@ class ChatStream:
         self._completion = completion
         self._framing = framing
         self._begun = False
+        self._around: tuple[bytes, bytes] | None = None  # what stands about the text in a chunk of nothing else
         self.content_type = framing.content_type
         self.finished = False
 
@@ -65,7 +69,14 @@ class ChatStream:
         if delta.error is not None:
             return encode(self._failures.stream_failure(delta.error)) + self._framing.end
         if delta.finish is None:
-            return b"".join([encode(self._chunk(token, None)) for token in delta.tokens])
+            if self._around is not None and len(delta.tokens) == 1:  # the hot path: all but the text is always the same
+                before, after = self._around
+                return before + JSON.encode(delta.tokens[0].text) + after
+            chunks = b"".join([encode(self._chunk(token, None)) for token in delta.tokens])
+            if self._begun and not self._completion.logprobs:
+                before, _, after = encode(self._chunk(Token(0, _MARK, None, False), None)).partition(JSON.encode(_MARK))
+                self._around = before, after
+            return chunks
         *tokens, last = delta.tokens or (NO_TOKEN,)
         lines = [encode(self._chunk(token, None)) for token in tokens]
         return b"".join([*lines, encode(self._chunk(last, delta.finish)), self._framing.end])
