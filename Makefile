@@ -51,6 +51,7 @@ accept-vllm:
 
 # On a GPU machine: PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
 accept-trtllm:
+	@test "$(origin MODEL)" != file || { echo 'make accept-trtllm MODEL=... : a Hugging Face directory or hub name' >&2; exit 2; }
 	$(PYTHON) -m tests.accept.trtllm "$(MODEL)" $(OPTIONS)
 
 lint: dev

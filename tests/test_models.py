@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from handler import models
+from handler.engines.checkpoint import prepared
 from handler.errors import ConfigError
 from handler.models import locate
 
@@ -41,6 +42,11 @@ def test_a_directory_without_a_model_says_so(tmp_path: Path, names: tuple[str, .
 def test_a_hub_name_is_not_fetched() -> None:
     with pytest.raises(ConfigError, match="nothing is fetched from a hub"):
         locate("org/model-1B")
+
+
+def test_an_engine_that_takes_less_says_what() -> None:
+    with pytest.raises(ConfigError, match=r"at '/nowhere/x': give a Hugging Face model directory, a hub's name"):
+        prepared("/nowhere/x", {})
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ file.write_text(json.dumps(tokenizer))
 """
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = f"a Hugging Face model directory, a hub's name (owner/model), or {models.DEMO!r}"
 
 
 def prepared(model_id: str | None, options: Mapping[str, Any]) -> Path:
@@ -60,7 +61,7 @@ def prepared(model_id: str | None, options: Mapping[str, Any]) -> Path:
     model_id = model_id or models.DEMO
     if model_id != models.DEMO and not Path(model_id).exists() and _HUB_ID.fullmatch(model_id):
         return _fetched(model_id, options.get("revision"))
-    model = models.locate(model_id)
+    model = models.locate(model_id, _WANTED)
     if model_id == models.DEMO:
         return _demo_checkpoint(model.path)
     if model.kind != "huggingface":

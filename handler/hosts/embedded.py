@@ -107,12 +107,8 @@ async def _show_progress(what: str) -> None:
     live = sys.stderr.isatty()
     for second in itertools.count():
         if live or second % 10 == 0:
-            print(
-                f"\r{what} ... {second} s" if live else f"{what} ...",
-                end="" if live else "\n",
-                file=sys.stderr,
-                flush=True,
-            )
+            start, end = ("\r", "") if live else ("", "\n")
+            print(f"{start}{what} ... {second} s", end=end, file=sys.stderr, flush=True)
         await asyncio.sleep(1)
 
 

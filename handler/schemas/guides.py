@@ -88,7 +88,7 @@ def tgi_grammar(value: Any) -> Guide:
 
 
 def response_format(value: Any) -> Guide | None:
-    """OpenAI's; a guide is always followed to the letter, so `strict` changes nothing, nor do name and description."""
+    """OpenAI's; `strict` changes nothing, as guides are followed as far as the engine's backend can (docs/wire.md)."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         _only(value, "type")

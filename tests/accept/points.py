@@ -238,6 +238,7 @@ def a_dead_worker_is_noticed_and_replaced(served: Served) -> None:
         raise Skip("the engine has no processes of its own here")
     id = served.submit(max_new_tokens=1000, ignore_eos=True)
     served.batcher.step(timeout=5)
+    print("     a worker is killed now: tracebacks of its death are expected", flush=True)
     kill(workers[-1])
     began = time.monotonic()
     found = served.run(seconds=300)[id]

