@@ -44,8 +44,8 @@ class AdapterRegistry:
     """Names, numbers and paths, in the order of registering.
 
     A change takes two steps, between which an engine may try the adapter: `begin` or `begin_update` reserves the name
-    and makes the new Adapter, `settle` lets requests find it, `abandon` forgets it. `find`, `get` and `by_number` may be
-    called on any thread, the others on one at a time.
+    and makes the new Adapter, `settle` lets requests find it, `abandon` forgets it. `find`, `get` and `by_number` may
+    be called on any thread, the others on one at a time.
 
     Args:
         most: adapters at once; None is any number.

@@ -90,7 +90,9 @@ def test_what_no_adapter_has_or_another_place_denies_is_refused(
 
 
 def test_where_there_are_no_adapters_a_header_is_refused_before_the_body_is_read() -> None:
-    with pytest.raises(InvalidPayload, match=rf"^header {IDENTIFIER}: 'one': the engine able serves no LoRA adapters: no\.$"):
+    with pytest.raises(
+        InvalidPayload, match=rf"^header {IDENTIFIER}: 'one': the engine able serves no LoRA adapters: no\.$"
+    ):
         intake(no_adapters="no.").check_headers({IDENTIFIER: "one"})
 
 
