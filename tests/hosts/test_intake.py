@@ -76,6 +76,11 @@ def test_a_header_names_the_adapter(name: str) -> None:
     ("body", "headers", "wanted"),
     [
         ({}, {IDENTIFIER: "three"}, f"header {IDENTIFIER}: 'three': no adapter of that name is registered"),
+        (
+            {},
+            {"adapter": "\t" + "x" * 1000},
+            f"header adapter: '\\t{'x' * 79}...': no adapter of that name is registered",
+        ),
         ({}, {IDENTIFIER: "one", "adapter": "two"}, "header adapter: 'two' contradicts the adapter 'one'"),
         ({"adapters": "two"}, {IDENTIFIER: "one"}, "the body: 'two' contradicts the adapter 'one'"),
         ({"parameters": {"lora_task_id": 2}}, {"adapter": "one"}, "the body: 'two' contradicts the adapter 'one'"),
