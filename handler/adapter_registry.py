@@ -1,10 +1,12 @@
-"""The LoRA adapters that there are, by name and by id; loading them in an engine is the hosts' business."""
+"""The LoRA adapters that there are, by name and by number; loading them in an engine is the hosts' business."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
+import stat
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,20 +22,30 @@ _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """What PEFT's `save_pretrained` writes beside adapter_config.json."""
 
+_MAX_CONFIG = 1 << 20  # bytes of an adapter_config.json; PEFT writes about one thousand
+
 
 class Registered(NamedTuple):
-    """An adapter that requests may name. `preload`: it was loaded in the engine when it was registered."""
+    """An adapter that requests may name.
+
+    Attributes:
+        adapter: its `id` is the engine's: another one after each update.
+        number: what clients may call it by: 1, 2, ... in the order in which registering succeeded. Updates keep it,
+            and no other adapter ever gets it.
+        preload: it was loaded in the engine when it was registered.
+    """
 
     adapter: Adapter
+    number: int
     preload: bool = True
 
 
 class AdapterRegistry:
-    """Names, ids and paths, in the order of registering.
+    """Names, numbers and paths, in the order of registering.
 
     A change takes two steps, between which an engine may try the adapter: `begin` or `begin_update` reserves the name
-    and makes the new Adapter, `settle` lets requests find it, `abandon` forgets it. `find`, `get` and `by_id` may be
-    called on any thread, the others on one at a time.
+    and makes the new Adapter, `settle` lets requests find it, `abandon` forgets it. `find`, `get` and `by_number` may
+    be called on any thread, the others on one at a time.
 
     Args:
         most: adapters at once; None is any number.
@@ -42,16 +54,18 @@ class AdapterRegistry:
     def __init__(self, most: int | None = None) -> None:
         self._most = most
         self._ids = itertools.count(1)
+        self._numbers = itertools.count(1)
         self._by_name: dict[str, Registered] = {}
-        self._by_id: dict[int, Adapter] = {}
+        self._by_number: dict[int, Registered] = {}
         self._changing: dict[str, Adapter] = {}
 
     def find(self, name: str) -> Adapter | None:
         found = self._by_name.get(name)
         return found.adapter if found is not None else None
 
-    def by_id(self, id: int) -> Adapter | None:
-        return self._by_id.get(id)
+    def by_number(self, number: int) -> Adapter | None:
+        found = self._by_number.get(number)
+        return found.adapter if found is not None else None
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -100,12 +114,10 @@ class AdapterRegistry:
     def settle(self, adapter: Adapter, *, preload: bool = True) -> Adapter | None:
         """Let requests find what was begun; returns the adapter that it takes the place of."""
         del self._changing[adapter.name]
-        earlier = self.find(adapter.name)
-        if earlier is not None:
-            del self._by_id[earlier.id]
-        self._by_id[adapter.id] = adapter
-        self._by_name[adapter.name] = Registered(adapter, preload)
-        return earlier
+        earlier = self._by_name.get(adapter.name)
+        number = next(self._numbers) if earlier is None else earlier.number
+        self._by_name[adapter.name] = self._by_number[number] = Registered(adapter, number, preload)
+        return earlier.adapter if earlier is not None else None
 
     def abandon(self, adapter: Adapter) -> None:
         """Forget what was begun."""
@@ -119,9 +131,9 @@ class AdapterRegistry:
             Conflict: another call is changing it.
         """
         self._check_unchanging(name)
-        adapter = self.get(name).adapter
-        del self._by_name[name], self._by_id[adapter.id]
-        return adapter
+        found = self.get(name)
+        del self._by_name[name], self._by_number[found.number]
+        return found.adapter
 
     def _reserve(self, name: str, path: Path) -> Adapter:
         adapter = Adapter(name, next(self._ids), str(path))
@@ -168,8 +180,11 @@ def adapter_path(src: str, base: Path | None) -> Path:
         if not directory.is_dir():
             raise AdapterFailed(f"src={src}: there is no such directory")
         _check_config(src, directory / "adapter_config.json")
-        if not any((directory / name).is_file() for name in _WEIGHTS):
+        weights = [file for name in _WEIGHTS if (file := directory / name).exists()]
+        if not weights:
             raise AdapterFailed(f"src={src}: holds neither {' nor '.join(_WEIGHTS)}")
+        for file in weights:  # all: which of them an engine opens is its own choice
+            _check_regular(src, file)
         if (directory / "model.py").exists():
             raise AdapterFailed(f"src={src}: holds a model.py; formatters of an adapter's own are not supported")
     except OSError as error:
@@ -199,14 +214,42 @@ def _local(src: str, base: Path | None) -> Path:
 
 def _check_config(src: str, file: Path) -> None:
     try:
-        config = json.loads(file.read_bytes())
+        _check_regular(src, file)
+        with file.open("rb") as opened:
+            content = opened.read(_MAX_CONFIG + 1)
+        if len(content) > _MAX_CONFIG:
+            raise AdapterFailed(f"src={src}: {file.name} has more than {_MAX_CONFIG} bytes")
+        config = json.loads(content, parse_constant=_finite, parse_float=_finite)
     except FileNotFoundError:
         raise AdapterFailed(f"src={src}: holds no {file.name}") from None
+    except RecursionError:
+        raise AdapterFailed(f"src={src}: {file.name} is nested too deeply") from None
     except ValueError as error:
         raise AdapterFailed(f"src={src}: {file.name} is not JSON: {error}") from None
-    kind = config.get("peft_type", "LORA") if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter: no JSON object")
+    kind = config.get("peft_type", "LORA")
     if kind != "LORA":
-        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter (peft_type={kind})")
+        told = repr(kind[:80]) if isinstance(kind, str) else "no string"  # it may be anything, at any depth
+        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter (peft_type: {told})")
+
+
+def _check_regular(src: str, file: Path) -> None:
+    """Of what is no regular file, or no link to one, who reads may never see the end.
+
+    Raises:
+        AdapterFailed: it is not.
+        OSError: it is not there, or cannot be looked at.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise AdapterFailed(f"src={src}: {file.name} is no regular file")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is no number in JSON")
+    return value
 
 
 def adapters_of(directory: Path) -> dict[str, Path]:

@@ -166,7 +166,9 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
             if (other := at_start.setdefault(name, path)).resolve() != path.resolve():
                 raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
     first = next((place for place in places if place and place.is_dir()), None)
-    return AdapterHome(registry, homes[0] if homes else first and first.absolute() / "adapters", at_start)
+    return AdapterHome(
+        registry, homes[0] if homes else first and first.absolute() / "adapters", dict(sorted(at_start.items()))
+    )
 
 
 def _most_adapters() -> int | None:

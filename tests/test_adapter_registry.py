@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,21 +22,22 @@ def add(adapters: AdapterRegistry, name: str, path: str = "/a") -> Adapter:
     return adapter
 
 
-def test_what_is_settled_is_found_by_name_and_id_in_order() -> None:
+def test_what_is_settled_is_found_by_name_and_number_in_order() -> None:
     adapters = AdapterRegistry()
     first, second = add(adapters, "b"), add(adapters, "a", "/other")
-    assert adapters.find("b") == adapters.by_id(first.id) == Adapter("b", first.id, "/a")
-    assert adapters.by_id(second.id) == second
+    assert adapters.find("b") == adapters.by_number(1) == Adapter("b", first.id, "/a")
+    assert adapters.by_number(2) == second
+    assert [entry.number for entry in adapters] == [1, 2]
     assert [entry.adapter.name for entry in adapters] == ["b", "a"]
     assert adapters.find("c") is None
-    assert adapters.by_id(99) is None
+    assert adapters.by_number(99) is None
 
 
 def test_what_has_begun_is_not_found_and_keeps_others_from_the_name() -> None:
     adapters = AdapterRegistry()
     adapter = adapters.begin("a", Path("/a"))
     assert adapters.find("a") is None
-    assert adapters.by_id(adapter.id) is None
+    assert adapters.by_number(1) is None
     for change in (lambda: adapters.begin("a", Path("/b")), lambda: adapters.remove("a")):
         with pytest.raises(Conflict, match="being changed"):
             change()
@@ -56,8 +58,22 @@ def test_an_update_leaves_the_earlier_one_until_it_is_settled() -> None:
     assert adapters.settle(later, preload=False) == earlier
     assert adapters.find("a") == later
     assert later.path == "/new"
-    assert adapters.by_id(earlier.id) is None
-    assert [(entry.adapter, entry.preload) for entry in adapters] == [(later, False), (other, True)]
+    assert adapters.by_number(1) == later
+    assert list(adapters) == [(later, 1, False), (other, 2, True)]
+
+
+def test_numbers_are_of_success_alone_and_are_not_used_again() -> None:
+    adapters = AdapterRegistry()
+    coming = adapters.begin("a", Path("/a"))
+    adapters.abandon(adapters.begin("b", Path("/b")))
+    add(adapters, "c")
+    adapters.settle(coming)
+    assert {entry.adapter.name: entry.number for entry in adapters} == {"c": 1, "a": 2}
+    adapters.abandon(adapters.begin_update("a", Path("/b")))
+    adapters.remove("a")
+    assert adapters.by_number(2) is None
+    add(adapters, "a")
+    assert adapters.get("a").number == 3
 
 
 def test_an_update_that_fails_changes_nothing() -> None:
@@ -94,7 +110,7 @@ def test_room_counts_those_that_are_coming() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "update", "fail", "remove"])), max_size=40))
 def test_ids_are_never_used_again_and_both_ways_agree(changes: list[tuple[str, str]]) -> None:
-    adapters, seen = AdapterRegistry(), set()
+    adapters, seen, numbers = AdapterRegistry(), set(), 0
     for name, what in changes:
         try:
             if what == "remove":
@@ -110,9 +126,10 @@ def test_ids_are_never_used_again_and_both_ways_agree(changes: list[tuple[str, s
             adapters.abandon(adapter)
         else:
             adapters.settle(adapter)
+            numbers += what == "add"
         for entry in adapters:
-            assert adapters.by_id(entry.adapter.id) == adapters.find(entry.adapter.name) == entry.adapter
-        assert sum(adapters.by_id(id) is not None for id in seen) == len(adapters)
+            assert adapters.by_number(entry.number) == adapters.find(entry.adapter.name) == entry.adapter
+        assert sum(adapters.by_number(number) is not None for number in range(numbers + 2)) == len(adapters)
 
 
 @pytest.mark.parametrize("name", ["a", "A1", "sql-v1.2", "eu:north_1", "a@b+c=d~e", "..a", "x" * 256])
@@ -172,7 +189,7 @@ def _with(name: str, text: str) -> Callable[[Path], object]:
         (_with("adapter_config.json", "{"), "adapter_config.json is not JSON"),
         (_with("adapter_config.json", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")), "is not JSON"),
         (_with("adapter_config.json", "[]"), "not that of a LoRA adapter"),
-        (_with("adapter_config.json", '{"peft_type": "IA3"}'), "peft_type=IA3"),
+        (_with("adapter_config.json", '{"peft_type": "IA3"}'), "peft_type: 'IA3'"),
         (_with("model.py", ""), "holds a model.py"),
     ],
 )
@@ -181,6 +198,55 @@ def test_what_is_no_adapter_is_refused_saying_why(tmp_path: Path, spoil: Callabl
     spoil(path)
     with pytest.raises(AdapterFailed, match=told):
         adapter_path(str(path), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[" * 500_000, "is nested too deeply"),
+        ('{"r": ' * 150_000, "is nested too deeply"),
+        ('{"a": NaN}', "NaN is no number"),
+        ('{"a": [-Infinity]}', "-Infinity is no number"),
+        ('{"a": 1e999}', "1e999 is no number"),
+        ('{"peft_type": ' + "[" * 500 + "]" * 500 + "}", "peft_type: no string"),
+        ('{"r": 8}' + " " * (1 << 20), "has more than 1048576 bytes"),
+    ],
+)
+def test_a_config_that_would_harm_its_reader_is_refused_also_at_the_start(tmp_path: Path, text: str, told: str) -> None:
+    path = write_adapter(tmp_path / "a")
+    (path / "adapter_config.json").write_text(text)
+    with pytest.raises(AdapterFailed, match=told) as caught:
+        adapter_path(str(path), None)
+    assert len(caught.value.message) < 400 + len(str(path))
+    with pytest.raises(ConfigError, match=f"the adapter a cannot be used: .*{told}"):
+        adapters_of(tmp_path)
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.timeout(10)
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, name: str, kind: str, link: bool) -> None:
+    path = write_adapter(tmp_path / "a", weights="adapter_model.bin")
+    place = path / name
+    place.unlink(missing_ok=True)
+    odd = tmp_path / "odd" if link else place
+    if kind == "device":  # only root makes one: a link to one that is there
+        place.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(odd) if kind == "fifo" else odd.mkdir()
+        if link:
+            place.symlink_to(odd)
+    with pytest.raises(AdapterFailed, match=f"{name} is no regular file"):
+        adapter_path(str(path), None)
+
+
+def test_files_may_be_links(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a")
+    for file in list(path.iterdir()):
+        file.rename(tmp_path / file.name)
+        file.symlink_to(tmp_path / file.name)
+    assert adapter_path(str(path), None) == path
 
 
 @pytest.mark.parametrize("name", ["nothing", "x" * 300, "file.txt"])

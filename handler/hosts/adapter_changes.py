@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.adapter_registry import AdapterRegistry, adapter_path
+from handler.adapter_registry import AdapterRegistry, Registered, adapter_path
 from handler.batcher import Batcher
 from handler.core import Adapter, Delta
 from handler.errors import BadRequest, ServingError
@@ -18,8 +18,11 @@ log = logging.getLogger("handler.adapters")
 
 Sinks = dict[int, Callable[[Delta], None]]
 
-Then = Callable[[ServingError | None], None]
-"""Gets what became of a change: None, or why nothing has changed."""
+Outcome = Registered | ServingError | None
+"""What became of a change: what stands under the name now, None being nothing; or why nothing has changed."""
+
+Then = Callable[[Outcome], None]
+"""Gets what became of a change."""
 
 Change = Callable[[Then], None]
 """Begins a change."""
@@ -115,14 +118,12 @@ class AdapterChanges:
             BadRequest, NotFound, Conflict.
         """
         self.check()
-        adapter = self.registry.remove(name)
-        self._batcher.drop_adapter(adapter, None)
-        log.info("adapter %s (%d) unregistered", name, adapter.id)
+        self._batcher.drop_adapter(self.registry.remove(name), None)
+        log.info("adapter %s unregistered", name)
 
     def _bring(self, adapter: Adapter, preload: bool, then: Then) -> None:
         if not preload:
-            self._settle(adapter, preload)
-            return then(None)
+            return then(self._settle(adapter, preload))
         try:
             id = self._batcher.load_adapter(adapter)
         except BaseException:
@@ -133,17 +134,18 @@ class AdapterChanges:
     def _loaded(self, adapter: Adapter, then: Then, delta: Delta) -> None:
         del self._sinks[delta.id]
         if delta.error is None:
-            self._settle(adapter, True)
-        else:
-            self.registry.abandon(adapter)
-            log.warning("adapter %s from %s: %s", adapter.name, adapter.path, delta.error.public)
+            return then(self._settle(adapter, True))
+        self.registry.abandon(adapter)
+        log.warning("adapter %s from %s: %s", adapter.name, adapter.path, delta.error.public)
         then(delta.error)
 
-    def _settle(self, adapter: Adapter, preload: bool) -> None:
+    def _settle(self, adapter: Adapter, preload: bool) -> Registered:
         earlier = self.registry.settle(adapter, preload=preload)
         if earlier is not None:
             self._batcher.drop_adapter(earlier, adapter)
-        log.info("adapter %s (%d) from %s", adapter.name, adapter.id, adapter.path)
+        settled = self.registry.get(adapter.name)
+        log.info("adapter %s (%d) from %s", adapter.name, settled.number, adapter.path)
+        return settled
 
 
 _KNOWN = {"name", "src", "preload", "pin"}

@@ -87,8 +87,9 @@ class AdapterRoutes:
         if order is None:
             return None
         name = required(order.name, "name")
-        await self._service.register_adapter(name, required(order.src, "src"), preload=order.preload is not False)
-        return _status(scope, name, "registered"), order.ignored
+        src, preload = required(order.src, "src"), order.preload is not False
+        settled = await self._service.register_adapter(name, src, preload=preload)
+        return {**_status(scope, name, "registered"), "id": settled.number}, order.ignored
 
     async def _update(self, scope: Scope, receive: Receive) -> Values | None:
         order = await self._order(scope, receive)
@@ -146,7 +147,13 @@ def _number(text: str) -> int:
 
 def _description(entry: Registered) -> dict[str, Any]:
     adapter = entry.adapter
-    return {"name": adapter.name, "src": adapter.path, "preload": entry.preload, "pin": False}
+    return {
+        "name": adapter.name,
+        "id": entry.number,
+        "src": adapter.path,
+        "preload": entry.preload,
+        "pin": False,
+    }
 
 
 def _status(scope: Scope, name: str, done: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from handler.engines.base import EngineInfo, Tokenizer
 from handler.errors import InvalidParameter, InvalidPayload, UnsupportedMedia
 from handler.formatters.loading import Formatters
 from handler.hosts.loaded import LoadedModel
-from handler.schemas.adapters import agreed, named_adapter
+from handler.schemas.adapters import agreed, named_adapter, shown
 from handler.schemas.base import Call, Context, Schema
 from handler.schemas.custom_reading import CustomReader
 from handler.schemas.custom_reply import with_formatter
@@ -146,10 +146,11 @@ class Intake:
         """The adapter that the headers name."""
         found = None
         for name in _ADAPTER:
+            given = headers.get(name, "")
             try:
-                one = named_adapter(headers.get(name, ""), self._context)
+                one = named_adapter(given, self._context)
             except ValueError as error:
-                raise InvalidPayload(f"header {name}: {error}") from None
+                raise InvalidPayload(f"header {name}: {shown(given)}: {error}") from None
             found = agreed(found, one, f"header {name}")
         return found
 

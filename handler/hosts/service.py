@@ -10,11 +10,13 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from handler.adapter_registry import Registered
 from handler.core import Request
 from handler.engines.base import EngineInfo
 from handler.engines.remote import State
 from handler.errors import ConfigError, ServingError, Unavailable, serving_error
-from handler.hosts.adapter_changes import AdapterChanges, Change
+from handler.hosts.adapter_changes import AdapterChanges, Change, Outcome
+from handler.hosts.aside import aside
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
 from handler.hosts.formatter_thread import FormatterThread
@@ -143,14 +145,18 @@ class Service:
 
     # -- adapters ------------------------------------------------------------------------------------------------
 
-    async def register_adapter(self, name: str, src: str, *, preload: bool) -> None:
+    async def register_adapter(self, name: str, src: str, *, preload: bool) -> Registered:
         """Returns when requests may name it.
 
         Raises:
             ServingError: nothing has changed.
         """
-        path = await asyncio.to_thread(self.adapter_changes.path, src)
-        await self.change_adapter(functools.partial(self.adapter_changes.register, name, path, preload=preload))
+        self._check_open()
+        path = await aside(functools.partial(self.adapter_changes.path, src))
+        begin = functools.partial(self.adapter_changes.register, name, path, preload=preload)
+        settled = await self.change_adapter(begin)
+        assert settled is not None, "what was registered is there"
+        return settled
 
     async def update_adapter(self, name: str, src: str | None, *, preload: bool | None) -> None:
         """Returns when requests that name it get the new one; without `src`, from where it came.
@@ -159,20 +165,28 @@ class Service:
             ServingError: nothing has changed.
         """
         src = self.adapter_changes.registry.get(name).adapter.path if src is None else src
-        path = await asyncio.to_thread(self.adapter_changes.path, src)
+        path = await aside(functools.partial(self.adapter_changes.path, src))
         await self.change_adapter(functools.partial(self.adapter_changes.update, name, path=path, preload=preload))
 
-    async def change_adapter(self, begin: Change) -> None:
-        """Goes on to its end when whoever waits for it is cancelled.
+    async def change_adapter(self, begin: Change) -> Registered | None:
+        """What stands under the name then; goes on to its end when whoever waits for it is cancelled.
 
         Raises:
             ServingError: nothing has changed.
         """
-        done: asyncio.Future[ServingError | None] = asyncio.get_running_loop().create_future()
-        begin(lambda error: None if done.done() else done.set_result(error))
-        error = await done
-        if error is not None:
-            raise error
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        begin(lambda outcome: None if done.done() else done.set_result(outcome))
+        outcome = await done
+        if isinstance(outcome, ServingError):
+            raise outcome
+        return outcome
+
+    def _check_open(self) -> None:
+        """Raises `Unavailable` when it stops, or has not yet those beside the model, whose numbers are the first."""
+        if self.draining:
+            raise Unavailable("the server is stopping")
+        if not self._is_open:
+            raise Unavailable(f"Model is not ready: {self.config.model_name}")
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -182,8 +196,7 @@ class Service:
             raise Unavailable("the server is stopping")
         if self._engine.state is State.CLOSED:
             raise Unavailable(f"the engine is down: {self.reason}")
-        if not self._is_open:
-            raise Unavailable(f"Model is not ready: {self.config.model_name}")
+        self._check_open()
         (self._gate or self._batcher).check_room()
 
     async def read(self, body: bytes, headers: Headers) -> Call:

@@ -27,10 +27,10 @@ def named_adapter(value: Any, context: Context) -> Adapter | None:
     return found
 
 
-def numbered_adapter(id: int, context: Context) -> Adapter:
+def numbered_adapter(number: int, context: Context) -> Adapter:
     """The adapter of that number; ValueError says that there is none."""
     check_adapters(context)
-    found = context.adapters.by_id(id)
+    found = context.adapters.by_number(number)
     if found is None:
         raise ValueError("no adapter of that number is registered")
     return found
@@ -63,8 +63,12 @@ def _one(name: Any, context: Context) -> Adapter | None:
     try:
         return named_adapter(name, context)
     except ValueError as error:
-        shown = repr(name[:80]) if isinstance(name, str) else "one"
-        raise InvalidPayload(f"'adapters': {shown}: {error}") from None
+        raise InvalidPayload(f"'adapters': {shown(name) if isinstance(name, str) else 'one'}: {error}") from None
+
+
+def shown(name: str) -> str:
+    """A client's own text in a message: quoted, and not all of a long one."""
+    return repr(name if len(name) <= 80 else f"{name[:80]}...")
 
 
 def agreed(one: Adapter | None, other: Adapter | None, what: str) -> Adapter | None:

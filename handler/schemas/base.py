@@ -18,8 +18,8 @@ class AdapterLookup(Protocol):
     def find(self, name: str) -> Adapter | None:
         """By the name under which it was registered."""
 
-    def by_id(self, id: int) -> Adapter | None:
-        """By its number."""
+    def by_number(self, number: int) -> Adapter | None:
+        """By the number that it got when it was registered."""
 
 
 class NoAdapters:
@@ -28,7 +28,7 @@ class NoAdapters:
     def find(self, name: str) -> Adapter | None:
         return None
 
-    def by_id(self, id: int) -> Adapter | None:
+    def by_number(self, number: int) -> Adapter | None:
         return None
 
 

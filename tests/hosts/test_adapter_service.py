@@ -15,8 +15,9 @@ from handler.config import load_config
 from handler.core import Adapter
 from handler.engines.echo import Echo
 from handler.engines.remote import State
-from handler.errors import AdapterFailed, ConfigError
+from handler.errors import AdapterFailed, ConfigError, Unavailable
 from handler.formatters.loading import Formatters
+from handler.hosts import adapter_changes
 from handler.hosts.loaded import loaded_model
 from handler.hosts.service import Service
 from handler.launch import adapter_home, engine_spec, load_tokenizer, start_engine
@@ -122,6 +123,64 @@ def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())
+
+
+@pytest.mark.timeout(30)
+def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, go = write_adapter(tmp_path / "good"), threading.Event()
+    look = adapter_changes.adapter_path
+
+    def hang(src: str, base: Path | None) -> Path:
+        if src == "hung":
+            go.wait()
+        return look(src, base)
+
+    monkeypatch.setattr(adapter_changes, "adapter_path", hang)
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            await asyncio.wait_for(made.opened, 5)
+            hung = asyncio.ensure_future(made.register_adapter("hung", "hung", preload=True))
+            settled = await asyncio.wait_for(made.register_adapter("good", str(path), preload=True), 5)
+            assert (settled.adapter.name, settled.number) == ("good", 1)
+            hung.cancel()
+
+    try:
+        asyncio.run(run())  # which joins the threads of the loop's executor
+        (thread,) = [one for one in threading.enumerate() if one.name == "aside"]
+        assert thread.daemon  # nor does the interpreter's end wait for it
+    finally:
+        go.set()
+
+
+def test_none_is_registered_before_those_beside_the_model_nor_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_adapter(tmp_path / "adapters" / "slow")
+    go = threading.Event()
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            with pytest.raises(Unavailable, match="not ready"):
+                await made.register_adapter("early", str(path), preload=False)
+            go.set()
+            await asyncio.wait_for(made.opened, 5)
+            assert made.adapter_changes.registry.get("slow").number == 1
+            made.drain()
+            with pytest.raises(Unavailable, match="stopping"):
+                await made.register_adapter("late", str(path), preload=False)
+
+    asyncio.run(run())
+
+
+def test_those_of_two_places_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+    properties, model = tmp_path / "properties", tmp_path / "model"
+    for place, name in ((properties, "b"), (model, "a"), (model, "c")):
+        write_adapter(place / "adapters" / name)
+    assert list(home(properties, model).at_start) == ["a", "b", "c"]
 
 
 def home(directory: Path, model: Path | None = None, **options: str) -> AdapterHome:

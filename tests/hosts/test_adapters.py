@@ -84,10 +84,11 @@ def id_of(response: httpx.Response, tokens: int = 3) -> int:
 
 def test_a_query_registers_and_the_adapter_is_used_described_and_unregistered(server: LiveServer, files: Path) -> None:
     response = register(server, "a", files / "a")
-    assert (response.status_code, response.json()) == (200, {"status": "Adapter a registered"})
+    number = response.json()["id"]
+    assert (response.status_code, response.json()) == (200, {"status": "Adapter a registered", "id": number})
     assert id_of(generate(server, "a")) > 0
     assert id_of(generate(server, "")) == 0
-    entry = {"name": "a", "src": str(files / "a"), "preload": True, "pin": False}
+    entry = {"name": "a", "id": number, "src": str(files / "a"), "preload": True, "pin": False}
     assert call(server, "GET", "/a").json() == entry
     assert call(server, "GET").json() == {"adapters": [entry]}
     response = call(server, "DELETE", "/a")
@@ -99,7 +100,7 @@ def test_a_query_registers_and_the_adapter_is_used_described_and_unregistered(se
 def test_a_body_registers_as_sagemaker_does(server: LiveServer, files: Path) -> None:
     body = {"name": "sql", "src": str(files / "a"), "preload": True, "pin": False}
     response = call(server, "POST", json=body, headers={"X-Amzn-SageMaker-Adapter-Alias": "mine"})
-    assert (response.status_code, response.json()) == (200, {"status": "Adapter mine registered"})
+    assert (response.status_code, response.json()["status"]) == (200, "Adapter mine registered")
     assert id_of(generate(server, "sql")) > 0
     assert call(server, "DELETE", "/sql").status_code == 200
 
@@ -161,6 +162,31 @@ def test_what_cannot_be_registered(
 def test_bodies_that_make_no_sense(server: LiveServer, body: bytes, words: str) -> None:
     response = call(server, "POST", params={"name": "a"} if b'"b"' in body else {}, content=body)
     assert (response.status_code, words in told(response)[1]) == (400, True), response.text
+
+
+def test_a_number_names_an_adapter_across_updates_and_never_another(files: Path) -> None:
+    def ask(number: int) -> httpx.Response:
+        return server.post({"inputs": PROMPT, "parameters": {"max_new_tokens": 3, "lora_task_id": [number]}})
+
+    with serve(*ECHO) as server:
+        numbers = []
+        for name, src in (("a", "a"), ("b", "broken"), ("b", "none"), ("b", "b")):
+            response = register(server, name, files / src)
+            numbers.append(response.json().get("id"))
+        assert numbers == [1, None, None, 2]
+        assert call(server, "POST", "/a/update").json() == {"status": "Adapter a updated"}
+        assert call(server, "POST", "/a/update", params={"src": files / "none"}).status_code == 424
+        assert [(entry["name"], entry["id"]) for entry in call(server, "GET").json()["adapters"]] == [
+            ("a", 1),
+            ("b", 2),
+        ]
+        for number, name in ((1, "a"), (2, "b")):
+            assert id_of(ask(number)) == id_of(generate(server, name))
+        assert call(server, "DELETE", "/a").status_code == 200
+        assert register(server, "a", files / "a").json()["id"] == 3
+        refused = ask(1)
+        assert (refused.status_code, "no adapter of that number" in refused.text) == (424, True), refused.text
+        assert id_of(ask(3)) == id_of(generate(server, "a"))
 
 
 def test_statuses_of_names_that_are_taken_or_unknown(server: LiveServer, files: Path) -> None:
@@ -308,7 +334,10 @@ def test_those_beside_the_model_are_there_from_the_start(tmp_path: Path) -> None
     write_adapter(tmp_path / "adapters-of-others" / "b")
     (tmp_path / "serving.properties").write_text("option.llm_engine=echo\noption.enable_lora=true\n")
     with serve("--properties", str(tmp_path / "serving.properties")) as server:
-        assert [entry["name"] for entry in call(server, "GET").json()["adapters"]] == ["a", "z"]
+        assert [(entry["name"], entry["id"]) for entry in call(server, "GET").json()["adapters"]] == [
+            ("a", 1),
+            ("z", 2),
+        ]
         assert [id_of(generate(server, name)) for name in ("a", "z")] == [1, 2]
         write_adapter(tmp_path / "adapters" / "later")
         assert register(server, "later", "later").status_code == 200

@@ -44,8 +44,8 @@ class Adapters:
     def find(self, name: str) -> Adapter | None:
         return {"one": self.one, "two": self.two}.get(name)
 
-    def by_id(self, id: int) -> Adapter | None:
-        return {1: self.one, 2: self.two}.get(id)
+    def by_number(self, number: int) -> Adapter | None:
+        return {1: self.one, 2: self.two}.get(number)
 
 
 CONTEXT = Context(engine="able", adapters=Adapters(), no_adapters="")
@@ -75,7 +75,12 @@ def test_a_header_names_the_adapter(name: str) -> None:
 @pytest.mark.parametrize(
     ("body", "headers", "wanted"),
     [
-        ({}, {IDENTIFIER: "three"}, f"header {IDENTIFIER}: no adapter of that name is registered"),
+        ({}, {IDENTIFIER: "three"}, f"header {IDENTIFIER}: 'three': no adapter of that name is registered"),
+        (
+            {},
+            {"adapter": "\t" + "x" * 1000},
+            f"header adapter: '\\t{'x' * 79}...': no adapter of that name is registered",
+        ),
         ({}, {IDENTIFIER: "one", "adapter": "two"}, "header adapter: 'two' contradicts the adapter 'one'"),
         ({"adapters": "two"}, {IDENTIFIER: "one"}, "the body: 'two' contradicts the adapter 'one'"),
         ({"parameters": {"lora_task_id": 2}}, {"adapter": "one"}, "the body: 'two' contradicts the adapter 'one'"),
@@ -90,7 +95,9 @@ def test_what_no_adapter_has_or_another_place_denies_is_refused(
 
 
 def test_where_there_are_no_adapters_a_header_is_refused_before_the_body_is_read() -> None:
-    with pytest.raises(InvalidPayload, match=rf"^header {IDENTIFIER}: the engine able serves no LoRA adapters: no\.$"):
+    with pytest.raises(
+        InvalidPayload, match=rf"^header {IDENTIFIER}: 'one': the engine able serves no LoRA adapters: no\.$"
+    ):
         intake(no_adapters="no.").check_headers({IDENTIFIER: "one"})
 
 

@@ -22,8 +22,8 @@ class Adapters:
     def find(self, name: str) -> Adapter | None:
         return next((one for one in self._all if one.name == name), None)
 
-    def by_id(self, id: int) -> Adapter | None:
-        return next((one for one in self._all if one.id == id), None)
+    def by_number(self, number: int) -> Adapter | None:
+        return next((one for one in self._all if one.id == number), None)
 
 
 CONTEXT = replace(CAPABLE, adapters=Adapters(), no_adapters="")

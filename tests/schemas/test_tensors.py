@@ -36,8 +36,8 @@ class Adapters:
     def find(self, name: str) -> Adapter | None:
         return self.mine if name == "mine" else None
 
-    def by_id(self, id: int) -> Adapter | None:
-        return self.mine if id == 7 else None
+    def by_number(self, number: int) -> Adapter | None:
+        return self.mine if number == 7 else None
 
 
 def parse(parameters: dict[str, Any], *, context: Context = CAPABLE, **body: Any) -> Call:

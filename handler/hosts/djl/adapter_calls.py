@@ -6,7 +6,6 @@ client's answer of the Output's status and message; in async mode, of a piece li
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import time
@@ -16,9 +15,11 @@ from typing import Any
 
 from djl_python import Input, Output
 
+from handler.adapter_registry import Registered
 from handler.errors import ConfigError, GenerationFailed, InvalidPayload, ServingError, serving_error
 from handler.framing import dumps
-from handler.hosts.adapter_changes import AdapterChanges, Change, Order, Then, read_order, required
+from handler.hosts.adapter_changes import AdapterChanges, Change, Order, Outcome, Then, read_order, required
+from handler.hosts.aside import aside
 from handler.hosts.djl.dialect import Dialect
 from handler.hosts.djl.replies import PieceWriter, one_line, output, refusal
 from handler.hosts.djl.requests import is_of_http
@@ -51,8 +52,8 @@ class SteppedAdapters:
     def answer(self, inputs: Input, what: str) -> Output:
         try:
             change, done = asked_change(self._changes, inputs, what, refuse_unknown=self._refuse_unknown)
-            self.change(change)
-            return output(dumps({"status": done}), _JSON, message=one_line(done))
+            value = answered(what, done, self.change(change))
+            return output(dumps(value), _JSON, message=one_line(done))
         except Exception as error:
             return refusal(serving_error(error))
 
@@ -68,13 +69,13 @@ class SteppedAdapters:
             except ServingError as error:
                 raise ConfigError(f"the adapter {name} cannot be used: {error.message}") from None
 
-    def change(self, begin: Change) -> None:
-        """Begin a change and wait for its end.
+    def change(self, begin: Change) -> Registered | None:
+        """Begin a change and wait for its end; what stands under the name then.
 
         Raises:
             ServingError: nothing has changed.
         """
-        told: list[ServingError | None] = []
+        told: list[Outcome] = []
         deadline = time.monotonic() + self._seconds
         with self._driver.lock:
             begin(told.append)
@@ -82,8 +83,10 @@ class SteppedAdapters:
                 self._driver.step(0.1)
         if not told:
             raise GenerationFailed(f"not finished within {self._seconds:g} s (option.predict_timeout)")
-        if told[0] is not None:
-            raise told[0]
+        outcome = told[0]
+        if isinstance(outcome, ServingError):
+            raise outcome
+        return outcome
 
 
 def stepped_adapters(loaded: LoadedModel, driver: StepDriver) -> SteppedAdapters:
@@ -112,14 +115,19 @@ class AsyncAdapters:
         try:
             service = self._service
             refuse = service.config.unknown_parameters == "refuse"
-            change, done = await asyncio.to_thread(
-                asked_change, service.adapter_changes, inputs, what, refuse_unknown=refuse
+            change, done = await aside(
+                functools.partial(asked_change, service.adapter_changes, inputs, what, refuse_unknown=refuse)
             )
-            await service.change_adapter(change)
-            return output(self._writer.piece(dumps({"status": done}), last=True), _JSON)
+            value = answered(what, done, await service.change_adapter(change))
+            return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as error:
             failure = serving_error(error)
             return output(self._writer.failure(failure, dumps(front_end_error(failure))), _JSON)
+
+
+def answered(what: str, done: str, settled: Registered | None) -> dict[str, Any]:
+    """The answer's body to a change that is done."""
+    return {"status": done, "id": settled.number} if what == "register" and settled is not None else {"status": done}
 
 
 def asked_change(changes: AdapterChanges, inputs: Input, what: str, *, refuse_unknown: bool) -> tuple[Change, str]:
@@ -144,8 +152,8 @@ def asked_change(changes: AdapterChanges, inputs: Input, what: str, *, refuse_un
         path = changes.path(changes.registry.get(name).adapter.path if order.src is None else order.src)
         return functools.partial(changes.update, name, path=path, preload=order.preload), done
     path = changes.path(required(order.src, "src"))
-    if _is_there(changes, name, str(path)):
-        return _nothing, done
+    if (there := _loaded_at_start(changes, name, str(path))) is not None:
+        return functools.partial(_nothing, there), done
     return functools.partial(changes.register, name, path, preload=order.preload is not False), done
 
 
@@ -154,14 +162,13 @@ def _unregister(changes: AdapterChanges, name: str, then: Then) -> None:
     then(None)
 
 
-def _nothing(then: Then) -> None:
-    then(None)
+def _nothing(there: Registered, then: Then) -> None:
+    then(there)
 
 
-def _is_there(changes: AdapterChanges, name: str, path: str) -> bool:
-    """Whether it was loaded at the start: DJL Serving registers what lies in the model's `adapters/` by itself."""
-    found = changes.registry.find(name)
-    return found is not None and found.path == path
+def _loaded_at_start(changes: AdapterChanges, name: str, path: str) -> Registered | None:
+    """What is there already: DJL Serving registers what lies in the model's `adapters/` by itself."""
+    return next((entry for entry in changes.registry if (entry.adapter.name, entry.adapter.path) == (name, path)), None)
 
 
 def _check_caller(inputs: Input) -> None:
