@@ -14,6 +14,7 @@ from tests.djl import models
 from tests.djl.launch import StartFailed
 from tests.djl.processes import group_members
 from tests.djl.servers import DjlServer, djl, newer, versions
+from tests.servers import wait_for
 
 pytestmark = pytest.mark.djl
 
@@ -245,4 +246,4 @@ def test_a_process_that_outlives_its_worker_is_reported_and_ended() -> None:
         djl(versions()[-1], ROLLING, {"model.py": models.LITTERS}) as server,
     ):
         pass
-    assert not group_members(server.process.pid)
+    wait_for(lambda: not group_members(server.process.pid), 5, "it was not ended")

@@ -103,7 +103,7 @@ DIFFERENCES = (
     Difference(
         "custom attributes become properties, like headers",
         "0", NEVER, _ALL, ("adapter in custom attributes",),
-        _refused(f"header adapter: {request_table.NO_ADAPTERS}"),
+        _refused(f"header adapter: 'mine': {request_table.NO_ADAPTERS}"),
     ),
     Difference(
         "Java cannot write a step with a request that has no content: it ends the worker and tells nobody",
