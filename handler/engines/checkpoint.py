@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -100,7 +99,7 @@ def eos_ids(model: Path) -> frozenset[int]:
     own = tokenizer_eos_id(model)
     of_tokenizer = frozenset() if own is None else frozenset({own})
     for name in ("generation_config.json", "config.json"):
-        found = _json(model / name).get("eos_token_id")
+        found = models.read_json(model / name).get("eos_token_id")
         if found is not None:
             return of_tokenizer | frozenset(found if isinstance(found, list) else [found])
     return of_tokenizer
@@ -109,16 +108,12 @@ def eos_ids(model: Path) -> frozenset[int]:
 def tokenizer_eos_id(model: Path) -> int | None:
     """The id of the EOS that tokenizer_config.json or special_tokens_map.json names; None where there is none."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = _json(model / name).get("eos_token")
+        token = models.read_json(model / name).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
         if text is not None:
-            tokenizer = _json(model / "tokenizer.json")
+            tokenizer = models.read_json(model / "tokenizer.json")
             added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
             vocabulary = (tokenizer.get("model") or {}).get("vocab")
             found = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
             return None if found is None else int(found)
     return None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}

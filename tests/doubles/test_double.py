@@ -5,39 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 
-from tests.doubles import tiny, using
+from tests.doubles import using
 from tests.doubles.double import PROMPT, Double
 
 API = json.loads((Path(__file__).parent / "trtllm_api.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(params=["1.0.0", "1.1.0", "1.2.1", "1.3.0"])
-def each(request: pytest.FixtureRequest, model: Path) -> Iterator[Double]:
-    with using.tensorrt_llm(f"version={request.param}"):
-        found = Double(model)
-        yield found
-        found.llm.shutdown()
-
-
-@pytest.fixture
-def now(model: Path) -> Iterator[Double]:
-    """1.2.1."""
-    with using.tensorrt_llm():
-        found = Double(model)
-        yield found
-        found.llm.shutdown()
 
 
 # -- names

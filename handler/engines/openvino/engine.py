@@ -13,6 +13,7 @@ from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
 from handler.engines.openvino.scorer import Scorer
+from handler.engines.warm_up import warm_up
 from handler.errors import ConfigError
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
@@ -74,7 +75,7 @@ class OpenVino:
             dtype=config.dtype,
             max_total_tokens=min(context_length(config.model) or _DEFAULT_CONTEXT, config.max_total_tokens or 1 << 62),
         )
-        self._warm_up()
+        warm_up(self, min(self._eos, default=0))
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         import numpy
@@ -217,12 +218,6 @@ class OpenVino:
                 config.top_k = 1
         config.validate()
         return config
-
-    def _warm_up(self) -> None:
-        """The first step compiles and allocates; the first client must not wait for that."""
-        self.add(0, [min(self._eos, default=0)], Sampling(max_new_tokens=2, ignore_eos=True))
-        while 0 in self._running:
-            self.step()
 
 
 def _pipeline(config: EngineConfig) -> Any:

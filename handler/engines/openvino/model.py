@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -116,17 +115,13 @@ def context_length(model: Path) -> int | None:
     """Tokens that the model attends to, from the file or directory itself."""
     if model.suffix == ".gguf":
         return gguf.context_length(model)
-    config = _json(model / "config.json")
+    config = models.read_json(model / "config.json")
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 
 def eos_ids(model: Path, tokenizer: Any) -> frozenset[int]:
     """Ids that end an answer: the tokenizer's, and those that the model's generation_config.json names."""
     eos = tokenizer.get_eos_token_id()
-    named = _json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
+    named = models.read_json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
     ids = [eos, *(named if isinstance(named, list) else [named])]
     return frozenset(id for id in ids if isinstance(id, int) and id >= 0)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}

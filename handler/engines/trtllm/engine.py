@@ -24,6 +24,7 @@ from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.setup import check_rank, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
+from handler.engines.warm_up import warm_up
 
 _PATIENCE = 0.02  # seconds that a step waits for news, before it lets new commands be taken
 
@@ -73,6 +74,11 @@ class TrtLlm:
             dtype=config.dtype,
             max_total_tokens=arguments["max_seq_len"],
         )
+
+    @property
+    def first_id(self) -> int:
+        """A token that the model has."""
+        return min(self._model.eos, default=0)
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self._check_prompt(ids)
@@ -267,14 +273,6 @@ class TrtLlm:
         if running.stopped or (running.error and not running.ended):
             running.result.abort()
 
-    def warm_up(self) -> None:
-        """What does not work shows before anybody waits for it."""
-        self.add(0, [min(self._model.eos, default=0)], Sampling(max_new_tokens=2, ignore_eos=True))
-        while 0 in self._running or self._broken is not None:
-            for output in self.step().others:
-                if output.error is not None:
-                    raise RuntimeError(f"a first request failed: {output.error}")
-
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
     return checkpoint.prepared(model_id, options)
@@ -288,7 +286,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
 def load(config: EngineConfig) -> TrtLlm:
     engine = TrtLlm(config)
     try:
-        engine.warm_up()
+        warm_up(engine, engine.first_id)
     except BaseException:
         engine.close()
         raise

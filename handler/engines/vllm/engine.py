@@ -23,6 +23,7 @@ from handler.engines.vllm.arguments import engine_arguments, environment, guide_
 from handler.engines.vllm.beam import BeamSearch
 from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.turns import Turns
+from handler.engines.warm_up import warm_up
 
 __all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare"]
 
@@ -90,7 +91,7 @@ class Vllm:
             dtype=str(model.dtype).removeprefix("torch."),
             max_total_tokens=model.max_model_len,
         )
-        self._warm_up()
+        warm_up(self, min(self._eos, default=0))
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -222,14 +223,6 @@ class Vllm:
     def close(self) -> None:
         self._leave()
         self._engine.engine_core.shutdown()
-
-    def _warm_up(self) -> None:
-        """The first step compiles and allocates; the first client must not wait for that."""
-        self.add(0, [min(self._eos, default=0)], Sampling(max_new_tokens=3, ignore_eos=True))
-        while self._running:
-            for output in self.step().others:
-                if output.error is not None:
-                    raise RuntimeError(f"its first request failed: {output.error}")
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
