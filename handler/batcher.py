@@ -7,13 +7,13 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from handler.core import Adapter, Delta, Finish, Request, Token
 from handler.engine_adapters import EngineAdapters
 from handler.engines.base import Output, Step, SteppedEngine
-from handler.errors import GenerationFailed, ServingError, Unavailable
+from handler.errors import GenerationFailed, Overloaded, ServingError
 from handler.generation import Generation
 from handler.text import Prompt
 
@@ -31,6 +31,7 @@ class _Active:
     prompt: Prompt
     start_by: float
     end_by: float
+    started: Callable[[], None]
     keys: list[int] = field(default_factory=list)
     unfinished: int = 0
 
@@ -98,21 +99,24 @@ class Batcher:
         return not self._running and not self._queue
 
     def check_room(self) -> None:
-        """Raises `Unavailable` when one more request would not even be queued."""
+        """Raises `Overloaded` when one more request would not even be queued."""
         if len(self._queue) >= self._max_queued:
-            raise Unavailable(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
+            raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
 
-    def submit(self, request: Request, prompt: Prompt) -> int:
+    def submit(self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None) -> int:
         """Accept a request; its deltas come from later steps under the id returned.
 
+        Args:
+            started: called when the engine gets it, perhaps before this returns.
+
         Raises:
-            Unavailable: the queue is full.
+            Overloaded: the queue is full.
             InvalidPayload: its adapter was dropped since it was read.
         """
         self.check_room()
         request = self._adapters.current(request)
         now = time.monotonic()
-        active = _Active(next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit)
+        active = _Active(next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit, started)
         self._queue[active.id] = active
         self._admit()
         return active.id
@@ -227,6 +231,7 @@ class Batcher:
             self._start(active)
 
     def _start(self, active: _Active) -> None:
+        active.started()
         sampling = active.request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=random.getrandbits(53))
@@ -272,7 +277,7 @@ class Batcher:
         """End requests that waited too long, or took too long."""
         late = [active for active in self._queue.values() if active.start_by < now]
         endless = [active for active in self._running.values() if active.end_by < now]
-        waited = Unavailable(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
+        waited = Overloaded(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
         took = GenerationFailed(f"not finished within {self._time_limit:g} s (option.request_time_limit)")
         for active in late + endless:
             self.cancel(active.id)

@@ -123,6 +123,7 @@ class Request:
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     end_id: int | None = None  # one of the stop tokens, whose end is shown as EOS
+    fill: bool = False  # as many new tokens as the model's context leaves, whatever the sampling says
     names: Names = LMI_NAMES
 
 

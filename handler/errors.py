@@ -4,7 +4,10 @@
     ├── ConfigError                 the start is refused: a wrong option, a missing package, a model that cannot load
     └── ServingError                one request fails; carries its HTTP status
         ├── InvalidPayload   424    the body is not what the schema asks for (seed 004, Error Responses)
+        │   ├── NotJson             it is not JSON at all
+        │   └── PromptTooLong       its prompt leaves the model no token to answer with
         ├── InvalidParameter 424    a generation parameter has a wrong type, range or is not supported by the engine
+        │   └── AnswerTooLong       prompt and answer are more than the model takes
         ├── UnsupportedMedia 415    a content type that no schema reads
         ├── TooSlow          408    the body did not arrive in time
         ├── TooLarge         413    the body exceeds max_request_size
@@ -13,13 +16,16 @@
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
         ├── BadRequest       400    a call about adapters that makes no sense, or where there are none
         ├── NotFound         404    a call about an adapter that is not there
+        │   └── ModelNotFound       a request for a model that is not served here
+        ├── MethodNotAllowed 405    a route that is there, but not for this method
         ├── Conflict         409    a call about an adapter that is there already, or is changing
         ├── NoRoom           507    one adapter more than the server may have
         ├── AdapterFailed    424    an adapter that cannot be used, or that the engine could not load
-        └── Unavailable      503    not accepted: the queue is full, the engine is down, the server is stopping
+        └── Unavailable      503    not accepted: the engine is down, the server is stopping
+            └── Overloaded          there is more to do than the queue holds, or than is done in time
 
 424 is what LMI answers for handler failures (seed 004; contract djl.md, section 2); the statuses of calls about
-adapters are those of DJL Serving's adapter API.
+adapters are those of DJL Serving's adapter API. Other dialects have statuses of their own for the same errors.
 """
 
 from __future__ import annotations
@@ -67,6 +73,29 @@ class InvalidParameter(ServingError):
         return f"{re.split('[=:]', self.message, maxsplit=1)[0]} was refused"
 
 
+class NotJson(InvalidPayload):
+    """Empty, not UTF-8, or not one JSON document."""
+
+
+class PromptTooLong(InvalidPayload):
+    """Attributes: `num_prompt` tokens, of at most `most`."""
+
+    def __init__(self, name: str, num_prompt: int, most: int) -> None:
+        super().__init__(f"'{name}' has {num_prompt} tokens; the model takes at most {most}")
+        self.num_prompt, self.most = num_prompt, most
+
+
+class AnswerTooLong(InvalidParameter):
+    """Attributes: `num_prompt` tokens and `wanted` new ones, of at most `most` together."""
+
+    def __init__(self, name: str, num_prompt: int, wanted: int, most: int) -> None:
+        super().__init__(
+            f"{name}={wanted}: with {num_prompt} prompt tokens it must be at most {most - num_prompt}, as the model "
+            f"takes {most} in all"
+        )
+        self.num_prompt, self.wanted, self.most = num_prompt, wanted, most
+
+
 class UnsupportedMedia(ServingError):
     status = 415
     kind = "validation"
@@ -107,6 +136,10 @@ class Unavailable(ServingError):
     type = "WlmCapacityException"
 
 
+class Overloaded(Unavailable):
+    """The client may come again soon."""
+
+
 class BadRequest(ServingError):
     status = 400
     kind = "validation"
@@ -115,6 +148,19 @@ class BadRequest(ServingError):
 
 class NotFound(BadRequest):
     status = 404
+
+
+class ModelNotFound(NotFound):
+    type = "ModelNotFoundException"
+
+    def __init__(self, name: str, version: str = "") -> None:
+        super().__init__(f"Model not found: {name}")
+        self.name, self.version = name, version
+
+
+class MethodNotAllowed(BadRequest):
+    status = 405
+    type = "MethodNotAllowedException"
 
 
 class Conflict(BadRequest):

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import TooLarge, TooSlow
+from handler.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
 from handler.framing import dumps
 from handler.schemas.base import Answer
 
@@ -19,9 +19,14 @@ Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A route's handlers, by method, as an ASGI application that answers other methods as DJL does."""
+    """A route's handlers, by method, as an ASGI application.
+
+    Attributes:
+        refused: how the route's dialect answers other methods; None: as DJL does.
+    """
 
     handlers: Mapping[str, Handle]
+    refused: Callable[[ServingError], Answer] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope["method"]
@@ -31,9 +36,12 @@ class Endpoint:
         elif method == "OPTIONS":
             await send_json(scope, send, 200, {})
         else:
-            message = "Request method is not allowed, please refer to API document."
+            error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
             allow = [(b"allow", ", ".join(self.handlers).encode())]
-            await send_error(scope, send, 405, "MethodNotAllowedException", message, allow)
+            if self.refused is not None:
+                await send_answer(scope, send, self.refused(error), allow)
+            else:
+                await send_error(scope, send, error.status, error.type, error.message, allow)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes | None:

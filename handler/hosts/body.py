@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any, Protocol, cast
@@ -31,16 +32,17 @@ class BodyWriter:
         self._send = send
         self._backlog: list[bytes] = []
         self._size = 0
-        self._ended = False
+        self.ended = False  # the last chunk has been handed in
+        self.written_at = 0.0  # by time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolves when the client cannot be written to any more."""
 
     def write(self, data: bytes, *, last: bool = False) -> None:
+        self.ended, self.written_at = last, time.monotonic()
         if self._task is not None:
             self._backlog.append(data)
             self._size += len(data)
-            self._ended = last
             if self._size > _MAX_BACKLOG:
                 self._break()
             return
@@ -70,7 +72,7 @@ class BodyWriter:
                 data = b"".join(self._backlog)
                 self._backlog.clear()
                 self._size = 0
-                await self._send({"type": "http.response.body", "body": data, "more_body": not self._ended})
+                await self._send({"type": "http.response.body", "body": data, "more_body": not self.ended})
         except Exception:
             self._break()
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from handler.errors import Unavailable
+from handler.errors import Overloaded
 
 
 class BatchGate:
@@ -31,9 +31,9 @@ class BatchGate:
         return len(self._waiting)
 
     def check_room(self) -> None:
-        """Raises `Unavailable` when one more request could not even wait."""
+        """Raises `Overloaded` when one more request could not even wait."""
         if len(self._waiting) >= self._max_queued:
-            raise Unavailable(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
+            raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
 
     async def __aenter__(self) -> None:
         self.check_room()
@@ -49,7 +49,7 @@ class BatchGate:
             raise
         if not done:
             self._forget(turn)
-            raise Unavailable(f"waited {self._timeout:g} s for a batch (option.predict_timeout)")
+            raise Overloaded(f"waited {self._timeout:g} s for a batch (option.predict_timeout)")
 
     async def __aexit__(self, *error: object) -> None:
         self._leave()

@@ -14,12 +14,12 @@ from handler.hosts.body import Writer
 from handler.hosts.formatter_thread import FormatterThread, ThreadedReply
 from handler.hosts.pump import Pump
 from handler.hosts.record import Record
-from handler.schemas.base import Answer, Call
+from handler.schemas.base import Answer, Call, Headers
 from handler.text import Prompt
 
 log = logging.getLogger("handler.exchange")
 
-Encode = Callable[[Request], Awaitable[Prompt]]
+Encode = Callable[[Request], Awaitable[tuple[Request, Prompt]]]
 
 
 class Exchange:
@@ -67,18 +67,20 @@ class Exchange:
 
     async def _run(self) -> None:
         try:
-            prompts = [await self._encode(request) for request in self._call.requests]
+            encoded = [await self._encode(request) for request in self._call.requests]
+            self._record.note_encoded()
             async with self._gate:
-                self._submit(prompts)
+                self._submit(encoded)
                 await self._ended.wait()
         except Exception as error:
             self._refuse(serving_error(error))
 
-    def _submit(self, prompts: Sequence[Prompt]) -> None:
-        for index, (request, prompt) in enumerate(zip(self._call.requests, prompts, strict=True)):
+    def _submit(self, encoded: Sequence[tuple[Request, Prompt]]) -> None:
+        started = self._record.note_started
+        for index, (request, prompt) in enumerate(encoded):
             self._record.num_prompt_tokens += len(prompt.ids)
             self._reply.start(index, len(prompt.ids))
-            self._ids.add(self._pump.submit(request, prompt, functools.partial(self._sink, index)))
+            self._ids.add(self._pump.submit(request, prompt, functools.partial(self._sink, index), started))
 
     def _feed(self, index: int, delta: Delta) -> None:
         """One delta of request number `index`: the hot path, once a token."""
@@ -118,6 +120,12 @@ class Exchange:
         writer.write(b"".join(self._pending), last=self._reply.finished)
         self._pending.clear()
         self._writer = writer
+
+    def headers(self) -> Headers:
+        """The dialect's own, for the answer that has begun."""
+        if self.failure is not None:
+            return ()
+        return self._call.headers(None if self.answer is None else self._record.timing())
 
     def cancel(self) -> None:
         """The client is gone: nothing more is computed for it."""

@@ -1,26 +1,30 @@
-"""The embedded server's routes: DJL Serving's, as plain ASGI (contract djl.md, section 2).
+"""The embedded server's routes: DJL Serving's (contract djl.md, section 2) and those of the other dialects.
 
 Starlette routes and nothing more: its wrappers around `send` would cost each streamed chunk more than all else here.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import re
 import time
 
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import InternalError, ServingError
+from handler import schemas
+from handler.errors import InvalidPayload
 from handler.hosts.adapter_routes import AdapterRoutes
-from handler.hosts.asgi import Endpoint, read_body, send_answer, send_error, send_json, send_start
-from handler.hosts.body import BodyWriter, WholeBody
-from handler.hosts.intake import ignored_header, request_id
+from handler.hosts.asgi import Endpoint, send_answer, send_error, send_json
+from handler.hosts.inference import Inference
+from handler.hosts.intake import request_id
 from handler.hosts.service import Service
 from handler.schemas.base import Answer
 
-log = logging.getLogger("handler.http")
+_INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
+
+_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_ROUTE = re.compile(r"(?:^|[\s,;])route=([^\s,;]*)")
+"""SageMaker forwards to /invocations only; AWS's images let this header name another route (sagemaker.md, 1.1)."""
 
 
 class App:
@@ -28,13 +32,15 @@ class App:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        invoke = Endpoint({"POST": self._invoke})
+        invoke = Endpoint({"POST": Inference(service)})
+        self._own = [
+            Route(path, Endpoint({"POST": Inference(service, schema)}, refused=schema.refused))
+            for path, schema in schemas.ROUTES.items()
+        ]
         self._router = Router(
             [
-                Route("/invocations", invoke),
-                Route("/predictions/{model}", invoke),
-                Route("/predictions/{model}/{version}", invoke),
-                Route("/models/{model}/invoke", invoke),
+                *[Route(path, invoke) for path in _INVOKE],
+                *self._own,
                 Route("/ping", Endpoint({"GET": self._ping})),
                 Route("/models", Endpoint({"GET": self._models})),
                 Route("/models/{model}", Endpoint({"GET": self._model})),
@@ -49,69 +55,17 @@ class App:
         assert scope["type"] == "http", "the server runs without lifespan and websockets"
         headers = scope["headers_by_name"] = _headers(scope)
         scope["request_id"] = request_id(headers)
+        if scope["path"] == "/invocations" and (named := _ROUTE.search(headers.get(_ATTRIBUTES, ""))):
+            path = named[1]
+            if path not in _INVOKE and not self._is_own(scope, path):
+                error = InvalidPayload(f"header {_ATTRIBUTES}: route={path[:64]} is no route for inference")
+                return await send_answer(scope, send, self._service.refuse(error, scope["request_id"]))
+            scope["path"] = path
         await self._router(scope, receive, send)
 
-    # -- inference -----------------------------------------------------------------------------------------------
-
-    async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._knows_model(scope):
-            return await _model_not_found(scope, send)
-        self._service.num_requests += 1
-        try:
-            await self._answer(scope, receive, send)
-        finally:
-            self._service.num_requests -= 1
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, config = self._service, self._service.config
-        try:
-            headers = scope["headers_by_name"]
-            service.intake.check_headers(headers)
-            service.check_room()
-            body = await read_body(scope, receive, config.max_request_size, config.client_timeout)
-            if body is None:
-                return None
-            service.check_room()  # the body may have taken its time
-            call = await service.read(body, headers)
-        except ServingError as error:
-            return await self._refuse(scope, send, error)
-        except Exception as error:
-            log.exception("id=%s: a bug", scope["request_id"])
-            return await self._refuse(scope, send, InternalError.of(error))
-        exchange = service.exchange(call, scope["request_id"])
-        gone = asyncio.ensure_future(_disconnect(receive))
-        try:
-            await asyncio.wait((exchange.begun, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not exchange.begun.done():
-                return None
-            extra = [(name.encode(), value.encode()) for name, value in ignored_header(call.ignored).items()]
-            if exchange.answer is not None:
-                await send_answer(scope, send, exchange.answer, extra)
-            elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece
-                whole = WholeBody()
-                exchange.stream_to(whole)
-                await asyncio.wait((whole.done, gone), return_when=asyncio.FIRST_COMPLETED)
-                if whole.done.done():
-                    await send_answer(scope, send, Answer(200, call.reply.content_type, whole.body), extra)
-            else:
-                extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
-                await send_start(scope, send, 200, call.reply.content_type, extra)
-                writer = BodyWriter(send)
-                exchange.stream_to(writer)
-                # `gone` also comes when the response is complete
-                await asyncio.wait((gone, writer.broken), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-            exchange.cancel()
-
-    async def _refuse(self, scope: Scope, send: Send, error: ServingError) -> None:
-        """Answer a request that never reached the engine."""
-        await send_answer(scope, send, self._service.refuse(error, scope["request_id"]))
-
-    def _knows_model(self, scope: Scope) -> bool:
-        parameters = scope["path_params"]
-        name, version = parameters.get("model"), parameters.get("version", "1")
-        return name in (None, self._service.config.model_name) and version == "1"
+    def _is_own(self, scope: Scope, path: str) -> bool:
+        """Whether a dialect has its inference there: adapters are not for those who may only invoke."""
+        return any(route.matches({**scope, "path": path})[0] is not Match.NONE for route in self._own)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -128,9 +82,9 @@ class App:
         await send_json(scope, send, 200, {"models": [value]})
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._knows_model(scope):
-            return await _model_not_found(scope, send)
         service, config = self._service, self._service.config
+        if scope["path_params"]["model"] != config.model_name:
+            return await _model_not_found(scope, send)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.started_at))
         worker = {"id": 1, "startTime": started, "status": self._status()}
         description = {
@@ -163,11 +117,6 @@ class App:
 def _headers(scope: Scope) -> dict[str, str]:
     """The first of each name counts."""
     return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

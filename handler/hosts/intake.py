@@ -7,11 +7,11 @@ import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
-from handler.errors import InvalidParameter, InvalidPayload, UnsupportedMedia
+from handler.errors import AnswerTooLong, InvalidParameter, InvalidPayload, NotJson, PromptTooLong, UnsupportedMedia
 from handler.formatters.loading import Formatters
 from handler.hosts.loaded import LoadedModel
 from handler.schemas.adapters import agreed, named_adapter, shown
@@ -43,11 +43,18 @@ _ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")
 MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageMaker lets 25 through
 
 
+class Decoded(NamedTuple):
+    """A body as a value, and what a model.py made of it where one reads bodies."""
+
+    value: Any
+    given: Any = None
+
+
 class Intake:
     """Reads and checks requests. Thread-safe.
 
     Args:
-        schema: the dialect of the bodies.
+        schema: the dialect of the bodies, where a route has no dialect of its own.
         context: what the schema needs to know of the rest.
         tokenizer: the engine's.
         engine_info: what the engine says of itself; None while it has not been loaded.
@@ -81,8 +88,11 @@ class Intake:
         engine = loaded.engine
         return cls(loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info, loaded.formatters)
 
-    def check_headers(self, headers: Headers) -> None:
+    def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
+
+        Args:
+            schema: the route's own dialect.
 
         Raises:
             InvalidPayload, UnsupportedMedia: naming the header.
@@ -95,7 +105,7 @@ class Intake:
         if encoding not in ("", "identity"):
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
         media = _media_type(headers)
-        if self._any_media:
+        if self._any_media if schema is None else schema.any_media:
             return
         if media != "text/plain" and not _JSON_TYPES.fullmatch(media):
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json or text/plain")
@@ -106,19 +116,39 @@ class Intake:
         Raises:
             ServingError: what the schema says of a body that it refuses, or FormatterFailed.
         """
+        return self.parse(self.decode(body, headers), headers)
+
+    def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
+        """The body as a value.
+
+        Args:
+            schema: the route's own dialect, whose bodies no model.py reads.
+
+        Raises:
+            NotJson, FormatterFailed.
+        """
+        if schema is not None:
+            return Decoded(decode(body))
         if self._reader is None:
-            value, given = _decoded(body, headers), None
-        else:
-            value, given = self._reader.read(body, headers)
-        call = self.schema.parse(value, self._context)
+            return Decoded(_decoded(body, headers))
+        return Decoded(*self._reader.read(body, headers))
+
+    def parse(self, body: Decoded, headers: Headers, schema: Schema | None = None) -> Call:
+        """What a decoded body asks for.
+
+        Raises:
+            ServingError: what the schema says of a body that it refuses.
+        """
+        call = (schema or self.schema).parse(body.value, self._context)
         if (adapter := self._adapter(headers)) is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
-        if self._output_formatter is None:
+        if schema is not None or self._output_formatter is None:
             return call
-        return with_formatter(call, self._output_formatter, value, given, tgi_compat=self.schema.name == "tgi_compat")
+        compat = self.schema.name == "tgi_compat"
+        return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat)
 
-    def encode(self, request: Request) -> Prompt:
-        """The prompt's ids, cut as asked, within the model's limits.
+    def encode(self, request: Request) -> tuple[Request, Prompt]:
+        """The request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
 
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
@@ -132,7 +162,7 @@ class Intake:
         if request.truncate is not None:
             prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
         self._check(request, prompt)
-        return prompt
+        return self._filled(request, prompt), prompt
 
     def _given(self, request: Request, ids: Sequence[int]) -> Prompt:
         """A prompt that came as ids."""
@@ -174,12 +204,16 @@ class Intake:
             return
         limit = info.max_total_tokens
         if num_prompt >= limit:
-            raise InvalidPayload(f"'{names.prompt}' has {num_prompt} tokens; the model takes at most {limit - 1}")
-        if num_prompt + wanted > limit:
-            raise InvalidParameter(
-                f"{names.max_new_tokens}={wanted}: with {num_prompt} prompt tokens it must be at most "
-                f"{limit - num_prompt}, as the model takes {limit} in all"
-            )
+            raise PromptTooLong(names.prompt, num_prompt, limit - 1)
+        if num_prompt + wanted > limit and not request.fill:
+            raise AnswerTooLong(names.max_new_tokens, num_prompt, wanted, limit)
+
+    def _filled(self, request: Request, prompt: Prompt) -> Request:
+        info = self._engine_info()
+        if not request.fill or info is None:
+            return request
+        left = info.max_total_tokens - len(prompt.ids)
+        return replace(request, sampling=replace(request.sampling, max_new_tokens=left))
 
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
@@ -231,4 +265,4 @@ def _utf8(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise InvalidPayload(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise NotJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None

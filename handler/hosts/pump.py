@@ -44,9 +44,13 @@ class Pump:
         if fd is not None:
             self._loop.add_reader(fd, self._step)
 
-    def submit(self, request: Request, prompt: Prompt, sink: Sink) -> int:
-        """Raises `Unavailable` when the queue is full; `sink` gets the request's deltas until the finishing one."""
-        id = self._batcher.submit(request, prompt)
+    def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
+        """`sink` gets the request's deltas until the finishing one, `started` is called when the engine gets it.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
+        id = self._batcher.submit(request, prompt, started)
         self.sinks[id] = sink
         return id
 

@@ -7,7 +7,7 @@ import time
 
 from handler.core import Delta
 from handler.hosts.metrics import Metrics
-from handler.schemas.base import Call
+from handler.schemas.base import Call, Timing
 
 log = logging.getLogger("handler.request")
 
@@ -30,11 +30,31 @@ class Record:
         self._log_prompts = log_prompts
         self._metrics = metrics
         self._received_at = time.perf_counter()
+        self._encoded_at = 0.0
+        self._started_at = 0.0
         self._first_at = 0.0
         self._num_tokens = 0
         self.num_prompt_tokens = 0
         self.error = ""
         self.outcome = ""
+
+    def note_encoded(self) -> None:
+        """The prompts are within the model's limits."""
+        self._encoded_at = time.perf_counter()
+
+    def note_started(self) -> None:
+        """The engine got a request."""
+        self._started_at = time.perf_counter()
+
+    def timing(self) -> Timing:
+        """Of what was answered; call it when the last token has come."""
+        return Timing(
+            validation=self._encoded_at - self._received_at,
+            queue=self._started_at - self._encoded_at,
+            inference=time.perf_counter() - self._started_at,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self._num_tokens,
+        )
 
     def note(self, delta: Delta) -> None:
         """Once a token: the hot path."""

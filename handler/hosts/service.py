@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from handler.adapter_registry import Registered
 from handler.core import Request
@@ -20,13 +21,13 @@ from handler.hosts.aside import aside
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
 from handler.hosts.formatter_thread import FormatterThread
-from handler.hosts.intake import Headers, Intake
+from handler.hosts.intake import Decoded, Headers, Intake
 from handler.hosts.loaded import LoadedModel
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
 from handler.hosts.record import Record
 from handler.launch import make_batcher
-from handler.schemas.base import Answer, Call
+from handler.schemas.base import Answer, Call, Schema
 from handler.text import Prompt
 
 _PARSE_ASIDE = 1 << 16  # bytes of a body that is better parsed off the event loop
@@ -199,21 +200,41 @@ class Service:
         self._check_open()
         (self._gate or self._batcher).check_room()
 
-    async def read(self, body: bytes, headers: Headers) -> Call:
-        """The body as the schema reads it; off the event loop when it is large, or when a model.py reads it."""
-        if self._formatters is not None and (title := self.intake.input_formatter):
-            call: Call = await asyncio.wrap_future(self._formatters.submit(title, self.intake.read, body, headers))
-            return call
-        if len(body) < _PARSE_ASIDE:
-            return self.intake.read(body, headers)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.read, body, headers)
+    async def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
+        """The body as a value; off the event loop when it is large, or when a model.py reads it.
 
-    def refuse(self, error: ServingError, request_id: str) -> Answer:
-        """The answer to a request that was never put to the engine."""
+        Args:
+            schema: the route's own dialect.
+        """
+        decode = functools.partial(self.intake.decode, body, headers, schema)
+        if schema is None and self._formatters is not None and (title := self.intake.input_formatter):
+            decoded: Decoded = await asyncio.wrap_future(self._formatters.submit(title, decode))
+            return decoded
+        if len(body) < _PARSE_ASIDE:
+            return decode()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+
+    async def parse(self, body: Decoded, size: int, headers: Headers, schema: Schema | None = None) -> Call:
+        """What a decoded body of `size` bytes asks for; a large one is read off the event loop."""
+        parse = functools.partial(self.intake.parse, body, headers, schema)
+        if size < _PARSE_ASIDE:
+            return parse()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
+
+    async def read(self, body: bytes, headers: Headers) -> Call:
+        """What a body asks for, as the configured schema reads it."""
+        return await self.parse(await self.decode(body, headers), len(body), headers)
+
+    def refuse(self, error: ServingError, request_id: str, body: Any = None, schema: Schema | None = None) -> Answer:
+        """The answer to a request that was never put to the engine.
+
+        Args:
+            body: decoded, if it came to that.
+        """
         record = Record(request_id, metrics=self.metrics)
         record.error = error.public
-        record.close("overloaded" if error.status == 503 else "refused")
-        return self.schema.refused(error)
+        record.close("overloaded" if isinstance(error, Unavailable) else "refused")
+        return (schema or self.schema).refused(error, body)
 
     def exchange(self, call: Call, request_id: str) -> Exchange:
         """Put a call's requests to the engine."""
@@ -229,5 +250,5 @@ class Service:
         self._exchanges.add(exchange)
         return exchange
 
-    async def _encode(self, request: Request) -> Prompt:
+    async def _encode(self, request: Request) -> tuple[Request, Prompt]:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.encode, request)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from handler.batcher import Batcher
-from handler.core import Delta, Finish
+from handler.core import Delta, Finish, Request
 from handler.errors import GenerationFailed, ServingError, Unavailable, serving_error
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
@@ -42,7 +42,7 @@ class StepDriver:
         self.lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self.sinks: dict[int, Callable[[Delta], None]] = {}  # by the batcher's id
-        self._encoding: dict[Place, Future[list[Prompt]]] = {}
+        self._encoding: dict[Place, Future[list[tuple[Request, Prompt]]]] = {}
         self._formatters = SteppedFormatterThread() if intake.runs_model_py else None
         self._places: dict[Place, None] = {}
 
@@ -163,7 +163,7 @@ class StepDriver:
         else:
             self._encoding[place] = self._threads.submit(self._encode, call)
 
-    def _encode(self, call: Call) -> list[Prompt]:
+    def _encode(self, call: Call) -> list[tuple[Request, Prompt]]:
         return [self._intake.encode(request) for request in call.requests]
 
     def _submit_encoded(self) -> None:
@@ -177,9 +177,9 @@ class StepDriver:
                 except Exception as error:
                     self._fail(place, serving_error(error))
 
-    def _submit(self, place: Place, call: Call, prompts: Sequence[Prompt]) -> None:
+    def _submit(self, place: Place, call: Call, encoded: Sequence[tuple[Request, Prompt]]) -> None:
         deliver = functools.partial(self._deliver, place) if place._threaded is None else place._threaded.put
-        for index, (request, prompt) in enumerate(zip(call.requests, prompts, strict=True)):
+        for index, (request, prompt) in enumerate(encoded):
             place._record.num_prompt_tokens += len(prompt.ids)
             call.reply.start(index, len(prompt.ids))
             id = self.batcher.submit(request, prompt)

@@ -22,6 +22,10 @@ SCHEMAS: dict[str, Schema] = {
 }
 
 
+ROUTES: dict[str, Schema] = {}
+"""The embedded server's other routes for inference, each with its dialect; `{model}` and `{version}` are checked."""
+
+
 def choose(*, rolling_batch: str, tgi_compat: bool) -> Schema:
     """The dialect of /invocations, chosen once; nothing below asks again."""
     if rolling_batch == "disable":

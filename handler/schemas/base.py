@@ -70,6 +70,27 @@ class Answer(NamedTuple):
     body: bytes
 
 
+class Timing(NamedTuple):
+    """How long the parts of a whole answer took, in seconds, and how much it was."""
+
+    validation: float  # from the request's arrival until its prompt was found to fit
+    queue: float  # until the engine got it
+    inference: float  # until its last token
+    num_prompt_tokens: int
+    num_tokens: int
+
+    @property
+    def total(self) -> float:
+        return self.validation + self.queue + self.inference
+
+
+Headers = Sequence[tuple[str, str]]
+
+
+def no_headers(timing: Timing | None) -> Headers:
+    return ()
+
+
 def front_end_error(error: ServingError) -> dict[str, Any]:
     """What DJL's front end says of a request that it turns away (contract djl.md, section 2), with our `error`."""
     return {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
@@ -103,6 +124,8 @@ class Call(NamedTuple):
             formatter has no say in this answer.
         formatter: the user's function that the reply runs, for messages; "" where there is none. `feed` may take its
             time then, and raises FormatterFailed; it is fed a delta with that error, as with any other failure.
+        headers: the dialect's own, of the answer asked for; `None` stands for the timing at a stream's start.
+        keep_alive: what a stream sends when nothing has come for a while; b"" where the dialect has no such thing.
     """
 
     requests: Sequence[Request]
@@ -111,12 +134,19 @@ class Call(NamedTuple):
     streams: bool = False
     reshape: Callable[[Callable[[Any], Any]], Reply] | None = None
     formatter: str = ""
+    headers: Callable[[Timing | None], Headers] = no_headers
+    keep_alive: bytes = b""
 
 
 class Schema(Protocol):
-    """A dialect. See schemas/README.md for how to add one."""
+    """A dialect. See schemas/README.md for how to add one.
+
+    Attributes:
+        any_media: bodies are JSON whatever their content type says.
+    """
 
     name: str
+    any_media: bool
 
     def parse(self, body: Mapping[str, Any], context: Context) -> Call:
         """Read a decoded body.
@@ -125,5 +155,5 @@ class Schema(Protocol):
             InvalidPayload, InvalidParameter: naming what is wrong and what would have been right.
         """
 
-    def refused(self, error: ServingError) -> Answer:
-        """The answer to a request that was never parsed."""
+    def refused(self, error: ServingError, body: Any = None) -> Answer:
+        """The answer to a request that was never put to the engine; `body` is the decoded one, if it came to that."""

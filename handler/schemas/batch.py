@@ -20,6 +20,7 @@ class DynamicBatch:
     """Every prompt of a list is a request of its own with the same parameters; the answer comes when all have ended."""
 
     name = "dynamic_batch"
+    any_media = False
 
     def parse(self, body: Any, context: Context) -> Call:
         body = read_object(body)
@@ -61,7 +62,7 @@ class DynamicBatch:
         """The seed's error object."""
         return {"code": error.status, "message": "invoke handler failure", "error": error.message}
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError, body: Any = None) -> Answer:
         value = self.failure(error) if error.status == 424 else front_end_error(error)
         return Answer(error.status, JSON.content_type, JSON.encode(value))
 

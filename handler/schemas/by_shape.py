@@ -19,6 +19,7 @@ class ByShape:
 
     def __init__(self, mode: Schema, others: Mapping[str, Schema]) -> None:
         self.name = mode.name
+        self.any_media = mode.any_media
         self._mode = mode
         self._others = others
 
@@ -32,8 +33,8 @@ class ByShape:
                     return dialect
         return self._mode
 
-    def refused(self, error: ServingError) -> Answer:
-        return self._mode.refused(error)
+    def refused(self, error: ServingError, body: Any = None) -> Answer:
+        return self._dialect(body).refused(error, body)
 
 
 class Refusing:
@@ -41,11 +42,12 @@ class Refusing:
 
     def __init__(self, mode: Schema, why: str) -> None:
         self.name = f"no_{mode.name}"
+        self.any_media = mode.any_media
         self._mode = mode
         self._why = why
 
     def parse(self, body: Any, context: Context) -> Call:
         raise InvalidPayload(self._why)
 
-    def refused(self, error: ServingError) -> Answer:
-        return self._mode.refused(error)
+    def refused(self, error: ServingError, body: Any = None) -> Answer:
+        return self._mode.refused(error, body)

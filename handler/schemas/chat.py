@@ -81,6 +81,8 @@ class Mode(Failures, Protocol):
 class Chat:
     """Sampled unless `temperature` is 0, as OpenAI and LMI have it; the answer's length is LMI's, 30 tokens."""
 
+    any_media = False
+
     def __init__(self, mode: Mode) -> None:
         self.name = f"{mode.name}_chat"
         self._mode = mode
@@ -107,7 +109,7 @@ class Chat:
             return _FRAMINGS[context.output_formatter]
         return _FRAMINGS[self._mode.stream_framing.name] if stream else JSON
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError, body: Any = None) -> Answer:
         return self._mode.refused(error)
 
 

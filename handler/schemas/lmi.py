@@ -37,6 +37,7 @@ class Lmi:
     """
 
     name = "lmi"
+    any_media = False
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # Sampling fields
     details_default = False
@@ -181,7 +182,7 @@ class Lmi:
             value["details"] = details
         return value if outputs is None else {**value, "outputs": outputs}
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError, body: Any = None) -> Answer:
         """Payload problems are `{"error", "code"}`, the rest has the seed's error document around that."""
         value: dict[str, Any] = {"error": error.message, "code": error.status}
         if isinstance(error, InvalidPayload):

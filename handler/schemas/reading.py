@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from handler.errors import InvalidParameter, InvalidPayload
+from handler.errors import InvalidParameter, InvalidPayload, NotJson
 from handler.schemas.base import Context
 from handler.schemas.parameters import REQUEST_FIELDS, show
 from handler.schemas.tensors import TABLE
@@ -20,27 +20,27 @@ def decode(body: bytes) -> Any:
     """JSON, strictly: no duplicate keys, NaN, lone surrogates, or anything after the document.
 
     Raises:
-        InvalidPayload: saying what is wrong, and where.
+        NotJson: saying what is wrong, and where.
     """
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidPayload(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise NotJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     if not text.strip():
-        raise InvalidPayload("the body is empty")
+        raise NotJson("the body is empty")
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         if "\\u" in text:  # only an escape can bring half a surrogate pair in
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise InvalidPayload(f"the body is not valid JSON: {error.msg.removesuffix(' at')} at {where}") from None
+        raise NotJson(f"the body is not valid JSON: {error.msg.removesuffix(' at')} at {where}") from None
     except UnicodeEncodeError:
-        raise InvalidPayload("the body is not valid JSON: a lone surrogate in a string") from None
+        raise NotJson("the body is not valid JSON: a lone surrogate in a string") from None
     except RecursionError:
-        raise InvalidPayload("the body is not valid JSON: nested too deeply") from None
+        raise NotJson("the body is not valid JSON: nested too deeply") from None
     except ValueError as error:
-        raise InvalidPayload(f"the body is not valid JSON: {error}") from None
+        raise NotJson(f"the body is not valid JSON: {error}") from None
     return value
 
 

@@ -71,7 +71,7 @@ class TgiCompat(Lmi):
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         return [super().document(text, details, outputs)]
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError, body: Any = None) -> Answer:
         return Answer(error.status, JSON.content_type, JSON.encode(self.stream_failure(error)))
 
     def stream_failure(self, error: ServingError) -> Any:

@@ -105,7 +105,7 @@ def test_where_there_are_no_adapters_a_header_is_refused_before_the_body_is_read
 
 
 def encode(request: Request, vocabulary: Vocabulary = BIG) -> Prompt:
-    return intake(vocabulary=vocabulary).encode(request)
+    return intake(vocabulary=vocabulary).encode(request)[1]
 
 
 def refusal(request: Request, vocabulary: Vocabulary = BIG) -> str:
@@ -124,7 +124,7 @@ def test_a_body_of_ids_goes_through_to_the_prompt() -> None:
     made = intake()
     (request,) = made.read(b'{"parameters": {"input_ids": [[0, 1, 0]]}}', {}).requests
     assert request.prompt == "aba"
-    assert made.encode(request).ids == [0, 1, 0]
+    assert made.encode(request)[1].ids == [0, 1, 0]
 
 
 def test_ids_that_are_none_are_refused() -> None:
