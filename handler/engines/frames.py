@@ -30,21 +30,33 @@ def send(channel: socket.socket, message: Any) -> None:
     data = memoryview(encode(message))
     try:
         while data:
-            wait(channel, writable=True)
-            data = data[channel.send(data) :]
+            try:
+                data = data[channel.send(data, socket.MSG_DONTWAIT) :]  # nearly always there is room
+            except BlockingIOError:
+                wait(channel, writable=True)
     except OSError as error:
         raise HostGone from error
 
 
-def receive(channel: socket.socket) -> bytes:
+def receive(channel: socket.socket, flags: int = 0) -> bytes:
     """What lies there, waiting for something; raises HostGone when the other end is closed."""
     try:
-        data = channel.recv(1 << 16)
+        data = channel.recv(1 << 16, flags)
+    except BlockingIOError:
+        raise
     except OSError as error:
         raise HostGone from error
     if not data:
         raise HostGone
     return data
+
+
+def receive_now(channel: socket.socket) -> bytes | None:
+    """What lies there, None where nothing does; raises HostGone when the other end is closed."""
+    try:
+        return receive(channel, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
 
 
 def encode(message: Any) -> bytes:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, Step
-from handler.engines.frames import FrameReader, HostGone, receive, send, wait
+from handler.engines.frames import FrameReader, HostGone, receive, receive_now, send
 
 
 class Add(NamedTuple):
@@ -83,11 +83,10 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     active: set[int] = set()
     while True:
         answers: list[Output] = []
-        # Block for commands only when there is nothing to do; between steps take what lies there.
-        blocking = not active
-        while blocking or wait(channel, timeout=0):
-            blocking = False
-            for command in reader.feed(receive(channel)):
+        # Wait for commands only when there is nothing to do; between steps take what lies there.
+        data = receive_now(channel) if active else receive(channel)
+        while data is not None:
+            for command in reader.feed(data):
                 if isinstance(command, Cancel):
                     engine.cancel(command.key)
                     active.discard(command.key)
@@ -95,6 +94,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                     active.add(command.key)
                 else:
                     answers.append(output)
+            data = receive_now(channel)
         step = engine.step() if active else Step([], [], [], [])
         step.others.extend(answers)
         for output in step.others:

@@ -17,6 +17,7 @@ from handler.hosts.adapter_routes import AdapterRoutes
 from handler.hosts.asgi import Endpoint, read_body, send_answer, send_error, send_json, send_start
 from handler.hosts.body import BodyWriter, WholeBody
 from handler.hosts.intake import ignored_header, request_id
+from handler.hosts.protocol import CHUNK
 from handler.hosts.service import Service
 from handler.schemas.base import Answer
 
@@ -96,7 +97,7 @@ class App:
             else:
                 extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
                 await send_start(scope, send, 200, call.reply.content_type, extra)
-                writer = BodyWriter(send)
+                writer = BodyWriter(send, scope["extensions"][CHUNK])
                 exchange.stream_to(writer)
                 # `gone` also comes when the response is complete
                 await asyncio.wait((gone, writer.broken), return_when=asyncio.FIRST_COMPLETED)
