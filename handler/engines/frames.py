@@ -38,27 +38,6 @@ def send(channel: socket.socket, message: Any) -> None:
         raise HostGone from error
 
 
-def receive(channel: socket.socket, flags: int = 0) -> bytes:
-    """What lies there, waiting for something; raises HostGone when the other end is closed."""
-    try:
-        data = channel.recv(1 << 16, flags)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        raise HostGone from error
-    if not data:
-        raise HostGone
-    return data
-
-
-def receive_now(channel: socket.socket) -> bytes | None:
-    """What lies there, None where nothing does; raises HostGone when the other end is closed."""
-    try:
-        return receive(channel, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return None
-
-
 def encode(message: Any) -> bytes:
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
@@ -68,17 +47,42 @@ class FrameReader:
     """Bytes in any pieces in, whole messages out; a message that is cut off by the sender's death never appears."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        # Kept: to make and give back as much at each call costs the allocator more than all that is done with it.
+        self._room = memoryview(bytearray(1 << 16))
+        self._rest = bytearray()  # of a message that has not come whole
+        self._wanted = 0  # bytes that it has at least
 
-    def feed(self, data: bytes) -> list[Any]:
-        self._buffer += data
+    def receive(self, channel: socket.socket, flags: int = 0) -> list[Any] | None:
+        """What came whole with what lies in the channel; None where nothing does and the call must not wait.
+
+        Raises:
+            HostGone: the other end is closed.
+        """
+        try:
+            size = channel.recv_into(self._room, 0, flags)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise HostGone from error
+        if not size:
+            raise HostGone
+        return self.feed(self._room[:size])
+
+    def feed(self, data: bytes | memoryview) -> list[Any]:
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return []
+            data = bytes(self._rest)
         messages = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            end = start + _LENGTH.size + _LENGTH.unpack_from(self._buffer, start)[0]
-            if len(self._buffer) < end:
+        start, size = 0, len(data)
+        self._wanted = _LENGTH.size
+        while size - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
+            if size < end:
+                self._wanted = end - start
                 break
-            messages.append(pickle.loads(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            messages.append(pickle.loads(data[start + _LENGTH.size : end]))
             start = end
-        del self._buffer[:start]
+        self._rest = bytearray(data[start:])
         return messages

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, Step
-from handler.engines.frames import FrameReader, HostGone, receive, receive_now, send
+from handler.engines.frames import FrameReader, HostGone, send
 
 
 class Add(NamedTuple):
@@ -84,9 +84,9 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     while True:
         answers: list[Output] = []
         # Wait for commands only when there is nothing to do; between steps take what lies there.
-        data = receive_now(channel) if active else receive(channel)
-        while data is not None:
-            for command in reader.feed(data):
+        commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
+        while commands is not None:
+            for command in commands:
                 if isinstance(command, Cancel):
                     engine.cancel(command.key)
                     active.discard(command.key)
@@ -94,7 +94,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                     active.add(command.key)
                 else:
                     answers.append(output)
-            data = receive_now(channel)
+            commands = reader.receive(channel, socket.MSG_DONTWAIT)
         step = engine.step() if active else Step([], [], [], [])
         step.others.extend(answers)
         for output in step.others:
