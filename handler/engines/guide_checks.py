@@ -17,19 +17,23 @@ from typing import NamedTuple
 
 from handler.core import Guide
 from handler.engines.base import GuideTrial
-from handler.engines.guide_process import Job, Limits
+from handler.engines.guide_process import Job, Limits, Verdict
 from handler.engines.trial_process import NotTried, TooMuch, TrialProcess
 from handler.errors import ServingError, Unavailable, serving_error
 
-_MEMORY = 1 << 30
-_PATIENCE = 12.0  # seconds by the clock for each of computing: others may have the processors
+_MEMORY = 256 << 20
+_PATIENCE = 20.0  # seconds by the clock for each of computing: others may have the processors
 _WAIT = 30.0  # seconds that a guide may wait for its turn
 
-_QUICK = (0.1, 0.7)  # seconds of computing in the lanes before the last
+_QUICK = (0.2, 2.0)  # seconds of computing in the lanes before the last
 _ROOM = (256, 64, 8)  # guides that may wait in each lane
 _THREADS = (2, 1, 1)
+_NICE = (2, 8, 8)
 
 _MAX_KNOWN = 1024  # guides of at most 16,384 characters, and what is wrong with them
+_MAX_SECONDS = (
+    30.0  # of computing that the good ones took: many that need much could otherwise reach the engine at once
+)
 
 
 class _Waiting(NamedTuple):
@@ -46,7 +50,7 @@ class _Lane(NamedTuple):
 class GuideChecks:
     """Tries guides, each once, and remembers what came of it. Thread-safe.
 
-    There are lanes: every guide gets a tenth of a second of computing at first, and what needs more begins anew in a
+    There are lanes: every guide gets a fifth of a second of computing at first, and what needs more begins anew in a
     lane with more of it, the last of which allows all. So those who send bad ones keep good ones waiting for little,
     and mostly each other; the last lane's queue is short, and who finds it full is turned away.
 
@@ -64,11 +68,12 @@ class GuideChecks:
         )
         allowed = [*(quick for quick in _QUICK if quick < seconds), seconds]
         self._lanes = [
-            _Lane(Limits(most, memory, most * _PATIENCE), room, queue.SimpleQueue())
-            for most, room in zip(allowed, _ROOM[-len(allowed) :], strict=True)
+            _Lane(Limits(most, memory, most * _PATIENCE, nice), room, queue.SimpleQueue())
+            for most, room, nice in zip(allowed, _ROOM[-len(allowed) :], _NICE, strict=False)
         ]
         self._lock = threading.Lock()
-        self._known: OrderedDict[Guide, str] = OrderedDict()  # "" where it is fine; the one used last comes last
+        self._known: OrderedDict[Guide, Verdict] = OrderedDict()  # the one used last comes last
+        self._known_seconds = 0.0
         self._asked: dict[Guide, list[Future[str]]] = {}
         self._running = False
 
@@ -89,7 +94,7 @@ class GuideChecks:
                 found.set_result("")
             elif guide in self._known:
                 self._known.move_to_end(guide)
-                found.set_result(self._known[guide])
+                found.set_result(self._known[guide].refusal)
             elif guide in self._asked:
                 self._asked[guide].append(found)
             elif not self._enter(self._lanes[0], _Waiting(guide, time.monotonic())):
@@ -147,22 +152,28 @@ class GuideChecks:
 
     def _go_on(self, waiting: _Waiting, number: int) -> None:
         if number == len(self._lanes):
-            self._settle(waiting.guide, self._excess)
+            self._settle(waiting.guide, Verdict(self._excess))
         elif not self._enter(self._lanes[number], waiting):
             self._settle(waiting.guide, _busy())
 
-    def _settle(self, guide: Guide, outcome: str | ServingError) -> None:
+    def _settle(self, guide: Guide, outcome: Verdict | ServingError) -> None:
         with self._lock:
             asked = self._asked.pop(guide)
-            if isinstance(outcome, str):
-                self._known[guide] = outcome
-                if len(self._known) > _MAX_KNOWN:
-                    self._known.popitem(last=False)
+            if isinstance(outcome, Verdict):
+                self._remember(guide, outcome)
         for future in asked:
-            if isinstance(outcome, str):
-                future.set_result(outcome)
+            if isinstance(outcome, Verdict):
+                future.set_result(outcome.refusal)
             else:
                 future.set_exception(outcome)
+
+    def _remember(self, guide: Guide, verdict: Verdict) -> None:
+        if not verdict.refusal:
+            self._known_seconds += verdict.seconds
+        self._known[guide] = verdict
+        while len(self._known) > _MAX_KNOWN or self._known_seconds > _MAX_SECONDS:
+            _, gone = self._known.popitem(last=False)
+            self._known_seconds -= 0.0 if gone.refusal else gone.seconds
 
 
 def _busy() -> Unavailable:

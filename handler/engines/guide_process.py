@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,16 +23,19 @@ from handler.engines.base import GuideTrial
 from handler.engines.frames import HostGone, Messages, send
 from handler.engines.process import die_with_parent
 
-_NICE = 10  # those who wait for tokens go first
 _REASON_CHARACTERS = 300
 
 
 class Limits(NamedTuple):
-    """What one trial may take: seconds of computing, bytes beyond what is loaded, and seconds by the clock."""
+    """What one trial may take: seconds of computing, bytes beyond what is loaded, and seconds by the clock.
+
+    `nice` is how far it stands back for those who wait for tokens.
+    """
 
     seconds: float
     memory: int
     patience: float
+    nice: int
 
 
 class Job(NamedTuple):
@@ -54,9 +58,10 @@ class Begun(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`refusal` is what is wrong with the guide; "" where nothing is."""
+    """`refusal` is what is wrong with the guide; "" where nothing is. `seconds` of computing were needed to tell."""
 
     refusal: str = ""
+    seconds: float = 0.0
 
 
 def main(fd: int) -> None:
@@ -113,7 +118,8 @@ def _try_one(channel: socket.socket, trial: GuideTrial) -> None:
         _be_quiet()
         _obey(job.limits)
         send(channel, Begun())
-        send(channel, Verdict(_refusal(trial, job)))
+        refusal = _refusal(trial, job)
+        send(channel, Verdict(refusal, time.process_time()))
     finally:
         os._exit(0)
 
@@ -126,7 +132,7 @@ def _be_quiet() -> None:
 
 
 def _obey(limits: Limits) -> None:
-    os.nice(_NICE)
+    os.nice(limits.nice)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stack = resource.getrlimit(resource.RLIMIT_STACK)
     # Half of what the engine has: what goes deep here ends here.

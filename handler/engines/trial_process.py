@@ -47,8 +47,8 @@ class TrialProcess:
         self._reason = ""
         self._closed = False
 
-    def tried(self, job: Job) -> str:
-        """What is wrong with the guide; "" where nothing is.
+    def tried(self, job: Job) -> Verdict:
+        """What there is to say of a guide.
 
         Raises:
             TooMuch: it was given up.
@@ -149,7 +149,7 @@ class TrialProcess:
             self._process = None
 
 
-def _outcome(channel: socket.socket, job: Job) -> str:
+def _outcome(channel: socket.socket, job: Job) -> Verdict:
     began = time.monotonic()
     channel.settimeout(job.limits.patience + _FORK_SECONDS)
     messages, begun = Messages(channel), False
@@ -161,4 +161,4 @@ def _outcome(channel: socket.socket, job: Job) -> str:
         if not begun or time.monotonic() - began > job.limits.patience:
             raise NotTried("the machine is too busy to try the guide") from None
         raise TooMuch from None
-    return verdict.refusal
+    return verdict

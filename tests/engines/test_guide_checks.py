@@ -15,7 +15,7 @@ from handler.errors import Unavailable
 from tests.engines import fake_guides
 from tests.servers import wait_for
 
-PATIENCE = 20  # seconds by the clock, for a busy machine
+PATIENCE = 60  # seconds by the clock, for a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,13 @@ def test_one_that_takes_too_much_is_given_up_and_the_next_is_not(checks: GuideCh
 
 def test_one_that_takes_some_computing_is_fine(checks: GuideChecks) -> None:
     """In a later lane: the first two stop it."""
-    assert outcome(checks, "compute 0.8") == ""
+    assert outcome(checks, "compute 0.4") == ""
     assert outcome(checks, "memory 32") == ""
 
 
 def test_a_busy_machine_is_not_the_guides_fault(checks: GuideChecks) -> None:
-    """Computing counts, not the clock: this one has a tenth of a second of it at first."""
-    assert outcome(checks, "sleep 0.9") == ""
+    """Computing counts, not the clock: this one has a fifth of a second of it at first."""
+    assert outcome(checks, "sleep 1.2") == ""
 
 
 def test_each_is_tried_once(checks: GuideChecks, tmp_path: Path) -> None:
@@ -80,15 +80,16 @@ def test_nothing_that_libraries_write_of_a_guide_reaches_the_log(
     assert "private" not in "".join(capfd.readouterr())
 
 
-def test_good_ones_go_past_bad_ones(checks: GuideChecks) -> None:
-    """Twenty bad ones, each good for a second of computing: most of a minute, were they tried one after another."""
+def test_good_ones_go_past_bad_ones() -> None:
+    """Good ones wait for a fifth of a second of each bad one, in either of two places."""
+    checks = GuideChecks(fake_guides.make, seconds=0.3)
     bad = [checks.check(Guide("regex", f"compute {60 + n}.5")) for n in range(20)]
-    began = time.monotonic()
     assert outcome(checks, "fine in company") == ""
-    assert time.monotonic() - began < 10
-    outcomes = [future.exception(60) or future.result() for future in bad]
-    assert all(isinstance(one, Unavailable) or "more than 1 s" in str(one) for one in outcomes)
+    assert not all(one.done() for one in bad)
+    outcomes = [future.exception(PATIENCE) or future.result() for future in bad]
+    assert all(isinstance(one, Unavailable) or "more than 0.3 s" in str(one) for one in outcomes)
     assert any(isinstance(one, Unavailable) for one in outcomes), "the last lane's queue is short"
+    checks.close()
 
 
 def test_a_dead_process_is_started_again_and_its_guide_was_not_tried() -> None:
@@ -124,7 +125,9 @@ def test_it_can_be_loaded_before_anybody_asks_and_ends_with_its_host() -> None:
     checks.close()
     wait_for(lambda: not alive(pid), 10, "it lives on")
     assert not [
-        one for one in os.listdir("/proc") if one.isdecimal() and _command(one).endswith("guide_process") and alive(int(one))
+        one
+        for one in os.listdir("/proc")
+        if one.isdecimal() and _command(one).endswith("guide_process") and alive(int(one))
     ]
 
 

@@ -1,7 +1,7 @@
 """A guide put through all that vLLM would do with it, but for the model: checking, compiling, masks of what may come.
 
 vLLM checks a guide in the process that steps it, compiles it on threads of its core, and asks it at every step which
-tokens are allowed; its own classes do so here. `engines/guide_process.py` keeps what never ends from being anybody's loss.
+tokens are allowed; its own classes do so here, in a process that may be lost over it (`engines/guide_process.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import time
+from collections import deque
 from typing import Any
 
 from handler.core import Guide
@@ -20,14 +22,22 @@ _OF_AUTO = "xgrammar"
 """What vLLM's core compiles with where it may choose: whatever the first guide that it gets needs, from then on. That
 is a plain one of ours (`engine.py`)."""
 
-CHECK_SECONDS = 0.25
-"""Of computing in the process that steps vLLM: as long nobody gets a token."""
+CHECK_SECONDS = 0.1
+"""Of computing, in the process that steps vLLM: as long nobody gets a token, however often the guide comes. Honest ones
+were seen to take up to 0.016."""
 
-MASK_SECONDS = 0.05
-"""Of computing a step's mask takes on average; nobody gets a token meanwhile."""
+STEP_SECONDS = 0.01
+"""Of computing that a token may take the backend, on average of a few, or ten times as much once; nobody gets one
+meanwhile. Honest guides were seen to take up to 0.0003, once 0.01; those that are ambiguous without end take seconds,
+after ten tokens or twenty."""
 
-_STEPS = 128  # that are tried, of two answers that differ
-_WALK_SECONDS = 1.0
+_WINDOW = 8  # tokens of the average
+_STEPS = 64  # where much may come; where little may, in a long literal say, that is not what takes time
+_FORCED_STEPS = 512
+_FEW = 64
+_WALK_SECONDS = 0.5
+
+_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # the time and the line with which xgrammar begins its messages
 
 _BACKENDS = {
     "xgrammar": "backend_xgrammar.XgrammarBackend",
@@ -52,6 +62,7 @@ class VllmGuideTrial:
         os.environ.update(environment(config, os.environ))
         # A copy of this process has one thread, and its time is limited anyway.
         os.environ.update(VLLM_REGEX_COMPILATION_TIMEOUT_S="0", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+        import numpy as np
         import vllm
         from vllm.platforms import current_platform
         from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -68,10 +79,20 @@ class VllmGuideTrial:
         chosen = str(made.structured_outputs_config.backend)
         self._backend = self._made(_OF_AUTO if chosen == "auto" else chosen)
         self._mask = self._backend.allocate_token_bitmask(1)
+        self._lengths = np.zeros(made.model_config.get_vocab_size(), np.int32)
+        for token, id in self._tokenizer.get_vocab().items():
+            if id < len(self._lengths):
+                self._lengths[id] = len(token)
         for sample in _SAMPLES:
             self(sample)
 
     def __call__(self, guide: Guide) -> None:
+        try:
+            self._try(guide)
+        except Exception as error:  # foreign code says it as it likes
+            raise ValueError(_PLACE.sub("", str(error).strip())) from None
+
+    def _try(self, guide: Guide) -> None:
         params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
         began = time.process_time()
         self._check(params)
@@ -79,7 +100,9 @@ class VllmGuideTrial:
             raise ValueError(f"checking it takes the engine more than {CHECK_SECONDS:g} s")
         request = self._request.from_sampling_params(params)
         grammar = self._backend.compile_grammar(*request.structured_output_key)
-        self._walk(grammar)
+        for longest in (False, True):
+            grammar.reset()
+            self._walk(grammar, longest=longest)
 
     def _check(self, params: Any) -> None:
         """What `SamplingParams.verify` does for guides; it may write another guide in its place."""
@@ -97,25 +120,34 @@ class VllmGuideTrial:
         size = self._config.model_config.get_vocab_size()
         return made(self._config, tokenizer=self._tokenizer, vocab_size=size)
 
-    def _walk(self, grammar: Any) -> None:
-        """Some of the way along two answers: compilers put work off until its result is asked for."""
+    def _walk(self, grammar: Any, *, longest: bool) -> None:
+        """Some of the way along an answer: backends put work off until its result is asked for.
+
+        Args:
+            longest: take the longest token that may come wherever there are many, else any.
+        """
         import numpy as np
 
-        draw = np.random.default_rng(0)
-        began, steps = time.process_time(), 0
-        for _ in range(2):
-            for _ in range(_STEPS):
-                grammar.fill_bitmask(self._mask, 0)
-                steps += 1
-                spent = time.process_time() - began
-                if spent > _WALK_SECONDS or (steps > 8 and spent / steps > MASK_SECONDS):
-                    raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")
-                allowed = np.flatnonzero(np.unpackbits(self._mask[0].numpy().view(np.uint8), bitorder="little"))
-                if not len(allowed) or not grammar.accept_tokens("", [int(draw.choice(allowed))]):
-                    break
-                if grammar.is_terminated():
-                    break
-            grammar.reset()
+        draw, times = np.random.default_rng(0), deque[float](maxlen=_WINDOW)
+        began, free, forced = time.process_time(), 0, 0
+        while free < _STEPS and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
+            before = time.process_time()
+            grammar.fill_bitmask(self._mask, 0)
+            spent = time.process_time() - before
+            bits = np.unpackbits(self._mask[0].numpy().view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits[: len(self._lengths)])
+            if not len(allowed):
+                return
+            few = len(allowed) <= _FEW
+            forced, free = forced + few, free + (not few)
+            id = allowed[self._lengths[allowed].argmax()] if few or longest else draw.choice(allowed)
+            before = time.process_time()
+            accepted = grammar.accept_tokens("", [int(id)])
+            times.append(spent + time.process_time() - before)
+            if times[-1] > 10 * STEP_SECONDS or sum(times) > _WINDOW * STEP_SECONDS:
+                raise ValueError(f"each token takes the engine more than {STEP_SECONDS:g} s")
+            if not accepted or grammar.is_terminated():
+                return
 
 
 def guide_trial(config: EngineConfig) -> VllmGuideTrial:
