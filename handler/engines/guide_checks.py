@@ -23,12 +23,12 @@ from handler.errors import ServingError, Unavailable, serving_error
 
 _MEMORY = 256 << 20
 _PATIENCE = 20.0  # seconds by the clock for each of computing: others may have the processors
-_WAIT = 30.0  # seconds that a guide may wait for its turn
+_WAIT = 60.0  # seconds that a guide may wait for its turn
 
 _QUICK = (0.2, 2.0)  # seconds of computing in the lanes before the last
 _ROOM = (256, 64, 8)  # guides that may wait in each lane
-_THREADS = (2, 1, 1)
-_NICE = (2, 8, 8)
+_THREADS = (2, 2, 1)
+_NICE = (2, 5, 8)
 
 _MAX_KNOWN = 1024  # guides of at most 16,384 characters, and what is wrong with them
 _MAX_SECONDS = (
@@ -78,7 +78,7 @@ class GuideChecks:
         self._running = False
 
     def start(self) -> None:
-        """Have the process loaded, in the background; else the first guide does."""
+        """Have the process loaded, in the background; else the first guide does. Again is once."""
         with self._lock:
             self._start()
 

@@ -110,7 +110,10 @@ class TrialProcess:
                 self._start()
             except (OSError, NotTried) as error:
                 self._forget()
-                self._failed_at, self._reason = time.monotonic(), f"guides cannot be tried: {error}"
+                self._failed_at, self._reason = (
+                    time.monotonic(),
+                    f"guides cannot be tried (option.guide_timeout=0 has them taken as they are): {error}",
+                )
                 log.error("%s", self._reason)
                 raise NotTried(self._reason) from None
             self._failed_at = None

@@ -83,6 +83,8 @@ class Service:
                     return
                 self.opened.set_result(None)
             self.metrics.ready.set(state is State.READY)
+            if state is State.READY and self._guides is not None:
+                self._guides.start()
             if state is State.RESTARTING:
                 self.metrics.restarts.inc()
             on_state(state)

@@ -18,7 +18,7 @@ from handler.core import Guide
 from handler.engines.base import EngineConfig
 from handler.engines.guide_checks import GuideChecks
 from tests.engines.vllm.test_served import PROMPT, SMALL
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer, serve, wait_for
 
 pytestmark = pytest.mark.vllm
 
@@ -97,7 +97,17 @@ def test_what_vllm_itself_refuses_is_refused_in_its_words(checks: GuideChecks) -
 def server(hf_demo: Path) -> Iterator[LiveServer]:
     with serve(str(hf_demo), *SMALL) as found:
         found.wait_ready(170)
+        wait_for(lambda: "guides are tried by process" in found.log, 60, "guides cannot be tried")
         yield found
+
+
+def test_the_first_guide_of_a_client_decides_nothing_for_others(server: LiveServer) -> None:
+    """Outlines, which the first one would choose, has no grammars."""
+    two_patterns = {"type": "object", "patternProperties": {"^a": {"type": "string"}, "^b": {"type": "integer"}}}
+    first = server.post({"inputs": PROMPT, "parameters": {"guided_json": two_patterns, "max_new_tokens": 8}})
+    then = server.post({"inputs": PROMPT, "parameters": {"guided_grammar": 'root ::= "yes" | "no"'}})
+    assert (first.status_code, then.status_code) == (200, 200), (first.text, then.text)
+    assert then.json()["generated_text"] in ("yes", "no")
 
 
 def stream(server: LiveServer, tokens: int) -> tuple[int, float]:
