@@ -86,3 +86,18 @@ class FrameReader:
             start = end
         self._rest = bytearray(data[start:])
         return messages
+
+
+class Messages:
+    """What comes on a channel, one at a time, waited for as long as the channel's own timeout says."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._reader = FrameReader()
+        self._found: list[Any] = []
+
+    def next(self) -> Any:
+        """Raises HostGone when there will be none, or none in time."""
+        while not self._found:
+            self._found = self._reader.feed(receive(self._channel))
+        return self._found.pop(0)

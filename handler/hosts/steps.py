@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 from handler.batcher import Batcher
 from handler.core import Delta, Finish
 from handler.errors import GenerationFailed, ServingError, Unavailable, serving_error
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
-from handler.hosts.intake import Intake, request_id
+from handler.hosts.intake import Intake, check_guide, request_id
 from handler.hosts.places import Item, Place
 from handler.hosts.record import Record
 from handler.schemas.base import Call
@@ -24,6 +25,22 @@ log = logging.getLogger("handler.steps")
 
 _TOKENIZE_ASIDE = 1 << 13  # bytes of a body, from which on it is tokenized while the neighbours' tokens go on
 _POLL = 0.002  # seconds between looks at what is being tokenized
+
+
+class _Encoding(NamedTuple):
+    """What is waited for before a call's requests go to the engine: their prompts, and what is wrong with a guide."""
+
+    prompts: Future[list[Prompt]]
+    trials: Sequence[Future[str] | None]
+
+    def done(self) -> bool:
+        return self.prompts.done() and all(trial is None or trial.done() for trial in self.trials)
+
+
+def _done(prompts: list[Prompt]) -> Future[list[Prompt]]:
+    future: Future[list[Prompt]] = Future()
+    future.set_result(prompts)
+    return future
 
 
 class StepDriver:
@@ -42,7 +59,7 @@ class StepDriver:
         self.lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self.sinks: dict[int, Callable[[Delta], None]] = {}  # by the batcher's id
-        self._encoding: dict[Place, Future[list[Prompt]]] = {}
+        self._encoding: dict[Place, _Encoding] = {}
         self._formatters = SteppedFormatterThread() if intake.runs_model_py else None
         self._places: dict[Place, None] = {}
 
@@ -158,10 +175,13 @@ class StepDriver:
         place._call = place._record.call = call
         place.ignored = call.ignored
         place.content_type = call.reply.content_type
-        if len(item.body) < _TOKENIZE_ASIDE:
-            self._submit(place, call, self._encode(call))
+        small = len(item.body) < _TOKENIZE_ASIDE
+        prompts = _done(self._encode(call)) if small else self._threads.submit(self._encode, call)
+        encoding = _Encoding(prompts, [self._intake.try_guide(request) for request in call.requests])
+        if encoding.done():
+            self._submit(place, call, encoding)
         else:
-            self._encoding[place] = self._threads.submit(self._encode, call)
+            self._encoding[place] = encoding
 
     def _encode(self, call: Call) -> list[Prompt]:
         return [self._intake.encode(request) for request in call.requests]
@@ -173,11 +193,15 @@ class StepDriver:
                 call = place._call
                 assert call is not None, "only what was read is encoded"
                 try:
-                    self._submit(place, call, encoding.result())
+                    self._submit(place, call, encoding)
                 except Exception as error:
                     self._fail(place, serving_error(error))
 
-    def _submit(self, place: Place, call: Call, prompts: Sequence[Prompt]) -> None:
+    def _submit(self, place: Place, call: Call, encoding: _Encoding) -> None:
+        prompts = encoding.prompts.result()
+        for request, trial in zip(call.requests, encoding.trials, strict=True):
+            if trial is not None:
+                check_guide(request, trial.result())
         deliver = functools.partial(self._deliver, place) if place._threaded is None else place._threaded.put
         for index, (request, prompt) in enumerate(zip(call.requests, prompts, strict=True)):
             place._record.num_prompt_tokens += len(prompt.ids)
