@@ -29,7 +29,7 @@ _STEPS = 64  # that each of them goes at most
 
 
 def structured_output(guide: Guide) -> dict[str, str]:
-    """What `openvino_genai.StructuredOutputConfig` is told."""
+    """What `openvino_genai.StructuredOutputConfig` is told; ValueError where it has no such thing."""
     match guide.kind:
         case "json_schema":
             grammar = json_grammar(json.loads(guide.value))
@@ -41,7 +41,10 @@ def structured_output(guide: Guide) -> dict[str, str]:
         case "grammar":
             return {"grammar": guide.value}
         case "choice":
-            return {"grammar": "root ::= " + " | ".join(map(literal, json.loads(guide.value)))}
+            choices = json.loads(guide.value)
+            if any("\0" in choice for choice in choices):
+                raise ValueError("xgrammar has no NUL")  # it would leave it out
+            return {"grammar": "root ::= " + " | ".join(map(literal, choices))}
     raise ValueError(f"OpenVINO GenAI has no guide of the kind {guide.kind!r}")
 
 
