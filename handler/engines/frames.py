@@ -99,5 +99,5 @@ class Messages:
     def next(self) -> Any:
         """Raises HostGone when there will be none, or none in time."""
         while not self._found:
-            self._found = self._reader.feed(receive(self._channel))
+            self._found = self._reader.receive(self._channel) or []
         return self._found.pop(0)
