@@ -46,13 +46,16 @@ _BACKENDS = {
     "lm-format-enforcer": "backend_lm_format_enforcer.LMFormatEnforcerBackend",
 }
 
+_ODD = Guide("json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}')
+"""vLLM has each backend look at it that may check."""
+
 _SAMPLES = (
-    Guide("json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}'),
+    Guide("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
     Guide("regex", "[a-z]{1,4}"),
     Guide("choice", '["a", "b"]'),
     Guide("grammar", 'root ::= "a" | "b"'),
 )
-"""One of each kind, and with the first one each backend that may check: what cannot try these can try none."""
+"""One of each kind: what cannot try these can try none."""
 
 
 class VllmGuideTrial:
@@ -77,12 +80,14 @@ class VllmGuideTrial:
         self._config = made
         self._tokenizer = cached_tokenizer_from_config(made.model_config)
         chosen = str(made.structured_outputs_config.backend)
-        self._backend = self._made(_OF_AUTO if chosen == "auto" else chosen)
+        self._name = _OF_AUTO if chosen == "auto" else chosen
+        self._backend = self._made(self._name)
         self._mask = self._backend.allocate_token_bitmask(1)
         self._lengths = np.zeros(made.model_config.get_vocab_size(), np.int32)
         for token, id in self._tokenizer.get_vocab().items():
             if id < len(self._lengths):
                 self._lengths[id] = len(token)
+        self._checked(_ODD)
         for sample in _SAMPLES:
             self(sample)
 
@@ -93,19 +98,22 @@ class VllmGuideTrial:
             raise ValueError(_PLACE.sub("", str(error).strip())) from None
 
     def _try(self, guide: Guide) -> None:
-        params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
         began = time.process_time()
-        self._check(params)
+        params = self._checked(guide)
         if time.process_time() - began > CHECK_SECONDS:
             raise ValueError(f"checking it takes the engine more than {CHECK_SECONDS:g} s")
+        own = getattr(params.structured_outputs, "_backend", self._name)
+        if own != self._name:  # its core has one backend for all, which would leave out what it does not know
+            raise ValueError(f"{self._name} does not know all of it; option.guided_decoding_backend={own} does")
         request = self._request.from_sampling_params(params)
         grammar = self._backend.compile_grammar(*request.structured_output_key)
         for longest in (False, True):
             grammar.reset()
             self._walk(grammar, longest=longest)
 
-    def _check(self, params: Any) -> None:
-        """What `SamplingParams.verify` does for guides; it may write another guide in its place."""
+    def _checked(self, guide: Guide) -> Any:
+        """A guide after what `SamplingParams.verify` does; it may write another guide in its place."""
+        params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
         check = params._validate_structured_outputs
         known = {
             "model_config": self._config.model_config,
@@ -113,6 +121,7 @@ class VllmGuideTrial:
             "tokenizer": self._tokenizer,
         }
         check(**{name: known[name] for name in inspect.signature(check).parameters})
+        return params
 
     def _made(self, name: str) -> Any:
         module, _, backend = _BACKENDS[name].partition(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,6 @@ HONEST = {
     "enum": {"one": {"enum": [f"value number {n}" for n in range(300)]}},
     "formats": {"day": {"type": "string", "format": "date"}, "id": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{6}$"}},
     "lengths": {"text": {"type": "string", "maxLength": 2000}, "list": {"type": "array", "maxItems": 50}},
-    "multiple": {"five": {"type": "integer", "multipleOf": 5}},  # not xgrammar's
 }
 TREE = {
     "$defs": {
@@ -93,6 +93,14 @@ def test_what_vllm_itself_refuses_is_refused_in_its_words(checks: GuideChecks) -
     assert "nvalid grammar" in checks.check(Guide("grammar", "root ::= (")).result(PATIENCE)
 
 
+@pytest.mark.parametrize(
+    "odd", [{"type": "integer", "multipleOf": 5}, {"type": "string", "pattern": "^a", "maxLength": 9}]
+)
+def test_what_another_backend_is_needed_for_is_refused(checks: GuideChecks, odd: dict[str, Any]) -> None:
+    why = checks.check(Guide("json_schema", schema({"odd": odd}))).result(PATIENCE)
+    assert re.search(r"xgrammar does not know all of it; option\.guided_decoding_backend=\w+ does", why)
+
+
 @pytest.fixture(scope="module")
 def server(hf_demo: Path) -> Iterator[LiveServer]:
     with serve(str(hf_demo), *SMALL) as found:
@@ -106,7 +114,8 @@ def test_the_first_guide_of_a_client_decides_nothing_for_others(server: LiveServ
     two_patterns = {"type": "object", "patternProperties": {"^a": {"type": "string"}, "^b": {"type": "integer"}}}
     first = server.post({"inputs": PROMPT, "parameters": {"guided_json": two_patterns, "max_new_tokens": 8}})
     then = server.post({"inputs": PROMPT, "parameters": {"guided_grammar": 'root ::= "yes" | "no"'}})
-    assert (first.status_code, then.status_code) == (200, 200), (first.text, then.text)
+    assert (first.status_code, then.status_code) == (424, 200), (first.text, then.text)
+    assert "parameters.guided_json: " in first.json()["error"]
     assert then.json()["generated_text"] in ("yes", "no")
 
 
