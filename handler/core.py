@@ -101,6 +101,7 @@ class Names(NamedTuple):
     bad_token_ids: str = "parameters.bad_words_list"
     logit_bias: str = "parameters.logit_bias"
     logits: str = "parameters.outputs"
+    guide: str = "parameters.grammar"
 
 
 LMI_NAMES = Names()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -12,6 +13,7 @@ from handler.adapter_registry import AdapterHome, AdapterRegistry, adapters_of
 from handler.batcher import Batcher
 from handler.config import BY_ROLLING_BATCH, Config
 from handler.engines.base import EngineConfig, Tokenizer
+from handler.engines.guide_checks import GuideChecks
 from handler.engines.remote import RemoteEngine
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
@@ -78,6 +80,16 @@ def start_engine(config: Config, spec: Spec) -> RemoteEngine:
     return RemoteEngine(
         spec, isolated=isolated, timeout=config.engine_timeout, load_timeout=config.model_loading_timeout
     )
+
+
+def guide_checks(spec: Spec) -> GuideChecks | None:
+    """What tries clients' guides; None where the engine takes none, or none can harm it."""
+    seconds = spec.config.options.get("guide_timeout", 5.0)
+    if not engines.tries_guides(spec.engine) or not seconds:
+        return None
+    if "guide" in engines.capabilities(spec.engine, spec.config).lacks:
+        return None
+    return GuideChecks(functools.partial(engines.guide_trial, spec.engine, spec.config), seconds=seconds)
 
 
 def make_batcher(config: Config, engine: RemoteEngine) -> Batcher:

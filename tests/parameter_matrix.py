@@ -5,8 +5,9 @@ A cell begins with supported, emulated, refused or ignored; after a comma it may
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ VALUES: Values = {
     "logit_bias": ({"4": -5}, {}),
     "guided_json": (SCHEMA, {}),
     "guided_json_object": (True, {}),
-    "guided_regex": ("[0-9]+", {}),
+    "guided_regex": ("[0-9]{1,3}", {}),
     "guided_choice": (["yes", "no"], {}),
     "guided_grammar": ('root ::= "yes" | "no"', {}),
     "min_length": (2, {}),
@@ -118,6 +119,27 @@ CHAT_VALUES: Values = {
 ALL = {**VALUES, **TENSOR_VALUES}
 
 
+def _is_schemas(answer: str) -> bool:
+    found = json.loads(answer)
+    return list(found) == ["a"] and isinstance(found["a"], int)
+
+
+def _is_object(answer: str) -> bool:
+    return isinstance(json.loads(answer), dict)
+
+
+OBEYS: dict[str, Callable[[str], object]] = {
+    "guided_json": _is_schemas,
+    "guided_json_object": _is_object,
+    "guided_regex": re.compile("[0-9]{1,3}").fullmatch,
+    "guided_choice": ("yes", "no").__contains__,
+    "guided_grammar": ("yes", "no").__contains__,
+    "grammar": _is_schemas,
+    "response_format": _is_object,
+}
+"""What shows that an answer, which has ended by itself, has followed the guide of that name."""
+
+
 def table(heading: str = PARAMETERS) -> dict[str, dict[str, str]]:
     """parameter -> column -> cell."""
     section = DOCUMENT.read_text().split(f"{heading}\n")[1].split("\n#")[0]
@@ -170,6 +192,33 @@ def check(
     else:
         assert found.status_code == 200, found.text
         assert "x-lmi-ignored-parameters" not in found.headers
+
+
+def check_guide(server: LiveServer, name: str) -> None:
+    """Ask for a guide, and see whether the answers follow it; those that end, which most do."""
+    value, beside = (CHAT_VALUES if name in CHAT_VALUES else VALUES)[name]
+    ended = 0
+    for seed in range(4):
+        if name in CHAT_VALUES:
+            messages = [{"role": "user", "content": "Answer in JSON: who are you?"}]
+            sampled = {"max_tokens": 200, "temperature": 0.8, "seed": seed}
+            [choice] = server.post({"messages": messages, **sampled, **beside, name: value}).json()["choices"]
+            answer, finish = choice["message"]["content"], choice["finish_reason"]
+        else:
+            parameters = {
+                "max_new_tokens": 200,
+                "details": True,
+                "do_sample": True,
+                "seed": seed,
+                **beside,
+                name: value,
+            }
+            found = server.post({"inputs": "a b c", "parameters": parameters}).json()
+            answer, finish = found["generated_text"], found["details"]["finish_reason"]
+        if finish == "eos_token":
+            ended += 1
+            assert OBEYS[name](answer), answer
+    assert ended
 
 
 def check_chat(server: LiveServer, engine: str, name: str, *, unmet: Collection[str] = ()) -> None:

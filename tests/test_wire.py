@@ -9,7 +9,7 @@ from handler.schemas import tensors
 from handler.schemas.chat import TABLE as CHAT_TABLE
 from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
 from tests import parameter_matrix as matrix
-from tests.parameter_matrix import ALL, CHAT_VALUES, TENSOR_VALUES, VALUES, check, check_chat, table
+from tests.parameter_matrix import ALL, CHAT_VALUES, TENSOR_VALUES, VALUES, check, check_chat, check_guide, table
 from tests.servers import LiveServer
 
 UNMET = {"adapter_id", "lora_task_id"}
@@ -46,6 +46,12 @@ def test_chat_on_echo(echo_server: LiveServer, name: str) -> None:
 @pytest.mark.parametrize("name", CHAT_VALUES)
 def test_chat_on_openvino(model_server: LiveServer, name: str) -> None:
     check_chat(model_server, "openvino", name)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", matrix.OBEYS)
+def test_answers_follow_their_guides_on_openvino(model_server: LiveServer, name: str) -> None:
+    check_guide(model_server, name)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from handler.engines.base import Capabilities, Engine, EngineConfig, Tokenizer
+from handler.engines.base import Capabilities, Engine, EngineConfig, GuideTrial, Tokenizer
 from handler.errors import ConfigError
 
 
@@ -19,7 +19,8 @@ class EngineEntry:
 
     Attributes:
         module: has `prepare(model_id, dtype, options) -> Path | None`, `capabilities(config) -> Capabilities`,
-            `load(config) -> Engine` and `load_tokenizer(config) -> Tokenizer`.
+            `load(config) -> Engine` and `load_tokenizer(config) -> Tokenizer`; and `guide_trial(config) -> GuideTrial`,
+            where a client's guide could harm it.
         needs: the import that shows whether it is installed.
         install: what to run when it is not.
         isolated: runs in a process of its own; a thread will do where stepping costs nothing.
@@ -71,6 +72,16 @@ def prepare(name: str, model_id: str | None, dtype: str, options: Mapping[str, A
 def capabilities(name: str, config: EngineConfig) -> Capabilities:
     """What it lacks when it is loaded as `config` says."""
     return cast(Capabilities, _module(name).capabilities(config))
+
+
+def tries_guides(name: str) -> bool:
+    """Whether a guide must be tried before it may have it."""
+    return hasattr(_module(name), "guide_trial")
+
+
+def guide_trial(name: str, config: EngineConfig) -> GuideTrial:
+    """What tries guides for an engine that is loaded as `config` says; in a process for that alone."""
+    return cast(GuideTrial, _module(name).guide_trial(config))
 
 
 def _module(name: str) -> Any:

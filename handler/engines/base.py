@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from handler.core import Adapter, Finish, Logits, Sampling
+from handler.core import Adapter, Finish, Guide, Logits, Sampling
 from handler.text import Prompt, Vocabulary
 
 
@@ -129,6 +129,13 @@ class Tokenizer(Protocol):
         Raises:
             InvalidPayload: the model has no chat template, or its template refuses these messages.
         """
+
+
+class GuideTrial(Protocol):
+    """Does with a guide what the engine would do, where that may be lost over it (`engines/guide_process.py`)."""
+
+    def __call__(self, guide: Guide) -> None:
+        """Raises any exception that says why the engine cannot follow it."""
 
 
 NO_LORA = "it was started without option.enable_lora=true"

@@ -30,21 +30,12 @@ def send(channel: socket.socket, message: Any) -> None:
     data = memoryview(encode(message))
     try:
         while data:
-            wait(channel, writable=True)
-            data = data[channel.send(data) :]
+            try:
+                data = data[channel.send(data, socket.MSG_DONTWAIT) :]  # nearly always there is room
+            except BlockingIOError:
+                wait(channel, writable=True)
     except OSError as error:
         raise HostGone from error
-
-
-def receive(channel: socket.socket) -> bytes:
-    """What lies there, waiting for something; raises HostGone when the other end is closed."""
-    try:
-        data = channel.recv(1 << 16)
-    except OSError as error:
-        raise HostGone from error
-    if not data:
-        raise HostGone
-    return data
 
 
 def encode(message: Any) -> bytes:
@@ -56,17 +47,57 @@ class FrameReader:
     """Bytes in any pieces in, whole messages out; a message that is cut off by the sender's death never appears."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        # Kept: to make and give back as much at each call costs the allocator more than all that is done with it.
+        self._room = memoryview(bytearray(1 << 16))
+        self._rest = bytearray()  # of a message that has not come whole
+        self._wanted = 0  # bytes that it has at least
 
-    def feed(self, data: bytes) -> list[Any]:
-        self._buffer += data
+    def receive(self, channel: socket.socket, flags: int = 0) -> list[Any] | None:
+        """What came whole with what lies in the channel; None where nothing does and the call must not wait.
+
+        Raises:
+            HostGone: the other end is closed.
+        """
+        try:
+            size = channel.recv_into(self._room, 0, flags)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise HostGone from error
+        if not size:
+            raise HostGone
+        return self.feed(self._room[:size])
+
+    def feed(self, data: bytes | memoryview) -> list[Any]:
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return []
+            data = bytes(self._rest)
         messages = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            end = start + _LENGTH.size + _LENGTH.unpack_from(self._buffer, start)[0]
-            if len(self._buffer) < end:
+        start, size = 0, len(data)
+        self._wanted = _LENGTH.size
+        while size - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
+            if size < end:
+                self._wanted = end - start
                 break
-            messages.append(pickle.loads(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            messages.append(pickle.loads(data[start + _LENGTH.size : end]))
             start = end
-        del self._buffer[:start]
+        self._rest = bytearray(data[start:])
         return messages
+
+
+class Messages:
+    """What comes on a channel, one at a time, waited for as long as the channel's own timeout says."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._reader = FrameReader()
+        self._found: list[Any] = []
+
+    def next(self) -> Any:
+        """Raises HostGone when there will be none, or none in time."""
+        while not self._found:
+            self._found = self._reader.receive(self._channel) or []
+        return self._found.pop(0)

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from handler.engines import load
-from handler.engines.frames import FrameReader, receive
+from handler.engines.frames import FrameReader
 from handler.engines.worker import Spec, run
 
 
@@ -21,7 +21,7 @@ def main(fd: int) -> None:
     reader = FrameReader()
     messages: list[Spec] = []
     while not messages:
-        messages = reader.feed(receive(channel))
+        messages = reader.receive(channel) or []
     spec = messages[0]
     run(lambda: load(spec.engine, spec.config), channel)
     # Native threads of an engine may outlive its close(); nothing is left to save.

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from handler.core import Adapter, Sampling
 from handler.engines.base import EngineInfo, Step
@@ -25,7 +25,6 @@ from handler.errors import GenerationFailed
 
 log = logging.getLogger("handler.engine")
 
-_RECEIVE_BYTES = 1 << 16  # Python clears as much for each call; a large one costs more than all that we do with it
 _MAX_BACKOFF = 30.0  # seconds between attempts to start a broken engine
 _BACKOFF = 0.5
 
@@ -179,16 +178,14 @@ class RemoteEngine:
             self._died(self._failed)
         steps: list[Step] = []
         try:
-            data = self._worker.channel.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
+            messages = self._reader.receive(self._worker.channel)
+        except HostGone:
+            self._died(self._worker.exit_reason())
+        if messages is None:
             self._check_clock()
             return steps
-        except OSError:
-            data = b""
-        if not data:
-            self._died(self._worker.exit_reason())
         self._since = time.monotonic()
-        for message in self._reader.feed(data):
+        for message in messages:
             if isinstance(message, Step):
                 steps.append(message)
                 self._deaths = 0
@@ -271,7 +268,7 @@ class RemoteEngine:
         elif not self.ready and silent > self._load_timeout:
             self._died(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
 
-    def _died(self, reason: str) -> None:
+    def _died(self, reason: str) -> NoReturn:
         """Give this life up and plan the next; raises what the requests in flight are told."""
         assert self._worker is not None
         self._watch(None)

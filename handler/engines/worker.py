@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, Step
-from handler.engines.frames import FrameReader, HostGone, receive, send, wait
+from handler.engines.frames import FrameReader, HostGone, send
 
 
 class Add(NamedTuple):
@@ -83,11 +83,10 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     active: set[int] = set()
     while True:
         answers: list[Output] = []
-        # Block for commands only when there is nothing to do; between steps take what lies there.
-        blocking = not active
-        while blocking or wait(channel, timeout=0):
-            blocking = False
-            for command in reader.feed(receive(channel)):
+        # Wait for commands only when there is nothing to do; between steps take what lies there.
+        commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
+        while commands is not None:
+            for command in commands:
                 if isinstance(command, Cancel):
                     engine.cancel(command.key)
                     active.discard(command.key)
@@ -95,6 +94,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                     active.add(command.key)
                 else:
                     answers.append(output)
+            commands = reader.receive(channel, socket.MSG_DONTWAIT)
         step = engine.step() if active else Step([], [], [], [])
         step.others.extend(answers)
         for output in step.others:

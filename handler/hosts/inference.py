@@ -14,6 +14,7 @@ from handler.hosts.asgi import Headers, read_body, send_answer, send_start
 from handler.hosts.body import BodyWriter, WholeBody
 from handler.hosts.exchange import Exchange
 from handler.hosts.intake import ignored_header
+from handler.hosts.protocol import CHUNK
 from handler.hosts.service import Service
 from handler.schemas.base import Answer, Call, Schema
 
@@ -107,7 +108,7 @@ async def _send(scope: Scope, send: Send, call: Call, exchange: Exchange, gone: 
     else:
         if not started:
             await _start_stream(scope, send, call, _bytes([*exchange.headers(), *ignored]))
-        writer = BodyWriter(send)
+        writer = BodyWriter(send, scope["extensions"][CHUNK])
         exchange.stream_to(writer)
         await _keep_alive(writer, gone, call.keep_alive)
 

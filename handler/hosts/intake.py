@@ -6,11 +6,13 @@ import re
 import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.core import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.guide_checks import GuideChecks
 from handler.errors import AnswerTooLong, InvalidParameter, InvalidPayload, NotJson, PromptTooLong, UnsupportedMedia
 from handler.formatters.loading import Formatters
 from handler.hosts.loaded import LoadedModel
@@ -59,6 +61,7 @@ class Intake:
         tokenizer: the engine's.
         engine_info: what the engine says of itself; None while it has not been loaded.
         formatters: what a model.py has the bodies read and the answers written by.
+        guides: tries what clients send; None where nothing has to be tried.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Intake:
         tokenizer: Tokenizer,
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
+        guides: GuideChecks | None = None,
     ) -> None:
         self.schema = schema
         self.runs_model_py = formatters.input is not None or formatters.output is not None
@@ -81,12 +85,15 @@ class Intake:
         self._context = replace(context, vocabulary=tokenizer.vocabulary)
         self._tokenizer = tokenizer
         self._engine_info = engine_info
+        self._guides = guides
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> Intake:
         """That of a model that a host serves."""
         engine = loaded.engine
-        return cls(loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info, loaded.formatters)
+        return cls(
+            loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info, loaded.formatters, loaded.guides
+        )
 
     def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
@@ -164,6 +171,11 @@ class Intake:
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
+    def try_guide(self, request: Request) -> Future[str] | None:
+        """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""
+        guide = request.sampling.guide
+        return None if guide is None or self._guides is None else self._guides.check(guide)
+
     def _given(self, request: Request, ids: Sequence[int]) -> Prompt:
         """A prompt that came as ids."""
         vocabulary = self._tokenizer.vocabulary
@@ -214,6 +226,12 @@ class Intake:
             return request
         left = info.max_total_tokens - len(prompt.ids)
         return replace(request, sampling=replace(request.sampling, max_new_tokens=left))
+
+
+def check_guide(request: Request, why: str) -> None:
+    """Raises InvalidParameter where a guide was tried, and `why` says what is wrong with it."""
+    if why:
+        raise InvalidParameter(f"{request.names.guide}: the engine cannot follow it: {why}")
 
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:

@@ -8,10 +8,11 @@ from handler import schemas
 from handler.adapter_registry import AdapterHome
 from handler.config import Config
 from handler.engines.base import Tokenizer
+from handler.engines.guide_checks import GuideChecks
 from handler.engines.remote import RemoteEngine
 from handler.engines.worker import Spec
 from handler.formatters.loading import Formatters
-from handler.launch import schema_context
+from handler.launch import guide_checks, schema_context
 from handler.schemas.base import Context, Schema
 
 
@@ -25,6 +26,7 @@ class LoadedModel(NamedTuple):
     context: Context
     formatters: Formatters
     adapters: AdapterHome
+    guides: GuideChecks | None = None
 
 
 def loaded_model(
@@ -37,4 +39,4 @@ def loaded_model(
 ) -> LoadedModel:
     schema = schemas.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
     context = schema_context(config, spec, adapters.registry)
-    return LoadedModel(config, engine, tokenizer, schema, context, formatters, adapters)
+    return LoadedModel(config, engine, tokenizer, schema, context, formatters, adapters, guide_checks(spec))

@@ -21,7 +21,7 @@ from handler.hosts.aside import aside
 from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
 from handler.hosts.formatter_thread import FormatterThread
-from handler.hosts.intake import Decoded, Headers, Intake
+from handler.hosts.intake import Decoded, Headers, Intake, check_guide
 from handler.hosts.loaded import LoadedModel
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
@@ -50,6 +50,7 @@ class Service:
         self._exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
         self.started_at = time.time()
         self._engine = engine
+        self._guides = loaded.guides
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self._formatters: FormatterThread | None = None
         if self.intake.runs_model_py:
@@ -83,6 +84,8 @@ class Service:
                     return
                 self.opened.set_result(None)
             self.metrics.ready.set(state is State.READY)
+            if state is State.READY and self._guides is not None:
+                self._guides.start()
             if state is State.RESTARTING:
                 self.metrics.restarts.inc()
             on_state(state)
@@ -109,6 +112,8 @@ class Service:
     def close(self) -> None:
         self._pump.close()
         self._engine.close()
+        if self._guides is not None:
+            self._guides.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._formatters is not None:
             self._formatters.close()
@@ -251,4 +256,7 @@ class Service:
         return exchange
 
     async def _encode(self, request: Request) -> tuple[Request, Prompt]:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.encode, request)
+        encoded = await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.encode, request)
+        if (trial := self.intake.try_guide(request)) is not None:
+            check_guide(request, await asyncio.wrap_future(trial))
+        return encoded

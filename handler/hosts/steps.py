@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 from handler.batcher import Batcher
 from handler.core import Delta, Finish, Request
 from handler.errors import GenerationFailed, ServingError, Unavailable, serving_error
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
-from handler.hosts.intake import Intake, request_id
+from handler.hosts.intake import Intake, check_guide, request_id
 from handler.hosts.places import Item, Place
 from handler.hosts.record import Record
 from handler.schemas.base import Call
@@ -24,6 +25,24 @@ log = logging.getLogger("handler.steps")
 
 _TOKENIZE_ASIDE = 1 << 13  # bytes of a body, from which on it is tokenized while the neighbours' tokens go on
 _POLL = 0.002  # seconds between looks at what is being tokenized
+
+Encoded = tuple[Request, Prompt]
+
+
+class _Encoding(NamedTuple):
+    """What is waited for before a call's requests go to the engine: their prompts, and what is wrong with a guide."""
+
+    encoded: Future[list[Encoded]]
+    trials: Sequence[Future[str] | None]
+
+    def done(self) -> bool:
+        return self.encoded.done() and all(trial is None or trial.done() for trial in self.trials)
+
+
+def _done(encoded: list[Encoded]) -> Future[list[Encoded]]:
+    future: Future[list[Encoded]] = Future()
+    future.set_result(encoded)
+    return future
 
 
 class StepDriver:
@@ -42,7 +61,7 @@ class StepDriver:
         self.lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self.sinks: dict[int, Callable[[Delta], None]] = {}  # by the batcher's id
-        self._encoding: dict[Place, Future[list[tuple[Request, Prompt]]]] = {}
+        self._encoding: dict[Place, _Encoding] = {}
         self._formatters = SteppedFormatterThread() if intake.runs_model_py else None
         self._places: dict[Place, None] = {}
 
@@ -158,12 +177,15 @@ class StepDriver:
         place._call = place._record.call = call
         place.ignored = call.ignored
         place.content_type = call.reply.content_type
-        if len(item.body) < _TOKENIZE_ASIDE:
-            self._submit(place, call, self._encode(call))
+        small = len(item.body) < _TOKENIZE_ASIDE
+        encoded = _done(self._encode(call)) if small else self._threads.submit(self._encode, call)
+        encoding = _Encoding(encoded, [self._intake.try_guide(request) for request in call.requests])
+        if encoding.done():
+            self._submit(place, call, encoding)
         else:
-            self._encoding[place] = self._threads.submit(self._encode, call)
+            self._encoding[place] = encoding
 
-    def _encode(self, call: Call) -> list[tuple[Request, Prompt]]:
+    def _encode(self, call: Call) -> list[Encoded]:
         return [self._intake.encode(request) for request in call.requests]
 
     def _submit_encoded(self) -> None:
@@ -173,11 +195,15 @@ class StepDriver:
                 call = place._call
                 assert call is not None, "only what was read is encoded"
                 try:
-                    self._submit(place, call, encoding.result())
+                    self._submit(place, call, encoding)
                 except Exception as error:
                     self._fail(place, serving_error(error))
 
-    def _submit(self, place: Place, call: Call, encoded: Sequence[tuple[Request, Prompt]]) -> None:
+    def _submit(self, place: Place, call: Call, encoding: _Encoding) -> None:
+        encoded = encoding.encoded.result()
+        for request, trial in zip(call.requests, encoding.trials, strict=True):
+            if trial is not None:
+                check_guide(request, trial.result())
         deliver = functools.partial(self._deliver, place) if place._threaded is None else place._threaded.put
         for index, (request, prompt) in enumerate(encoded):
             place._record.num_prompt_tokens += len(prompt.ids)

@@ -67,7 +67,7 @@ _READ = {
     "adapters",
     "inputs",
 }  # `inputs` is null here, or the body were no chat
-_NAMES = Names(prompt="messages", max_new_tokens="max_tokens", logit_bias="logit_bias")
+_NAMES = Names(prompt="messages", max_new_tokens="max_tokens", logit_bias="logit_bias", guide="response_format")
 _FRAMINGS = {JSONLINES.name: JSONLINES, SSE_DONE.name: SSE_DONE}
 
 

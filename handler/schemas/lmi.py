@@ -258,4 +258,5 @@ def _names(found: Found) -> Names:
         bad_token_ids=names.get("bad_token_ids", default.bad_token_ids),
         logit_bias=names.get("logit_bias", default.logit_bias),
         logits=names.get("return_generation_logits", names.get("return_context_logits", default.logits)),
+        guide=names.get("guide", default.guide),
     )

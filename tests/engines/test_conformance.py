@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from handler import engines
 from handler.batcher import Batcher
-from handler.core import Delta, Finish, Request, Sampling
+from handler.core import Delta, Finish, Guide, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.remote import RemoteEngine, State
 from handler.engines.worker import Spec
@@ -223,6 +225,7 @@ def test_unicode_survives(driver: Driver) -> None:
 
 
 CHAT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+PET = "<|im_start|>user\nTell me about a pet.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("driver", REAL, indirect=True)
@@ -318,6 +321,90 @@ class TestModel:
         alone = ids(driver.one("Once upon a time"))
         broken = driver.submit("x", prompt_logprobs=True, repetition_penalty=-1.0)
         good = driver.submit("Once upon a time")
+        found = driver.run()
+        assert isinstance(found[broken][-1].error, GenerationFailed)
+        assert ids(found[good]) == alone
+
+
+SCHEMA = """{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer",
+"minimum": 1, "maximum": 120}, "kind": {"enum": ["cat", "dog"]}}, "required": ["name", "age", "kind"],
+"additionalProperties": false}"""
+
+
+def obeys_schema(answer: str) -> bool:
+    pet = json.loads(answer)
+    return (
+        set(pet) == {"name", "age", "kind"}
+        and isinstance(pet["name"], str)
+        and len(pet["name"]) <= 12
+        and 1 <= pet["age"] <= 120
+        and pet["kind"] in ("cat", "dog")
+    )
+
+
+GUIDES = {
+    "json_schema": (Guide("json_schema", SCHEMA), obeys_schema),
+    "json_object": (Guide("json_object", ""), lambda answer: isinstance(json.loads(answer), dict)),
+    "regex": (Guide("regex", "[a-z]{2,4} [0-9]{3}"), lambda answer: re.fullmatch("[a-z]{2,4} [0-9]{3}", answer)),
+    "grammar": (
+        Guide("grammar", 'root ::= item (", " item){1,2}\nitem ::= "red" | "blue"'),
+        lambda answer: re.fullmatch("(red|blue)(, (red|blue)){1,2}", answer),
+    ),
+    "choice": (Guide("choice", '["yes", "n\u00f6", "a \\"b\\""]'), lambda answer: answer in ("yes", "nö", 'a "b"')),
+}
+
+
+@pytest.mark.parametrize("driver", REAL, indirect=True)
+class TestGuides:
+    @pytest.mark.parametrize("kind", GUIDES)
+    @pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "seed": 11}], ids=["greedy", "sampled"])
+    def test_an_answer_obeys_its_guide_and_ends_by_itself(
+        self, driver: Driver, kind: str, sampled: dict[str, Any]
+    ) -> None:
+        guide, obeys = GUIDES[kind]
+        deltas = driver.one(PET, guide=guide, max_new_tokens=400, **sampled)
+        assert deltas[-1].finish is Finish.EOS
+        assert obeys(text(deltas)), text(deltas)
+        assert all(token.logprob is not None for delta in deltas for token in delta.tokens)
+
+    def test_each_of_a_batch_has_its_own_and_the_others_none(self, driver: Driver) -> None:
+        alone = ids(driver.one(driver.prompts[1], max_new_tokens=30, ignore_eos=True))
+        free = [driver.submit(driver.prompts[1], max_new_tokens=30, ignore_eos=True) for _ in range(3)]
+        guided = {driver.submit(PET, guide=guide, max_new_tokens=400): obeys for guide, obeys in GUIDES.values()}
+        found = driver.run()
+        assert [ids(found[id]) for id in free] == [alone] * 3
+        assert all(obeys(text(found[id])) for id, obeys in guided.items())
+
+    def test_several_samples_obey_the_same_guide(self, driver: Driver) -> None:
+        guide, obeys = GUIDES["regex"]
+        deltas = driver.one(PET, guide=guide, n=3, best_of=3, do_sample=True, seed=1, max_new_tokens=60)
+        texts = ["".join(text([delta]) for delta in deltas if delta.sequence == number) for number in range(3)]
+        assert all(map(obeys, texts)), texts
+
+    def test_what_is_cancelled_under_a_guide_leaves_nothing_behind(self, driver: Driver) -> None:
+        guide, obeys = GUIDES["json_schema"]
+        gone = [driver.submit(PET, guide=guide, max_new_tokens=400) for _ in range(2)]
+        driver.batcher.cancel(gone[0])  # before a step
+        driver.batcher.step(timeout=0.5)
+        driver.batcher.step(timeout=0.5)
+        driver.batcher.cancel(gone[1])
+        kept = driver.submit(PET, guide=guide, max_new_tokens=400)
+        found = driver.run()
+        assert set(found) == {kept}
+        assert obeys(text(found[kept]))
+
+    def test_a_stop_token_ends_a_guided_answer(self, driver: Driver) -> None:
+        guide, _ = GUIDES["json_schema"]
+        whole = ids(driver.one(PET, guide=guide, max_new_tokens=400))
+        deltas = driver.one(PET, guide=guide, max_new_tokens=400, stop_token_ids=(whole[3],))
+        assert ids(deltas) == whole[: whole.index(whole[3]) + 1]
+        assert deltas[-1].finish is Finish.STOP
+
+    @pytest.mark.parametrize("guide", [Guide("regex", "(?=a)b"), Guide("grammar", "root ::= missing")], ids=str)
+    def test_a_guide_that_cannot_be_followed_ends_alone(self, driver: Driver, guide: Guide) -> None:
+        alone = ids(driver.one(driver.prompts[0]))
+        broken = driver.submit(PET, guide=guide)
+        good = driver.submit(driver.prompts[0])
         found = driver.run()
         assert isinstance(found[broken][-1].error, GenerationFailed)
         assert ids(found[good]) == alone

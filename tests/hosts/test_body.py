@@ -66,3 +66,38 @@ def test_the_last_chunk_ends_the_response_even_when_it_had_to_wait() -> None:
         assert socket.sent == [(b"a", True), (b"b", False)]
 
     asyncio.run(story())
+
+
+def test_the_short_way_is_taken_while_it_is_open_and_never_for_the_end() -> None:
+    async def story() -> None:
+        socket, short, is_open = Socket(), list[bytes](), True
+
+        def chunk(data: bytes) -> bool:
+            if is_open:
+                short.append(data)
+            return is_open
+
+        writer = BodyWriter(socket.send, chunk)
+        writer.write(b"a")
+        is_open = False
+        writer.write(b"b")
+        is_open = True
+        writer.write(b"c", last=True)
+        assert (short, socket.sent) == ([b"a"], [(b"b", True), (b"c", False)])
+
+    asyncio.run(story())
+
+
+def test_a_short_way_that_is_cut_ends_the_writer() -> None:
+    async def story() -> None:
+        def chunk(data: bytes) -> bool:
+            raise RuntimeError("the transport is closed")
+
+        socket = Socket()
+        writer = BodyWriter(socket.send, chunk)
+        writer.write(b"a")
+        assert writer.broken.done()
+        writer.write(b"b", last=True)
+        assert socket.sent == []
+
+    asyncio.run(story())

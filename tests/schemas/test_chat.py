@@ -39,7 +39,7 @@ def test_defaults_are_lmis() -> None:
         "",
         Sampling(do_sample=True, logprobs=False),
         messages=(USER,),
-        names=Names("messages", "max_tokens", logit_bias="logit_bias"),
+        names=Names("messages", "max_tokens", logit_bias="logit_bias", guide="response_format"),
     )
     assert (found.sampling.max_new_tokens, found.sampling.temperature) == (30, 1.0)
 

@@ -9,12 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core import Adapter, Finish, Sampling
+from handler.core import Adapter, Finish, Guide, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.openvino.guide_compiler import GuideCompiler
+from handler.engines.openvino.guides import OpenVinoGuideTrial, guide_trial, structured_output
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
 from handler.engines.openvino.scorer import Scorer
 from handler.engines.warm_up import warm_up
 from handler.errors import ConfigError
+
+__all__ = ["OpenVino", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
@@ -26,7 +30,6 @@ _CAPABILITIES = Capabilities(
         "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
         "logit_bias": "it has no logit bias",
         "top_logprobs": "it reports the chosen token's log-probability only",
-        "guide": "structured output is not part of this version with it",
         "return_context_logits": "it does not give its logits",
         "return_generation_logits": "it does not give its logits",
     },
@@ -64,6 +67,9 @@ class OpenVino:
         self._ignored = openvino_genai.GenerationStatus.IGNORED
         self._max_beams = config.max_tokens_per_step or _TOKENS_PER_STEP
         self._pipeline = _pipeline(config)
+        self._guides = GuideCompiler(partial(self._compile, config.model))
+        self._trial: OpenVinoGuideTrial | None = None
+        self._unguided: dict[int, Callable[[], None]] = {}  # what starts them, once their guides are ready
         self._scorer = Scorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
         self._unscored: dict[int, Callable[[Sequence[float | None]], None]] = {}  # what starts them, given the scores
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
@@ -86,11 +92,26 @@ class OpenVino:
         tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
         # Made and checked here, where an exception refuses this request only.
         start = partial(self._start, key, tensor, self._generation_config(sampling), sampling)
+        if sampling.guide is not None:
+            self._unguided[key] = partial(self._score, key, tensor, sampling, start)
+            self._guides.add(key, sampling.guide)
+        else:
+            self._score(key, tensor, sampling, start)
+
+    def _score(
+        self, key: int, tensor: Any, sampling: Sampling, start: Callable[[Sequence[float | None] | None], None]
+    ) -> None:
         if sampling.prompt_logprobs:
             self._unscored[key] = start
             self._scorer.add(key, tensor)
         else:
             start(None)
+
+    def _compile(self, model: Path, guide: Guide) -> None:
+        """On a thread; the trial, which costs a quarter of a second to make, is made for the first guide."""
+        if self._trial is None:
+            self._trial = OpenVinoGuideTrial(model, self._pipeline.get_tokenizer())
+        self._trial.compile(guide)
 
     def _start(
         self, key: int, tensor: Any, config: Any, sampling: Sampling, scores: Sequence[float | None] | None
@@ -99,12 +120,13 @@ class OpenVino:
             self._pipeline.add_request(key, tensor, config),
             eos=frozenset() if sampling.ignore_eos else self._eos,
             stops=frozenset(sampling.stop_token_ids),
-            own_stops=sampling.ignore_eos and bool(sampling.stop_token_ids),
+            own_stops=bool(sampling.stop_token_ids) and (sampling.ignore_eos or sampling.guide is not None),
             prompt_logprobs=scores,
             least=sampling.min_new_tokens,
         )
 
     def cancel(self, key: int) -> None:
+        self._unguided.pop(key, None)
         if self._unscored.pop(key, None) is not None:
             self._scorer.cancel(key)
         running = self._running.pop(key, None)
@@ -112,12 +134,14 @@ class OpenVino:
             running.handle.cancel()
 
     def step(self) -> Step:
+        step = Step([], [], [], [])
+        if self._unguided:
+            self._begin_guided(step)
         if self._unscored and (scored := self._scorer.step()) is not None:
             key, scores = scored
             self._unscored.pop(key)(scores)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-        step = Step([], [], [], [])
         ended: list[int] = []
         for key, running in self._running.items():
             handle = running.handle
@@ -131,6 +155,16 @@ class OpenVino:
         for key in ended:
             del self._running[key]
         return step
+
+    def _begin_guided(self, step: Step) -> None:
+        for key, error in self._guides.step(idle=not self._running and not self._unscored):
+            begin = self._unguided.pop(key, None)
+            if begin is None:  # cancelled
+                continue
+            if error:
+                step.others.append(Output(key, (), (), Finish.ERROR, error=f"the guide cannot be followed: {error}"))
+            else:
+                begin()
 
     def load_adapter(self, adapter: Adapter) -> None:
         raise ValueError(_NO_ADAPTERS)
@@ -199,7 +233,13 @@ class OpenVino:
             config.ignore_eos = True
         else:
             config.eos_token_id = min(self._eos) if self._eos else -1
-            config.stop_token_ids = set(self._eos) | set(sampling.stop_token_ids)
+            # To xgrammar stop ids mean nothing but the end, so with a guide, too, the others are looked for in _output.
+            others = set() if sampling.guide is not None else set(sampling.stop_token_ids)
+            config.stop_token_ids = set(self._eos) | others
+        if sampling.guide is not None:
+            if sampling.num_beams > 1 or sampling.ignore_eos or sampling.min_new_tokens:
+                raise ValueError("a guide excludes num_beams > 1, ignore_eos and a least length")
+            config.structured_output_config = self._genai.StructuredOutputConfig(**structured_output(sampling.guide))
         if sampling.num_beams > 1:
             config.num_beams = config.num_return_sequences = sampling.num_beams
             config.length_penalty = sampling.length_penalty

@@ -11,7 +11,14 @@ from handler.engines.base import EngineConfig
 from handler.errors import ConfigError
 
 _OWN = frozenset(
-    {"engine_args", "guided_decoding", "guided_decoding_backend", "speculative_draft_model", "num_speculative_tokens"}
+    {
+        "engine_args",
+        "guided_decoding",
+        "guided_decoding_backend",
+        "guide_timeout",
+        "speculative_draft_model",
+        "num_speculative_tokens",
+    }
     | {"max_loras", "max_cpu_loras", "max_lora_rank", "revision"}
 )
 """Options that are not arguments by themselves; the others carry the argument's name."""

@@ -7,6 +7,7 @@ comes as differences.
 from __future__ import annotations
 
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,18 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core import Adapter, Finish, Sampling
+from handler.core import Adapter, Finish, Guide, Sampling
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.engines.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.family import end_with_children, end_with_this_process
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments, sampling_arguments
 from handler.engines.vllm.beam import BeamSearch
+from handler.engines.vllm.guides import guide_trial
 from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.turns import Turns
 from handler.engines.warm_up import warm_up
 
-__all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare"]
+__all__ = ["Vllm", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
 
 _LACKS = {
     "typical_p": "it has no typical decoding",
@@ -91,7 +93,17 @@ class Vllm:
             dtype=str(model.dtype).removeprefix("torch."),
             max_total_tokens=model.max_model_len,
         )
-        warm_up(self, min(self._eos, default=0))
+        first = min(self._eos, default=0)
+        warm_up(self, first)
+        if config.options.get("guided_decoding", True):
+            self._warm_up_guides(first)
+
+    def _warm_up_guides(self, id: int) -> None:
+        """The first guide decides with which backend vLLM's core compiles all others, so that is not a client's."""
+        try:
+            warm_up(self, id, Sampling(max_new_tokens=2, guide=Guide("json_object", "")))
+        except (RuntimeError, ValueError) as error:
+            print(f"guides cannot be followed with this model: {error}", file=sys.stderr, flush=True)
 
     # -- requests ------------------------------------------------------------------------------------------------
 

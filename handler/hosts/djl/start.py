@@ -144,6 +144,8 @@ def wait_ready(engine: RemoteEngine) -> None:
 def step_driver(loaded: LoadedModel) -> StepDriver:
     """The requests of a host without an event loop."""
     config = loaded.config
+    if loaded.guides is not None:
+        loaded.guides.start()
     batcher = make_batcher(config, loaded.engine)
     driver = StepDriver(batcher, Intake.of(loaded), log_prompts=config.log_prompts)
     driver.look_after(_TICK)

@@ -1,0 +1,180 @@
+"""Whether the engine can follow a guide that a client sends, found out before the engine gets it.
+
+Schemas, expressions and grammars of a few hundred characters can keep a compiler busy for hours or take all memory. In
+the engine that would be everybody's loss, so each is tried apart first (`engines/trial_process.py`), within limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from handler.core import Guide
+from handler.engines.base import GuideTrial
+from handler.engines.guide_process import Job, Limits, Verdict
+from handler.engines.trial_process import NotTried, TooMuch, TrialProcess
+from handler.errors import ServingError, Unavailable, serving_error
+
+_MEMORY = 256 << 20
+_PATIENCE = 20.0  # seconds by the clock for each of computing: others may have the processors
+_WAIT = 60.0  # seconds that a guide may wait for its turn
+
+_QUICK = (0.2, 2.0)  # seconds of computing in the lanes before the last
+_ROOM = (256, 64, 8)  # guides that may wait in each lane
+_THREADS = (2, 2, 1)
+_NICE = (2, 5, 8)
+
+_MAX_KNOWN = 1024  # guides of at most 16,384 characters, and what is wrong with them
+_MAX_SECONDS = (
+    30.0  # of computing that the good ones took: many that need much could otherwise reach the engine at once
+)
+
+
+class _Waiting(NamedTuple):
+    guide: Guide
+    since: float
+
+
+class _Lane(NamedTuple):
+    limits: Limits
+    room: int
+    waiting: queue.SimpleQueue[_Waiting | None]
+
+
+class GuideChecks:
+    """Tries guides, each once, and remembers what came of it. Thread-safe.
+
+    There are lanes: every guide gets a fifth of a second of computing at first, and what needs more begins anew in a
+    lane with more of it, the last of which allows all. So those who send bad ones keep good ones waiting for little,
+    and mostly each other; the last lane's queue is short, and who finds it full is turned away.
+
+    Args:
+        make: gives what tries a guide, in a process that is started for it; it is pickled.
+        seconds: of computing that a guide may take.
+        memory: bytes that it may take.
+    """
+
+    def __init__(self, make: Callable[[], GuideTrial], *, seconds: float, memory: int = _MEMORY) -> None:
+        self._process = TrialProcess(make)
+        self._excess = (
+            f"the engine would need more than {seconds:g} s (option.guide_timeout) or {memory >> 20} MiB to make it "
+            "ready, or break"
+        )
+        allowed = [*(quick for quick in _QUICK if quick < seconds), seconds]
+        self._lanes = [
+            _Lane(Limits(most, memory, most * _PATIENCE, nice), room, queue.SimpleQueue())
+            for most, room, nice in zip(allowed, _ROOM[-len(allowed) :], _NICE, strict=False)
+        ]
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Guide, Verdict] = OrderedDict()  # the one used last comes last
+        self._known_seconds = 0.0
+        self._asked: dict[Guide, list[Future[str]]] = {}
+        self._running = False
+
+    def start(self) -> None:
+        """Have the process loaded, in the background; else the first guide does. Again is once."""
+        with self._lock:
+            self._start()
+
+    def check(self, guide: Guide) -> Future[str]:
+        """What is wrong with the guide, "" where nothing is; or the future's exception is `Unavailable`.
+
+        The future is the caller's own, and cannot be cancelled.
+        """
+        found: Future[str] = Future()
+        found.set_running_or_notify_cancel()
+        with self._lock:
+            if not guide.value:  # nothing of it is the client's
+                found.set_result("")
+            elif guide in self._known:
+                self._known.move_to_end(guide)
+                found.set_result(self._known[guide].refusal)
+            elif guide in self._asked:
+                self._asked[guide].append(found)
+            elif not self._enter(self._lanes[0], _Waiting(guide, time.monotonic())):
+                found.set_exception(_busy())
+            else:
+                self._asked[guide] = [found]
+                self._start()
+        return found
+
+    def close(self) -> None:
+        """End the process; what is not known yet stays so."""
+        self._process.close()
+        for lane in self._lanes:
+            for _ in range(max(_THREADS)):
+                lane.waiting.put(None)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where it runs."""
+        return self._process.pid
+
+    # -- lanes ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._running:
+            return
+        self._running = True
+        # The process ends with the thread that started it (PR_SET_PDEATHSIG), so that is one that stays.
+        for number, threads in zip(range(len(self._lanes)), _THREADS, strict=False):
+            for _ in range(threads):
+                threading.Thread(target=self._run, args=(number,), name="guides", daemon=True).start()
+
+    def _enter(self, lane: _Lane, waiting: _Waiting) -> bool:
+        if lane.waiting.qsize() >= lane.room:
+            return False
+        lane.waiting.put(waiting)
+        return True
+
+    def _run(self, number: int) -> None:
+        lane = self._lanes[number]
+        if number == 0:
+            with contextlib.suppress(NotTried):  # the guide that needs it finds that out again
+                self._process.start()
+        while (waiting := lane.waiting.get()) is not None:
+            try:
+                if time.monotonic() - waiting.since > _WAIT:
+                    raise NotTried("too many others are tried first")
+                self._settle(waiting.guide, self._process.tried(Job(waiting.guide, lane.limits, self._excess)))
+            except TooMuch:
+                self._go_on(waiting, number + 1)
+            except NotTried as error:
+                self._settle(waiting.guide, Unavailable(f"guides: {error}"))
+            except Exception as error:  # a bug; the lane must go on
+                self._settle(waiting.guide, serving_error(error))
+
+    def _go_on(self, waiting: _Waiting, number: int) -> None:
+        if number == len(self._lanes):
+            self._settle(waiting.guide, Verdict(self._excess))
+        elif not self._enter(self._lanes[number], waiting):
+            self._settle(waiting.guide, _busy())
+
+    def _settle(self, guide: Guide, outcome: Verdict | ServingError) -> None:
+        with self._lock:
+            asked = self._asked.pop(guide)
+            if isinstance(outcome, Verdict):
+                self._remember(guide, outcome)
+        for future in asked:
+            if isinstance(outcome, Verdict):
+                future.set_result(outcome.refusal)
+            else:
+                future.set_exception(outcome)
+
+    def _remember(self, guide: Guide, verdict: Verdict) -> None:
+        if not verdict.refusal:
+            self._known_seconds += verdict.seconds
+        self._known[guide] = verdict
+        while len(self._known) > _MAX_KNOWN or self._known_seconds > _MAX_SECONDS:
+            _, gone = self._known.popitem(last=False)
+            self._known_seconds -= 0.0 if gone.refusal else gone.seconds
+
+
+def _busy() -> Unavailable:
+    return Unavailable("too many guides are to be tried at once")

@@ -1,0 +1,59 @@
+"""What tries guides in tests: it does what the guide says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from handler.core import Guide
+from handler.engines.base import GuideTrial
+
+
+def try_guide(guide: Guide) -> None:
+    """Says on stdout that it runs; then acts as the first word of the guide says, the second being its measure."""
+    act, _, more = guide.value.partition(" ")
+    print(f"a client's own words: {guide.value}", flush=True)
+    match act:
+        case "count":
+            with Path(more).open("a") as file:
+                file.write(".")
+        case "wrong":
+            raise ValueError(more)
+        case "compute":
+            ends = time.process_time() + float(more)
+            while time.process_time() < ends:
+                pass
+        case "sleep":
+            time.sleep(float(more))
+        case "memory":
+            bytearray(int(more) << 20)
+        case "abort":
+            os.abort()
+        case "overflow":
+            sys.setrecursionlimit(1 << 30)
+            deeper()
+        case "orphan":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(10)
+
+
+def deeper() -> None:
+    """On C's stack."""
+    ctypes.CFUNCTYPE(None)(deeper)()
+
+
+def make() -> GuideTrial:
+    return try_guide
+
+
+def slow_to_make() -> GuideTrial:
+    time.sleep(1)
+    return try_guide
+
+
+def broken() -> GuideTrial:
+    raise OSError("no tokenizer here")

@@ -1,0 +1,184 @@
+"""A guide tried without its model, and what a slow one does to the others in a batch."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.core import Guide, Sampling
+from handler.engines import openvino
+from handler.engines.base import EngineConfig
+from handler.engines.openvino.engine import OpenVino, guide_trial
+from handler.engines.openvino.guides import OpenVinoGuideTrial, structured_output
+from handler.engines.openvino.model import prepared
+
+pytestmark = pytest.mark.model
+
+SLOW = Guide("regex", ".{0,60}")
+"""Half a second's compiling."""
+
+
+@pytest.fixture(scope="module")
+def model(demo_model: Path) -> Path:
+    return prepared(str(demo_model), "auto")
+
+
+@pytest.fixture(scope="module")
+def trial(model: Path) -> OpenVinoGuideTrial:
+    return guide_trial(EngineConfig(model=model))
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}'),
+        Guide("json_object", ""),
+        Guide("regex", r"^\d{3}-[a-zà-ÿ]+$"),
+        Guide("grammar", 'root ::= [a-z]+ ("," root)?'),
+        Guide("choice", '["a", "b"]'),
+    ],
+    ids=lambda guide: guide.kind,
+)
+def test_honest_guides_pass(trial: OpenVinoGuideTrial, guide: Guide) -> None:
+    trial(guide)
+
+
+@pytest.mark.parametrize(
+    ("guide", "why"),
+    [
+        (Guide("regex", "(?=a)b"), "Lookahead is not supported"),
+        (Guide("regex", r"\p{L}"), "Unicode character class"),
+        (Guide("regex", r"(a)\1"), "Backreference is not supported"),
+        (Guide("grammar", "root ::= missing"), 'Rule "missing" is not defined'),
+        (Guide("grammar", 'start: "a"'), "Unexpected character"),
+        (Guide("json_schema", '{"type": "foo"}'), 'Unsupported type "foo"'),
+        (Guide("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}'), "minimum greater than maximum"),
+        (Guide("grammar", 'root ::= s\ns ::= s s s s | [a-z] | ""'), "each token takes the engine more than"),
+    ],
+    ids=lambda value: value.value[:20] if isinstance(value, Guide) else "",
+)
+def test_what_cannot_be_followed_is_refused_in_xgrammars_words(
+    trial: OpenVinoGuideTrial, guide: Guide, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why) as refusal:
+        trial(guide)
+    assert "xgrammar-src" not in str(refusal.value)
+    trial(Guide("choice", '["it", "goes", "on"]'))
+
+
+def test_a_kind_that_is_none_is_no_guide() -> None:
+    with pytest.raises(ValueError, match="no guide of the kind 'lark'"):
+        structured_output(Guide("lark", ""))
+
+
+def test_a_choice_with_nul_is_refused_as_xgrammar_leaves_it_out() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        structured_output(Guide("choice", '["a", "b\\u0000"]'))
+
+
+def test_without_an_end_token_there_are_no_guides(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino.guides, "eos_ids", lambda *_: frozenset())
+    with pytest.raises(ValueError, match="no end token"):
+        OpenVinoGuideTrial(model)(Guide("choice", '["a"]'))
+
+
+def try_in_a_copy(trial: OpenVinoGuideTrial, guide: Guide, answers: Any) -> None:
+    try:
+        trial(guide)
+        answers.put("")
+    except ValueError as error:
+        answers.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_copy_of_the_process_that_made_it_can_try(model: Path) -> None:
+    """As `engines/guide_process.py` does: threads do not come along with a fork."""
+    fresh = guide_trial(EngineConfig(model=model))
+    context = multiprocessing.get_context("fork")
+    for guide, wanted in ((Guide("choice", '["a"]'), ""), (Guide("regex", "(?=a)"), "Lookahead")):
+        answers = context.SimpleQueue()
+        copy = context.Process(target=try_in_a_copy, args=(fresh, guide, answers))
+        copy.start()
+        copy.join(20)
+        assert copy.exitcode == 0
+        assert wanted in answers.get()
+
+
+# -- in the engine -----------------------------------------------------------------------------------------------
+
+
+def run(engine: OpenVino, wanted: int) -> dict[int, list[int]]:
+    """Steps until as many requests have ended; the ids of each."""
+    found: dict[int, list[int]] = {}
+    ended: set[int] = set()
+    while len(ended) < wanted:
+        step = engine.step()
+        for key, id in zip(step.keys, step.ids, strict=True):
+            found.setdefault(key, []).append(id)
+        for output in step.others:
+            assert output.error is None
+            found.setdefault(output.key, []).extend(output.ids)
+            if output.finish is not None:
+                ended.add(output.key)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> OpenVino:
+    return OpenVino(EngineConfig(model=model, max_sequences=8, cache_gib=1))
+
+
+def test_the_others_go_on_while_a_guide_is_compiled(engine: OpenVino) -> None:
+    engine.add(1, [1, 2, 3], Sampling(max_new_tokens=2000, ignore_eos=True))
+    engine.step()
+    engine.add(2, [1, 2, 3], Sampling(max_new_tokens=4, guide=SLOW))
+    meanwhile, begun = 0, False
+    deadline = time.monotonic() + 30
+    while not begun and time.monotonic() < deadline:
+        step = engine.step()
+        meanwhile += step.keys.count(1)
+        begun = 2 in step.keys
+    assert begun
+    assert meanwhile > 5
+    engine.cancel(1)
+    engine.cancel(2)
+
+
+def test_a_guide_that_is_known_is_ready_in_the_step_in_which_it_comes(engine: OpenVino) -> None:
+    guide = Guide("choice", '["yes", "no"]')
+    engine.add(3, [1, 2, 3], Sampling(max_new_tokens=5, guide=guide))
+    run(engine, 1)
+    engine.add(4, [1, 2, 3], Sampling(max_new_tokens=5, guide=guide))
+    assert engine.step().keys == [4]
+    run(engine, 1)
+
+
+def test_a_guided_prompt_can_be_scored_too(engine: OpenVino) -> None:
+    guide = Guide("choice", '["yes", "no"]')
+    engine.add(5, [1, 2, 3], Sampling(max_new_tokens=5, guide=guide, prompt_logprobs=True))
+    scores: list[Any] = []
+    ended = False
+    while not ended:
+        for output in engine.step().others:
+            scores += output.prompt_logprobs or []
+            ended = ended or output.finish is not None
+    assert len(scores) == 3
+
+
+@pytest.mark.parametrize("beside", [{"num_beams": 2}, {"ignore_eos": True}, {"min_new_tokens": 3}], ids=json.dumps)
+def test_what_a_guide_excludes_is_refused(engine: OpenVino, beside: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a guide excludes"):
+        engine.add(6, [1, 2, 3], Sampling(guide=SLOW, **beside))
+
+
+def test_the_trial_leaves_no_files(trial: OpenVinoGuideTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(trial, "_pipeline", None)
+    trial(Guide("choice", '["a"]'))
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,155 @@
+"""Guides that are good, bad, or end what tries them; with a trial that does what the guide says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from handler.core import Guide
+from handler.engines.guide_checks import GuideChecks
+from handler.errors import Unavailable
+from tests.engines import fake_guides
+from tests.servers import wait_for
+
+PATIENCE = 60  # seconds by the clock, for a busy machine
+
+
+@pytest.fixture(scope="module")
+def checks() -> Iterator[GuideChecks]:
+    found = GuideChecks(fake_guides.make, seconds=1.0, memory=64 << 20)
+    yield found
+    found.close()
+
+
+def outcome(checks: GuideChecks, value: str) -> str:
+    return checks.check(Guide("regex", value)).result(PATIENCE)
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def test_a_good_one_is_fine_and_a_wrong_one_says_why(checks: GuideChecks) -> None:
+    assert outcome(checks, "fine") == ""
+    assert outcome(checks, "wrong it has no end") == "it has no end"
+
+
+@pytest.mark.parametrize("value", ["compute 60", "memory 100", "abort", "overflow"])
+def test_one_that_takes_too_much_is_given_up_and_the_next_is_not(checks: GuideChecks, value: str) -> None:
+    assert "more than 1 s (option.guide_timeout) or 64 MiB" in outcome(checks, value)
+    assert outcome(checks, f"fine after {value}") == ""
+
+
+def test_one_that_takes_some_computing_is_fine(checks: GuideChecks) -> None:
+    """In a later lane: the first two stop it."""
+    assert outcome(checks, "compute 0.4") == ""
+    assert outcome(checks, "memory 32") == ""
+
+
+def test_a_busy_machine_is_not_the_guides_fault(checks: GuideChecks) -> None:
+    """Computing counts, not the clock: this one has a fifth of a second of it at first."""
+    assert outcome(checks, "sleep 1.2") == ""
+
+
+def test_each_is_tried_once(checks: GuideChecks, tmp_path: Path) -> None:
+    count, bad = tmp_path / "count", Guide("regex", "compute 61")
+    together = [checks.check(Guide("regex", f"count {count}")) for _ in range(5)]
+    assert [future.result(PATIENCE) for future in together] == [""] * 5
+    assert outcome(checks, f"count {count}") == ""
+    assert count.read_text() == "."
+    first = checks.check(bad).result(PATIENCE)
+    again = checks.check(bad)
+    assert again.done()
+    assert again.result() == first != ""
+
+
+def test_what_is_not_the_clients_needs_no_trial() -> None:
+    checks = GuideChecks(fake_guides.broken, seconds=1.0)
+    assert checks.check(Guide("json_object", "")).result(0) == ""
+    assert checks.pid is None
+
+
+def test_nothing_that_libraries_write_of_a_guide_reaches_the_log(
+    checks: GuideChecks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome(checks, "fine and private")
+    assert "private" not in "".join(capfd.readouterr())
+
+
+def test_good_ones_go_past_bad_ones() -> None:
+    """Good ones wait for a fifth of a second of each bad one, in either of two places."""
+    checks = GuideChecks(fake_guides.make, seconds=0.3)
+    bad = [checks.check(Guide("regex", f"compute {60 + n}.5")) for n in range(20)]
+    assert outcome(checks, "fine in company") == ""
+    assert not all(one.done() for one in bad)
+    outcomes = [future.exception(PATIENCE) or future.result() for future in bad]
+    assert all(isinstance(one, Unavailable) or "more than 0.3 s" in str(one) for one in outcomes)
+    assert any(isinstance(one, Unavailable) for one in outcomes), "the last lane's queue is short"
+    checks.close()
+
+
+def test_a_dead_process_is_started_again_and_its_guide_was_not_tried() -> None:
+    checks = GuideChecks(fake_guides.make, seconds=1.0)
+    try:
+        assert outcome(checks, "fine") == ""
+        first = checks.pid
+        with pytest.raises(Unavailable, match="has ended"):
+            outcome(checks, "orphan")
+        assert outcome(checks, "fine again") == ""
+        assert checks.pid != first
+    finally:
+        checks.close()
+
+
+def test_what_cannot_be_loaded_turns_guides_away(caplog: pytest.LogCaptureFixture) -> None:
+    checks = GuideChecks(fake_guides.broken, seconds=1.0)
+    for value in ("one", "two"):
+        with pytest.raises(Unavailable, match=r"cannot be tried \(.*guide_timeout=0.*\): OSError: no tokenizer"):
+            outcome(checks, value)
+    assert caplog.text.count("Traceback") == 1, "it is not tried again at once"
+    checks.close()
+
+
+def test_it_can_be_loaded_before_anybody_asks_and_ends_with_its_host() -> None:
+    checks = GuideChecks(fake_guides.make, seconds=1.0)
+    checks.start()
+    wait_for(lambda: checks.pid is not None, 10, "no process")
+    pid = checks.pid
+    assert pid is not None
+    checks.check(Guide("regex", "sleep 1000"))
+    time.sleep(0.2)
+    checks.close()
+    wait_for(lambda: not alive(pid), 10, "it lives on")
+
+
+_HOST = """
+import sys
+from handler.core import Guide
+from handler.engines.guide_checks import GuideChecks
+from tests.engines import fake_guides
+checks = GuideChecks(fake_guides.make, seconds=1000.0)
+assert checks.check(Guide("regex", "fine")).result() == ""
+checks.check(Guide("regex", sys.argv[1]))
+print(checks.pid, flush=True)
+checks.check(Guide("regex", sys.argv[1])).result()
+"""
+
+
+@pytest.mark.parametrize("act", ["sleep 1000", "compute 1000"])
+def test_nothing_outlives_a_host_that_is_killed(act: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", _HOST, act], stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        pid = int(host.stdout.readline())
+        wait_for(lambda: bool(children(pid)), 10, "no trial")
+        trials = children(pid)
+        host.kill()
+    wait_for(lambda: not any(map(alive, [pid, *trials])), 10, "they live on")
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
