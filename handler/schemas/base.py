@@ -47,6 +47,7 @@ class Context:
         adapters: those that there are now; thread-safe.
         sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
         vocabulary: what every prompt's ids stand for; None where each prompt brings its own.
+        most_tokens: those of prompt and answer together that the model takes; None while it has not been loaded.
     """
 
     engine: str
@@ -56,6 +57,7 @@ class Context:
     adapters: AdapterLookup = field(default_factory=NoAdapters)
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     vocabulary: Vocabulary | None = None
+    most_tokens: Callable[[], int | None] = lambda: None
     output_formatter: str | None = None
     refuse_unknown: bool = False
     max_sequences: int = 32
