@@ -110,6 +110,8 @@ class Tgi(TgiLayout):
 
     def _request(self, read: Body, context: Context) -> Request:
         given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
+        if given.get("best_of", 1) > 1:  # then the limits saw to it that something says so
+            given["do_sample"] = True
         defaults = {**DEFAULTS, "do_sample": not read.has_parameters}
         found = read_all(given, context, defaults=defaults, table=TABLE)
         sampling = found.sampling
