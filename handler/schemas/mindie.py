@@ -34,7 +34,7 @@ MAX_CHARACTERS = 512 << 10
 _LACKING = ("best_of", "frequency_penalty", "top_n_tokens", "grammar")
 """TGI's parameters that the seed does not have."""
 
-_KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, Kind] = {
     name: kind._replace(null=True) for name, kind in PARAMETERS.items() if name not in _LACKING
 }
 _TOP_LEVEL: Mapping[str, Kind] = {
@@ -69,7 +69,7 @@ class Mindie:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def parse(self, body: Any, context: Context) -> Call:
-        read = read_body(body, _TOP_LEVEL, _KINDS)
+        read = read_body(body, _TOP_LEVEL, KINDS)
         _check_limits(read, context)
         request = _request(read, context)
         idle = [
@@ -77,7 +77,7 @@ class Mindie:
             for name, neutral in _WITHOUT_EFFECT.items()
             if read.parameters.get(name, neutral) != neutral
         ]
-        ignored = unknown(body, context, _KINDS) + idle
+        ignored = unknown(body, context, KINDS) + idle
         if read.stream:
             return Call((request,), Stream(self, request), ignored, streams=True)
         return Call((request,), Document(self, request), ignored)
