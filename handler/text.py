@@ -53,8 +53,8 @@ class Prompt(NamedTuple):
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
     """Where each token stands in the prompt's text: bytes, of whole characters, from and up to.
 
-    A token that the tokenizer put in front has (0, 0). None when the tokens are not pieces of the text, as with a
-    tokenizer that changes it first (lower case, NFC).
+    A token that the tokenizer put in front has (0, 0). None when the tokens are not pieces of the text: the tokenizer
+    changes it first (lower case, NFC), or its vocabulary lacks a byte of it.
     """
     data, pieces, special = prompt.text.encode(), prompt.vocabulary.pieces, prompt.vocabulary.special
     found, at = [], 0

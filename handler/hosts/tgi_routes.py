@@ -113,7 +113,7 @@ def _of_chat(body: Any) -> tuple[Tokenized, list[str]]:
     if not isinstance(body, dict) or "messages" not in body:
         raise Misshapen("missing field `messages`")
     if body.get("tools"):
-        raise Rejected("`tools` are not laid out by this route")
+        raise Rejected("`tools` are not laid out by this route")  # they would change the text
     messages, ignored = read_messages(body["messages"])
     ignored += [name for name in body if name not in _NO_EFFECT and name != "messages"]
 
