@@ -306,6 +306,14 @@ def test_sagemaker_can_reach_them(echo_server: LiveServer) -> None:
         assert isinstance(found, list) is is_array
 
 
+@pytest.mark.parametrize("mode", ["option.tgi_compat=true", "option.rolling_batch=disable"])
+def test_they_are_there_in_every_mode(mode: str) -> None:
+    with serve("--engine", "echo", *options(mode)) as server:
+        server.wait_ready()
+        assert server.post(THREE, "/").json() == [{"generated_text": "a b a b a"}]
+        assert words(events(server, THREE, "/generate_stream")) == [" a", " b", " a"]
+
+
 def test_mindies_root_and_tgis_other_routes() -> None:
     with serve("--engine", "echo", *options("option.root_schema=mindie")) as server:
         server.wait_ready()
