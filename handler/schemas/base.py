@@ -128,6 +128,7 @@ class Call(NamedTuple):
             time then, and raises FormatterFailed; it is fed a delta with that error, as with any other failure.
         headers: the dialect's own, of the answer asked for; `None` stands for the timing at a stream's start.
         keep_alive: what a stream sends when nothing has come for a while; b"" where the dialect has no such thing.
+        failed: a stream's end, where all that it has sent are such signs; None: as `Reply.refused` has it.
     """
 
     requests: Sequence[Request]
@@ -138,6 +139,7 @@ class Call(NamedTuple):
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
+    failed: Callable[[ServingError], bytes] | None = None
 
 
 class Schema(Protocol):

@@ -97,16 +97,15 @@ class Tgi(TgiLayout):
         ignored = unknown(body, context)
         if read.stream and not stream:
             ignored.append("stream")  # this route does not look at it
+        told = headers(request, context)
         if stream:
-            return Call(
-                (request,),
-                Stream(self, request),
-                ignored,
-                True,
-                headers=headers(request, context),
-                keep_alive=KEEP_ALIVE,
-            )
-        return Call((request,), Document(self, request), ignored, headers=headers(request, context))
+
+            def failed(error: ServingError) -> bytes:
+                return SSE.encode(self.stream_failure(error))
+
+            reply = Stream(self, request)
+            return Call((request,), reply, ignored, True, headers=told, keep_alive=KEEP_ALIVE, failed=failed)
+        return Call((request,), Document(self, request), ignored, headers=told)
 
     def _request(self, read: Body, context: Context) -> Request:
         given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}

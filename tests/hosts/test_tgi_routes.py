@@ -120,6 +120,24 @@ def test_a_silent_stream_says_that_it_is_there() -> None:
         assert b":\n\n" not in raw(server, post_bytes({**THREE, "stream": True}, "/")).partition(b"\r\n\r\n")[2]
 
 
+def test_a_stream_that_has_only_said_that_it_is_there_ends_with_an_event() -> None:
+    pace = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=2")
+    with impatient(*pace, keep_alive=0.2) as server, ThreadPoolExecutor(2) as pool:
+        long = {"inputs": "a", "parameters": {"max_new_tokens": 1000}}
+        pool.submit(server.post, long, "/")
+        wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
+        waiting = pool.submit(raw, server, post_bytes(long, "/generate_stream"))
+        wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "it does not wait")
+        time.sleep(0.7)
+        for _ in range(2):  # the second ends what is under way
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        body = waiting.result().partition(b"\r\n\r\n")[2]
+    event = b'data: {"error":"Incomplete generation","error_type":"incomplete_generation"}\n\n'
+    assert body.startswith(b"3\r\n:\n\n\r\n")
+    assert body.endswith(b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event))
+
+
 def test_a_refused_stream_is_one_event_under_200(echo_server: LiveServer) -> None:
     for path, body in (("/", {"stream": True}), ("/generate_stream", {})):
         found = echo_server.post({"inputs": "", **body}, path)
