@@ -125,6 +125,7 @@ class Request:
     adapter: Adapter | None = None
     end_id: int | None = None  # one of the stop tokens, whose end is shown as EOS
     fill: bool = False  # as many new tokens as the model's context leaves, whatever the sampling says
+    room: int | None = None  # of the new tokens so many must fit, of those beyond as many as do; None: all must fit
     names: Names = LMI_NAMES
 
 

@@ -50,6 +50,42 @@ class Prompt(NamedTuple):
     vocabulary: Vocabulary
 
 
+def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
+    """Where each token stands in the prompt's text: bytes, of whole characters, from and up to.
+
+    A token that the tokenizer put in front has (0, 0). None when the tokens are not pieces of the text: the tokenizer
+    changes it first (lower case, NFC), or its vocabulary lacks a byte of it.
+    """
+    data, pieces, special = prompt.text.encode(), prompt.vocabulary.pieces, prompt.vocabulary.special
+    found, at = [], 0
+    for id in prompt.ids:
+        piece, start = pieces[id], at
+        if not data.startswith(piece, at):
+            if id in special:
+                found.append((0, 0))
+                continue
+            piece = piece.removeprefix(b" ")  # SentencePiece puts one before the text, `echo` before each word
+            start = data.find(piece, at)
+            if start < 0 or data[at:start].decode("utf-8", "replace").strip():
+                return None
+        at = start + len(piece)
+        found.append(_whole_characters(data, start, at))
+    return None if data[at:].decode("utf-8", "replace").strip() else found
+
+
+def _whole_characters(data: bytes, start: int, stop: int) -> tuple[int, int]:
+    while 0 < start < len(data) and _continues(data[start]):
+        start -= 1
+    while stop < len(data) and _continues(data[stop]):
+        stop += 1
+    return start, stop
+
+
+def _continues(byte: int) -> bool:
+    """Whether a byte of UTF-8 goes on with a character."""
+    return byte & 0xC0 == 0x80
+
+
 class Detokenizer:
     """Ids of one sequence to text.
 
@@ -75,7 +111,8 @@ class Detokenizer:
 class StopMatcher:
     """Finds the first stop string in text that arrives in any pieces; the outcome does not depend on the pieces.
 
-    The stop string that is complete first wins; of several complete at once, the longest.
+    The stop string that is complete first wins; of several complete at once, the longest. Where they are shown too
+    (`include`), nothing needs to be held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -87,20 +124,21 @@ class StopMatcher:
 
     def feed(self, text: str) -> str:
         """The text now safe to show: it can no longer be part of a stop string."""
+        before = len(self._held) if self._include else 0  # shown already
         self._held += text
         end, start = self._find(self._held)
         if end:
-            shown = self._held[: end if self._include else start]
+            shown = self._held[before : end if self._include else start]
             self._held, self.matched = "", True
             return shown
-        keep = self._partial(self._held)
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        cut = len(self._held) - self._partial(self._held)
+        shown, self._held = text if self._include else self._held[:cut], self._held[cut:]
         return shown
 
     def flush(self) -> str:
         """What was held back and turned out to be no stop string."""
         held, self._held = self._held, ""
-        return held
+        return "" if self._include else held
 
     def _find(self, text: str) -> tuple[int, int]:
         """(end, start) of the match that ends first, then starts first; (0, 0) without one."""

@@ -16,6 +16,7 @@ from tests.servers import LiveServer
 DOCUMENT = Path(__file__).parents[1] / "docs" / "wire.md"
 
 PARAMETERS, TENSORS, CHAT = "### Parameters", "### Tensors", "### Chat parameters"
+TGI, MINDIE = "### TGI parameters", "### MindIE parameters"
 
 Values = dict[str, tuple[Any, dict[str, Any]]]
 
@@ -114,6 +115,17 @@ CHAT_VALUES: Values = {
     "user": ("test", {}),
     "tools": ([{"type": "function"}], {}),
     "response_format": ({"type": "json_object"}, {}),
+}
+
+_TGI = (
+    "do_sample", "temperature", "top_k", "top_p", "typical_p", "seed", "repetition_penalty", "max_new_tokens",
+    "details", "decoder_input_details", "return_full_text", "truncate", "watermark", "stop", "adapter_id",
+)  # fmt: skip
+MINDIE_VALUES: Values = {name: VALUES[name] for name in _TGI}
+TGI_VALUES: Values = {
+    **MINDIE_VALUES,
+    "best_of": (2, SAMPLED),
+    **{name: VALUES[name] for name in ("frequency_penalty", "top_n_tokens", "grammar")},
 }
 
 ALL = {**VALUES, **TENSOR_VALUES}
@@ -231,3 +243,18 @@ def check_chat(server: LiveServer, engine: str, name: str, *, unmet: Collection[
     else:
         assert found.status_code == 200, found.text
         assert "x-lmi-ignored-parameters" not in found.headers
+
+
+def check_tgi(server: LiveServer, engine: str, name: str, *, heading: str = TGI, unmet: Collection[str] = ()) -> None:
+    """The same for a parameter at TGI's `/`, or at MindIE's."""
+    value, beside = (TGI_VALUES if heading == TGI else MINDIE_VALUES)[name]
+    body = {"inputs": "a b c", "parameters": {"max_new_tokens": 2, **beside, name: value}}
+    found = server.post(body, "/")
+    wanted = expected(heading, engine, name, unmet)
+    if wanted == "refused":
+        assert found.status_code == 422, found.text
+        assert found.json()["error"].startswith(f"Input validation error: parameters.{name}="), found.text
+    else:
+        assert found.status_code == 200, found.text
+        reported = {"x-lmi-ignored-parameters": f"parameters.{name}"} if wanted == "ignored" else {}
+        assert {key: value for key, value in found.headers.items() if key.startswith("x-lmi-")} == reported

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.text import Detokenizer, StopMatcher, Vocabulary
+from handler.text import Detokenizer, Prompt, StopMatcher, Vocabulary, spans
 
 BYTES = Vocabulary([bytes([value]) for value in range(256)] + [b"<|end|>"], special=[256])
 
@@ -104,3 +105,39 @@ def test_what_is_shown_holds_no_stop_string(text: str, stops: list[str]) -> None
     shown, matched, _ = match(list(text), stops)
     assert not any(stop in shown for stop in stops)
     assert matched == any(stop in text for stop in stops)
+
+
+# -- where tokens stand ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_included_is_never_held_back() -> None:
+    assert match(["on", "e tw", "o three"], ["two"], include=True)[2] == ["on", "e tw", "o"]
+
+
+WORDS = Vocabulary([b"Hi", b" you", "é".encode()[:1], "é".encode()[1:], b"<s>", b"\n"], special={4})
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "found"),
+    [
+        ("Hi you\n", [0, 1, 5], [(0, 2), (2, 6), (6, 7)]),
+        ("Hié", [0, 2, 3], [(0, 2), (2, 4), (2, 4)]),  # parts of a character have all of it
+        ("Hi", [4, 0], [(0, 0), (0, 2)]),  # put in front by the tokenizer
+        ("<s>Hi", [4, 0], [(0, 3), (3, 5)]),  # part of the text
+        ("you Hi", [1, 0], [(0, 3), (4, 6)]),  # SentencePiece's space; echo leaves spaces out
+        ("HI", [0], None),
+        ("Hi there", [0], None),
+        ("", [], []),
+    ],
+)
+def test_spans(text: str, ids: list[int], found: list[tuple[int, int]] | None) -> None:
+    assert spans(Prompt(text, ids, WORDS)) == found
+
+
+@given(st.lists(st.binary(min_size=1, max_size=3), max_size=8))
+def test_spans_cover_the_text_in_order(pieces: list[bytes]) -> None:
+    text = b"".join(pieces).decode("utf-8", "ignore")
+    data = text.encode()
+    found = spans(Prompt(text, list(range(len(data))), Vocabulary([bytes([byte]) for byte in data])))
+    assert found is not None
+    assert "".join(data[a:b].decode() for a, b in dict.fromkeys(found)) == text

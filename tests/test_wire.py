@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from handler import engines
-from handler.schemas import tensors
+from handler.schemas import mindie, tensors, tgi_reading
 from handler.schemas.chat import TABLE as CHAT_TABLE
 from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
 from tests import parameter_matrix as matrix
-from tests.parameter_matrix import ALL, CHAT_VALUES, TENSOR_VALUES, VALUES, check, check_chat, check_guide, table
-from tests.servers import LiveServer
+from tests.parameter_matrix import (
+    ALL,
+    CHAT_VALUES,
+    MINDIE_VALUES,
+    TENSOR_VALUES,
+    TGI_VALUES,
+    VALUES,
+    check,
+    check_chat,
+    check_guide,
+    check_tgi,
+    table,
+)
+from tests.servers import LiveServer, serve
 
 UNMET = {"adapter_id", "lora_task_id"}
 """What the echo server would serve, if it were started with option.enable_lora=true."""
@@ -27,7 +41,12 @@ def test_every_chat_parameter_has_its_row() -> None:
     assert set(table(matrix.CHAT)) == set(CHAT_TABLE.parameters) == set(CHAT_VALUES)
 
 
-@pytest.mark.parametrize("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT])
+def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
+    assert set(table(matrix.TGI)) == set(tgi_reading.PARAMETERS) == set(TGI_VALUES)
+    assert set(table(matrix.MINDIE)) == set(mindie.KINDS) == set(MINDIE_VALUES)
+
+
+@pytest.mark.parametrize("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT, matrix.TGI, matrix.MINDIE])
 def test_every_engine_has_its_column_and_no_cell_is_empty(heading: str) -> None:
     rows = table(heading)
     assert set(next(iter(rows.values()))) >= set(engines.ENGINES)
@@ -63,3 +82,31 @@ def test_echo(echo_server: LiveServer, name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_openvino(model_server: LiveServer, name: str) -> None:
     check(model_server, "openvino", name)
+
+
+@pytest.mark.parametrize("name", TGI_VALUES)
+def test_tgi_on_echo(echo_server: LiveServer, name: str) -> None:
+    check_tgi(echo_server, "echo", name, unmet=UNMET & TGI_VALUES.keys())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", TGI_VALUES)
+def test_tgi_on_openvino(model_server: LiveServer, name: str) -> None:
+    check_tgi(model_server, "openvino", name)
+
+
+@pytest.fixture(scope="module", params=["echo", "openvino"])
+def mindie_server(request: pytest.FixtureRequest) -> Iterator[tuple[LiveServer, str]]:
+    model = [] if request.param == "echo" else [str(request.getfixturevalue("demo_model"))]
+    with serve(*model, "--engine", request.param, "-o", "option.root_schema=mindie") as server:
+        server.wait_ready()
+        yield server, request.param
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", MINDIE_VALUES)
+def test_mindie(mindie_server: tuple[LiveServer, str], name: str) -> None:
+    server, engine = mindie_server
+    check_tgi(
+        server, engine, name, heading=matrix.MINDIE, unmet=UNMET & MINDIE_VALUES.keys() if engine == "echo" else ()
+    )

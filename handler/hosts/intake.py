@@ -82,7 +82,7 @@ class Intake:
             keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
             self._reader = CustomReader(formatters.input, _decoded, keywords)
         self._any_media = formatters.input is not None and not formatters.input.takes_payload
-        self._context = replace(context, vocabulary=tokenizer.vocabulary)
+        self._context = replace(context, vocabulary=tokenizer.vocabulary, most_tokens=self._most_tokens)
         self._tokenizer = tokenizer
         self._engine_info = engine_info
         self._guides = guides
@@ -114,7 +114,8 @@ class Intake:
         media = _media_type(headers)
         if self._any_media if schema is None else schema.any_media:
             return
-        if media != "text/plain" and not _JSON_TYPES.fullmatch(media):
+        is_prompt = media == "text/plain" and schema is None
+        if not is_prompt and not _JSON_TYPES.fullmatch(media):
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json or text/plain")
 
     def read(self, body: bytes, headers: Headers) -> Call:
@@ -217,15 +218,22 @@ class Intake:
         limit = info.max_total_tokens
         if num_prompt >= limit:
             raise PromptTooLong(names.prompt, num_prompt, limit - 1)
-        if num_prompt + wanted > limit and not request.fill:
-            raise AnswerTooLong(names.max_new_tokens, num_prompt, wanted, limit)
+        needed = wanted if request.room is None else min(wanted, request.room)
+        if num_prompt + needed > limit and not request.fill:
+            raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
-        info = self._engine_info()
-        if not request.fill or info is None:
+        limit, wanted = self._most_tokens(), request.sampling.max_new_tokens
+        if limit is None:
             return request
-        left = info.max_total_tokens - len(prompt.ids)
+        left = limit - len(prompt.ids)
+        if not request.fill and wanted <= left:
+            return request
         return replace(request, sampling=replace(request.sampling, max_new_tokens=left))
+
+    def _most_tokens(self) -> int | None:
+        info = self._engine_info()
+        return None if info is None else info.max_total_tokens
 
 
 def check_guide(request: Request, why: str) -> None:

@@ -9,11 +9,11 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from handler.adapter_registry import Registered
 from handler.core import Request
-from handler.engines.base import EngineInfo
+from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.remote import State
 from handler.errors import ConfigError, ServingError, Unavailable, serving_error
 from handler.hosts.adapter_changes import AdapterChanges, Change, Outcome
@@ -30,6 +30,9 @@ from handler.launch import make_batcher
 from handler.schemas.base import Answer, Call, Schema
 from handler.text import Prompt
 
+T = TypeVar("T")
+
+TOKENIZER_THREADS = 2
 _PARSE_ASIDE = 1 << 16  # bytes of a body that is better parsed off the event loop
 
 
@@ -51,7 +54,8 @@ class Service:
         self.started_at = time.time()
         self._engine = engine
         self._guides = loaded.guides
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._tokenizer = loaded.tokenizer
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self._formatters: FormatterThread | None = None
         if self.intake.runs_model_py:
             self._formatters = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe)
@@ -225,6 +229,10 @@ class Service:
         if size < _PARSE_ASIDE:
             return parse()
         return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
+
+    async def with_tokenizer(self, use: Callable[[Tokenizer], T]) -> T:
+        """What `use` makes of the tokenizer, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, use, self._tokenizer)
 
     async def read(self, body: bytes, headers: Headers) -> Call:
         """What a body asks for, as the configured schema reads it."""

@@ -7,7 +7,9 @@ from handler.schemas.batch import DynamicBatch
 from handler.schemas.by_shape import ByShape, Refusing
 from handler.schemas.chat import Chat
 from handler.schemas.lmi import Lmi
+from handler.schemas.mindie import Mindie
 from handler.schemas.tgi import TgiCompat
+from handler.schemas.tgi_native import Tgi
 
 _LMI, _TGI, _BATCH = Lmi(), TgiCompat(), DynamicBatch()
 _NO_CHAT = "'messages': chat completions are not available for dynamic batching; they need rolling batch"
@@ -22,8 +24,19 @@ SCHEMAS: dict[str, Schema] = {
 }
 
 
-ROUTES: dict[str, Schema] = {}
+ROOTS: dict[str, Schema] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
+"""The dialects of `/`, by `option.root_schema`."""
+
+ROUTES: dict[str, Schema] = {
+    "/generate": Tgi("tgi_generate", streams=False),
+    "/generate_stream": Tgi("tgi_generate_stream", streams=True),
+}
 """The embedded server's other routes for inference, each with its dialect; `{model}` and `{version}` are checked."""
+
+
+def routes(root_schema: str) -> dict[str, Schema]:
+    """ROUTES, and `/`."""
+    return {"/": ROOTS[root_schema], **ROUTES}
 
 
 def choose(*, rolling_batch: str, tgi_compat: bool) -> Schema:

@@ -47,6 +47,7 @@ class Context:
         adapters: those that there are now; thread-safe.
         sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
         vocabulary: what every prompt's ids stand for; None where each prompt brings its own.
+        most_tokens: those of prompt and answer together that the model takes; None while it has not been loaded.
     """
 
     engine: str
@@ -56,6 +57,7 @@ class Context:
     adapters: AdapterLookup = field(default_factory=NoAdapters)
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     vocabulary: Vocabulary | None = None
+    most_tokens: Callable[[], int | None] = lambda: None
     output_formatter: str | None = None
     refuse_unknown: bool = False
     max_sequences: int = 32
@@ -126,6 +128,7 @@ class Call(NamedTuple):
             time then, and raises FormatterFailed; it is fed a delta with that error, as with any other failure.
         headers: the dialect's own, of the answer asked for; `None` stands for the timing at a stream's start.
         keep_alive: what a stream sends when nothing has come for a while; b"" where the dialect has no such thing.
+        failed: a stream's end, where all that it has sent are such signs; None: as `Reply.refused` has it.
     """
 
     requests: Sequence[Request]
@@ -136,6 +139,7 @@ class Call(NamedTuple):
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
+    failed: Callable[[ServingError], bytes] | None = None
 
 
 class Schema(Protocol):

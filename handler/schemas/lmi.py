@@ -41,6 +41,7 @@ class Lmi:
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # Sampling fields
     details_default = False
+    special_in_text = True
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,9 @@ class Lmi:
     ) -> dict[str, Any]:
         return {"finish_reason": finish.value, "generated_tokens": num_tokens, "inputs": request.prompt}
 
-    def details(self, request: Request, best: Continuation, others: Sequence[Continuation]) -> dict[str, Any]:
+    def details(
+        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+    ) -> dict[str, Any]:
         value: dict[str, Any] = {
             "finish_reason": best.finish.value,
             "generated_tokens": len(best.tokens),

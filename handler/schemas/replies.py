@@ -13,7 +13,13 @@ from handler.schemas.outputs import Generated, Lines, Wanted, document
 
 
 class Layout(Protocol):
-    """The values of a dialect (`lmi.Lmi`, `tgi.TgiCompat`)."""
+    """The values of a dialect (`lmi.Lmi`, `tgi.TgiCompat`, `tgi_native.Tgi`).
+
+    Attributes:
+        special_in_text: the texts of special tokens, where tokens have them, stand in the whole answer's text too.
+    """
+
+    special_in_text: bool
 
     def prompt_token(self, token: Token) -> dict[str, Any]:
         """A token of `prefill`."""
@@ -42,7 +48,9 @@ class Layout(Protocol):
     def stream_failure(self, error: ServingError) -> Any:
         """The last line of a stream that broke off."""
 
-    def details(self, request: Request, best: Continuation, others: Sequence[Continuation]) -> dict[str, Any]:
+    def details(
+        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+    ) -> dict[str, Any]:
         """`details` of a document."""
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
@@ -55,8 +63,9 @@ class Layout(Protocol):
 class Continuation:
     """One sequence of a whole answer, as far as it has come; `index` numbers those of one request."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, *, special_in_text: bool = True) -> None:
         self.index = index
+        self._special_in_text = special_in_text
         self.tokens: list[Token] = []
         self.prefill: Sequence[Token] = ()
         self.rows: list[Sequence[float]] = []  # of logits, for each token
@@ -64,7 +73,7 @@ class Continuation:
 
     @property
     def text(self) -> str:
-        return "".join([token.text for token in self.tokens])
+        return "".join([token.text for token in self.tokens if self._special_in_text or not token.special])
 
     @property
     def logprob(self) -> float:
@@ -85,6 +94,7 @@ class StreamReply:
         self._layout = layout
         self._request = request
         self._chunk = layout.chunk
+        self._special_in_text = layout.special_in_text
         self._encode = framing.encode
         self._texts: list[str] = []
         self._num_tokens = 0
@@ -105,7 +115,8 @@ class StreamReply:
         if self._bare and delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly all
             token = delta.tokens[0]
             self._num_tokens += 1
-            self._texts.append(token.text)
+            if self._special_in_text or not token.special:
+                self._texts.append(token.text)
             return self._encode(self._chunk(token, self._num_tokens))
         if delta.prefill is not None:
             self._prefill = delta.prefill
@@ -120,7 +131,8 @@ class StreamReply:
 
     def _line(self, token: Token) -> bytes:
         self._num_tokens += 1
-        self._texts.append(token.text)
+        if self._special_in_text or not token.special:
+            self._texts.append(token.text)
         return self._encode(self._chunk(token, self._num_tokens, self._beside(token)))
 
     def _beside(self, token: Token) -> dict[str, Any] | None:
@@ -133,7 +145,8 @@ class StreamReply:
     def _last(self, token: Token, finish: Finish) -> Any:
         self.finished = True
         self._num_tokens += token.id >= 0
-        self._texts.append(token.text)
+        if self._special_in_text or not token.special:
+            self._texts.append(token.text)
         request = self._request
         text = (request.prompt if request.full_text else "") + "".join(self._texts)
         details = None
@@ -152,8 +165,8 @@ class WholeReply:
 
     content_type = JSON.content_type
 
-    def __init__(self, num_sequences: int) -> None:
-        self._sequences = [Continuation(index) for index in range(num_sequences)]
+    def __init__(self, num_sequences: int, *, special_in_text: bool = True) -> None:
+        self._sequences = [Continuation(index, special_in_text=special_in_text) for index in range(num_sequences)]
         self._unfinished = num_sequences
         self._num_prompt_tokens = 0
         self._context: Sequence[Sequence[float]] | None = None  # the prompt's logits
@@ -190,7 +203,7 @@ class DocumentReply(WholeReply):
     """LMI's and TGI's whole answer."""
 
     def __init__(self, layout: Layout, request: Request, outputs: Wanted | None = None) -> None:
-        super().__init__(request.sampling.num_sequences)
+        super().__init__(request.sampling.num_sequences, special_in_text=layout.special_in_text)
         self._layout = layout
         self._request = request
         self._outputs = outputs
@@ -199,13 +212,19 @@ class DocumentReply(WholeReply):
         return finish_of(self._request, delta)
 
     def _document(self) -> Any:
-        logprobs = [sequence.logprob for sequence in self._sequences]
-        best, *others = [self._sequences[index] for index in returned(logprobs, self._request.sampling)]
+        scores = [self._score(sequence) for sequence in self._sequences]
+        best, *others = [self._sequences[index] for index in returned(scores, self._request.sampling)]
         best.prefill = self._sequences[0].prefill
         request = self._request
         text = (request.prompt if request.full_text else "") + best.text
-        details = self._layout.details(request, best, others) if request.details else None
+        details = None
+        if request.details:
+            details = self._layout.details(request, best, others, self._num_prompt_tokens)
         return self._layout.document(text, details, self._tensors(best, *others))
+
+    def _score(self, sequence: Continuation) -> float:
+        """By which the sequences are ranked."""
+        return sequence.logprob
 
     def _tensors(self, *sequences: Continuation) -> dict[str, Any] | None:
         if self._outputs is None:
@@ -216,9 +235,9 @@ class DocumentReply(WholeReply):
         return self._layout.refused(error)
 
 
-def returned(logprobs: Sequence[float], sampling: Sampling) -> list[int]:
-    """The sequences that the client gets, by index, the most probable first; beams come ranked by the engine."""
-    ranked = list(range(len(logprobs)))
+def returned(scores: Sequence[float], sampling: Sampling) -> list[int]:
+    """The sequences that the client gets, by index, the best first; beams come ranked by the engine."""
+    ranked = list(range(len(scores)))
     if sampling.num_beams == 1:
-        ranked.sort(key=lambda index: -logprobs[index])
+        ranked.sort(key=lambda index: -scores[index])
     return ranked[: sampling.n] if sampling.n > 1 else ranked

@@ -15,6 +15,7 @@ class Reshaped:
     def __init__(self, layout: Layout, change: Callable[[Any], Any]) -> None:
         self._layout = layout
         self._change = change
+        self.special_in_text = layout.special_in_text
         self.prompt_token = layout.prompt_token
         self.top_tokens = layout.top_tokens
         self.stream_details = layout.stream_details

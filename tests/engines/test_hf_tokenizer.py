@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from tokenizers.trainers import BpeTrainer
 
 from handler.engines.hf_tokenizer import HfTokenizer
 from handler.errors import ConfigError, InvalidPayload
-from handler.text import Detokenizer
+from handler.text import Detokenizer, spans
 
 CORPUS = [
     "Hello world, hello there. The capital of France is Paris.",
@@ -152,3 +153,23 @@ def test_many_threads_share_it(loaded: dict[str, HfTokenizer]) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(tokenizer.encode, texts))
     assert [prompt.ids for prompt in found] == [tokenizer.encode(text).ids for text in texts]
+
+
+@pytest.mark.model
+@settings(deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
+def test_tokens_stand_where_the_library_has_them(hf_demo: Path, text: str) -> None:
+    """Its offsets are characters, ours are their bytes."""
+    text = f"<|im_start|> {text} 😀<|im_end|>\n"
+    library = Tokenizer.from_file(str(hf_demo / "tokenizer.json")).encode(text)
+    tokenizer = _demo(hf_demo)
+    found = spans(tokenizer.encode(text))
+    if found is None:  # its vocabulary lacks a byte of the text
+        assert not set(text.encode()) <= {piece[0] for piece in tokenizer.vocabulary.pieces if len(piece) == 1}
+        return
+    assert found == [(len(text[:start].encode()), len(text[:stop].encode())) for start, stop in library.offsets]
+
+
+@functools.cache
+def _demo(directory: Path) -> HfTokenizer:
+    return HfTokenizer(directory)

@@ -12,7 +12,20 @@ import pytest
 from tests.adapter_files import write_adapter
 from tests.doubles import tiny
 from tests.doubles.requests import environment
-from tests.parameter_matrix import ALL, CHAT, CHAT_VALUES, PARAMETERS, TENSORS, VALUES, check, check_chat, table
+from tests.parameter_matrix import (
+    ALL,
+    CHAT,
+    CHAT_VALUES,
+    PARAMETERS,
+    TENSORS,
+    TGI,
+    TGI_VALUES,
+    VALUES,
+    check,
+    check_chat,
+    check_tgi,
+    table,
+)
 from tests.servers import LiveServer, serve
 
 LORA = {"option.enable_lora": "true", "option.gather_generation_logits": "true"}
@@ -68,3 +81,9 @@ def test_a_parameter(setting: tuple[LiveServer, Any], model: Path, name: str) ->
 def test_a_chats_parameter(setting: tuple[LiveServer, Any], name: str) -> None:
     server, unmet = setting
     check_chat(server, "trtllm", name, unmet=unmet(CHAT))
+
+
+@pytest.mark.parametrize("name", TGI_VALUES)
+def test_a_parameter_of_tgis(setting: tuple[LiveServer, Any], name: str) -> None:
+    server, unmet = setting
+    check_tgi(server, "trtllm", name, unmet=unmet(TGI))

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.engines.vllm.test_engine import make_adapter
-from tests.parameter_matrix import ALL, CHAT_VALUES, check, check_chat
+from tests.parameter_matrix import ALL, CHAT_VALUES, TGI_VALUES, check, check_chat, check_tgi
 from tests.servers import LiveServer, serve
 
 pytestmark = pytest.mark.vllm
@@ -38,6 +38,11 @@ def test_a_parameter(server: LiveServer, hf_demo: Path, name: str) -> None:
 @pytest.mark.parametrize("name", CHAT_VALUES)
 def test_a_chats_parameter(server: LiveServer, name: str) -> None:
     check_chat(server, "vllm", name)
+
+
+@pytest.mark.parametrize("name", TGI_VALUES)
+def test_a_parameter_of_tgis(server: LiveServer, name: str) -> None:
+    check_tgi(server, "vllm", name, unmet={"adapter_id"})
 
 
 def lines(answer: httpx.Response) -> list[dict[str, Any]]:
