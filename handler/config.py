@@ -39,6 +39,7 @@ class Config:
 
     model_id: str | None
     model_name: str
+    served_model_name: tuple[str, ...] | None
     llm_engine: str
     rolling_batch: str
     max_rolling_batch_size: int
@@ -49,6 +50,7 @@ class Config:
     tgi_compat: bool
     enable_streaming: bool
     unknown_parameters: str
+    tool_call_parser: str
     predict_timeout: float
     request_time_limit: float | None
     model_loading_timeout: float

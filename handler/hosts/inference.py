@@ -94,7 +94,8 @@ async def _send(scope: Scope, send: Send, call: Call, exchange: Exchange, gone: 
         return
     if exchange.answer is not None:
         if started:  # what is refused now is the stream's end
-            await send({"type": "http.response.body", "body": exchange.answer.body})
+            late = call.failed(exchange.failure) if call.failed and exchange.failure else exchange.answer.body
+            await send({"type": "http.response.body", "body": late})
         else:
             await send_answer(scope, send, exchange.answer, _bytes([*exchange.headers(), *ignored]))
     elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece

@@ -7,6 +7,8 @@ from handler.schemas.batch import DynamicBatch
 from handler.schemas.by_shape import ByShape, Refusing
 from handler.schemas.chat import Chat
 from handler.schemas.lmi import Lmi
+from handler.schemas.openai_chat import OpenAiChat
+from handler.schemas.openai_completions import OpenAiCompletions
 from handler.schemas.tgi import TgiCompat
 
 _LMI, _TGI, _BATCH = Lmi(), TgiCompat(), DynamicBatch()
@@ -22,7 +24,10 @@ SCHEMAS: dict[str, Schema] = {
 }
 
 
-ROUTES: dict[str, Schema] = {}
+ROUTES: dict[str, Schema] = {
+    "/v1/chat/completions": OpenAiChat(),
+    "/v1/completions": OpenAiCompletions(),
+}
 """The embedded server's other routes for inference, each with its dialect; `{model}` and `{version}` are checked."""
 
 

@@ -47,6 +47,10 @@ class Context:
         adapters: those that there are now; thread-safe.
         sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
         vocabulary: what every prompt's ids stand for; None where each prompt brings its own.
+        chat_template: the model's own; "" where it has none.
+        model_names: what requests may call the model, its own name first; "*" among them is any name.
+        fingerprint: what an answer says of the server and the engine that it comes from.
+        tool_call_parser: `option.tool_call_parser`.
     """
 
     engine: str
@@ -60,6 +64,10 @@ class Context:
     refuse_unknown: bool = False
     max_sequences: int = 32
     enable_streaming: bool = False
+    chat_template: str = ""
+    model_names: Sequence[str] = ("model",)
+    fingerprint: str = "lmi"
+    tool_call_parser: str = "auto"
 
 
 class Answer(NamedTuple):
@@ -126,6 +134,7 @@ class Call(NamedTuple):
             time then, and raises FormatterFailed; it is fed a delta with that error, as with any other failure.
         headers: the dialect's own, of the answer asked for; `None` stands for the timing at a stream's start.
         keep_alive: what a stream sends when nothing has come for a while; b"" where the dialect has no such thing.
+        failed: a stream's end, where all that it has sent are such signs; None: as `Reply.refused` has it.
     """
 
     requests: Sequence[Request]
@@ -136,6 +145,7 @@ class Call(NamedTuple):
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
+    failed: Callable[[ServingError], bytes] | None = None
 
 
 class Schema(Protocol):
