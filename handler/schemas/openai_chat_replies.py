@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from handler.core import Finish, Token
+from handler.core import Delta, Finish, Token
+from handler.framing import JSON
 from handler.schemas.chat_replies import Completion
-from handler.schemas.openai_replies import REASONS, Choice, Head, Stream, Usage, Whole
+from handler.schemas.openai_replies import MARK, REASONS, Choice, Head, Stream, Usage, Whole
 from handler.schemas.replies import Continuation
 from handler.schemas.tool_calls.parsing import Arguments, Begun, Parser, Piece
 
@@ -48,12 +49,13 @@ def call_id() -> str:
 
 
 class ChatChoice(Choice):
-    __slots__ = ("called", "parser", "waiting")
+    __slots__ = ("beside", "called", "parser", "waiting")
 
     def __init__(self, index: int, parser: Parser | None) -> None:
         super().__init__(index)
         self.parser = parser
         self.called = False
+        self.beside: tuple[bytes, bytes] | None = None  # as `around`, for text beside calls
         self.waiting: list[Token] = []  # whose text is held back, for their log-probabilities
 
 
@@ -64,25 +66,59 @@ class ChatStream(Stream):
         choices = [ChatChoice(index, form.parser()) for index in range(num_sequences)]
         super().__init__(head, choices, num_sequences, wanted)
         self._form = form
-        self._is_text = choices[0].parser is None and not form.tokens.logprobs
+        self._is_bare = not form.tokens.logprobs and not wanted.always
+        self._is_text = choices[0].parser is None and self._is_bare
 
     @property
     def _is_plain(self) -> bool:
         return self._is_text
+
+    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+        return self._made(choice, {"content": text}, [], None)
+
+    def _chunks(self, choice: Choice, delta: Delta) -> bytes:
+        """Most answers of those who bring tools are text all the same: that is made as without them."""
+        assert isinstance(choice, ChatChoice)
+        parser = choice.parser
+        if (
+            parser is None
+            or delta.finish is not None
+            or len(delta.tokens) != 1
+            or not choice.begun
+            or not self._is_bare
+        ):
+            return super()._chunks(choice, delta)
+        if choice.beside is None:
+            choice.beside = self._around(self._text_part(choice, MARK))
+        (token,) = delta.tokens
+        choice.num_tokens += 1
+        pieces = parser.feed(self._form.text(token))
+        if not pieces:
+            return b""
+        if len(pieces) == 1 and isinstance(text := pieces[0], str):
+            return choice.beside[0] + JSON.encode(text) + choice.beside[1]
+        said = self._said(choice, pieces)
+        return self._chunk(self._made(choice, said, [], None)) if said else b""
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
     ) -> dict[str, Any] | None:
         assert isinstance(choice, ChatChoice)
         if choice.parser is None:
-            delta: dict[str, Any] = {"content": token.text}
-            tokens = [token]
-        else:
-            choice.waiting.append(token)
-            delta = self._parsed(choice, choice.parser, self._form.text(token), last=finish is not None)
-            if not delta and finish is None:
-                return None
-            tokens, choice.waiting = choice.waiting, []
+            return self._made(choice, {"content": token.text}, [token], finish)
+        choice.waiting.append(token)
+        text = self._form.text(token)
+        pieces = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
+        delta = self._said(choice, pieces)
+        if not delta and finish is None:
+            return None
+        tokens, choice.waiting = choice.waiting, []
+        return self._made(choice, delta, tokens, finish)
+
+    def _made(
+        self, choice: Choice, delta: dict[str, Any], tokens: list[Token], finish: Finish | None
+    ) -> dict[str, Any]:
+        assert isinstance(choice, ChatChoice)
         if not choice.begun or self._form.every_role:
             delta = {"role": "assistant", "content": None, **delta}
         if self._form.every_role:
@@ -94,11 +130,11 @@ class ChatStream(Stream):
             "finish_reason": self._form.reason(finish, called=choice.called),
         }
 
-    def _parsed(self, choice: ChatChoice, parser: Parser, text: str, *, last: bool) -> dict[str, Any]:
-        pieces = self._form.counted([*(parser.feed(text) if text else ()), *(parser.flush() if last else ())])
+    def _said(self, choice: ChatChoice, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """The `delta` for what a parser has read; empty for nothing."""
         delta: dict[str, Any] = {}
         calls: dict[int, dict[str, Any]] = {}
-        for piece in pieces:
+        for piece in self._form.counted(pieces):
             if isinstance(piece, str):
                 delta["content"] = delta.get("content", "") + piece
             elif isinstance(piece, Begun):

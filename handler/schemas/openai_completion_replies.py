@@ -68,7 +68,10 @@ class TextStream(Stream):
 
     @property
     def _is_plain(self) -> bool:
-        return self._form.logprobs is None
+        return self._form.logprobs is None and not self._usage.always
+
+    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+        return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]

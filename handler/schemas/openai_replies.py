@@ -24,7 +24,7 @@ REASONS: Mapping[Finish | None, str | None] = {
     Finish.ERROR: "stop",
 }
 
-_MARK = "\0text\0"  # stands in no id
+MARK = "\0text\0"  # a text that stands nowhere else in a chunk
 
 
 class Head(NamedTuple):
@@ -132,16 +132,22 @@ class Stream:
             self.finished = not self._unfinished
             if self.finished:
                 chunks.append(self._end())
-        elif choice.begun and choice.around is None and self._is_plain and not self._usage.always:
-            text = self._part(choice, Token(0, _MARK, None, False), None, ())
-            assert text is not None, "a choice without calls and log-probabilities is its text"
-            before, _, after = self._chunk(text).partition(JSON.encode(_MARK))
-            choice.around = before, after
+        elif choice.begun and choice.around is None and self._is_plain:
+            choice.around = self._around(self._text_part(choice, MARK))
         return b"".join(chunks)
+
+    def _around(self, part: Mapping[str, Any]) -> tuple[bytes, bytes]:
+        """What stands about the text in the chunk of a part whose text is MARK."""
+        before, _, after = self._chunk(part).partition(JSON.encode(MARK))
+        return before, after
 
     @property
     def _is_plain(self) -> bool:
         """Every token's part is its text, and nothing else differs."""
+        raise NotImplementedError
+
+    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+        """What a chunk of nothing but text says of its choice."""
         raise NotImplementedError
 
     def _part(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients.checks import PARIS, PARIS_IDS, TOO_MANY, UNICODE
 from tests.clients.driver import Driver
-from tests.servers import LiveServer, wait_for
+from tests.servers import LiveServer, serve, wait_for
 
 pytestmark = pytest.mark.clients
 
@@ -130,13 +130,13 @@ def test_completions(openai: Driver, openai_server: LiveServer) -> None:
     assert found["object"] == "text_completion"
     assert found["usage"]["prompt_tokens"] == 5
     prompts = [PARIS_IDS, [504, 3575]]
-    found = openai.generate(openai_server.url, "", what="completion", prompt=prompts, echo=True, max_tokens=1)
+    found = openai.generate(openai_server.url, "", what="completion", prompts=prompts, echo=True, max_tokens=1)
     assert [choice["text"][:11] for choice in found["choices"]] == ["The capital"] * 2
 
 
 def test_a_completions_stream(openai: Driver, openai_server: LiveServer) -> None:
     prompts = [PARIS, "The capital of Italy is"]
-    chunks = openai.stream(openai_server.url, "", what="completion", prompt=prompts, temperature=0, max_tokens=2)
+    chunks = openai.stream(openai_server.url, "", what="completion", prompts=prompts, temperature=0, max_tokens=2)
     texts = [
         "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"][0]["index"] == index)
         for index in range(2)
@@ -181,7 +181,7 @@ def test_tools_that_are_of_no_use(openai: Driver, openai_server: LiveServer) -> 
     ("options", "error", "words"),
     [
         ({"temperature": 3}, "openai.BadRequestError", "temperature=3: must be a number"),
-        ({"max_tokens": TOO_MANY}, "openai.BadRequestError", "context_length_exceeded"),
+        ({"max_tokens": TOO_MANY}, "openai.BadRequestError", "with 37 prompt tokens it must be at most 8155"),
         ({"model": "other"}, "openai.NotFoundError", "Model not found: other"),
         ({"messages": []}, "openai.BadRequestError", "'messages' must be a non-empty list"),
     ],
@@ -214,8 +214,6 @@ def test_an_engine_that_raises(openai: Driver, fresh_cues: str, how: str) -> Non
 
 @pytest.fixture
 def fresh_cues() -> Any:
-    from tests.servers import serve
-
     with serve("--engine", "echo", "-o", "option.echo_cues=true", "-o", "option.echo_tokens_per_second=50") as server:
         server.wait_ready()
         yield server.url
@@ -237,7 +235,7 @@ def test_a_client_that_leaves_is_forgotten(openai: Driver, openai_server: LiveSe
 def test_langchain(langchain_openai: Driver, openai_server: LiveServer) -> None:
     found = langchain_openai.generate(openai_server.url, QUESTION, **GREEDY)
     assert found == {"content": ANSWER, "tool_calls": [], "finish_reason": "stop", "tokens": 8}
-    pieces = langchain_openai.stream(openai_server.url, QUESTION, **GREEDY)
+    pieces = langchain_openai.stream(openai_server.url, QUESTION, **GREEDY, stream_usage=True)
     assert "".join(piece["content"] for piece in pieces) == ANSWER
     assert sum(piece["tokens"] or 0 for piece in pieces) == 8
 
@@ -280,8 +278,11 @@ def test_huggingface_hubs_tools(chatting_hub: Driver, root: str) -> None:
 def test_huggingface_hubs_errors(chatting_hub: Driver, openai_server: LiveServer, how: str) -> None:
     outcome = chatting_hub.call(how, openai_server.url, QUESTION, temperature=9)
     assert outcome.error is not None
-    assert outcome.error.endswith(("HfHubHTTPError", "BadRequestError"))
-    assert "temperature=9" in outcome.message
+    if outcome.error == "aiohttp.client_exceptions.ClientResponseError":  # the oldest's, which drops the message
+        assert outcome.message.startswith("400,")
+    else:
+        assert outcome.error == "huggingface_hub.errors.BadRequestError"
+        assert "temperature=9" in outcome.message
 
 
 def test_text_generation(chatting_text_generation: Driver, openai_server: LiveServer) -> None:

@@ -210,6 +210,8 @@ class CallParser:
 
 def _partial(text: str, mark: str) -> int:
     """Length of the longest end of `text` that may grow into `mark`."""
+    if mark[:1] not in text:
+        return 0
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if mark.startswith(text[-size:]):
             return size

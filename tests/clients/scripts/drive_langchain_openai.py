@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 from common import main
 from langchain_openai import ChatOpenAI
 
@@ -18,11 +19,13 @@ class LangchainOpenAi:
             yield _plain(chunk)
 
     async def generate_async(self, url: str, prompt: str, options: dict[str, Any]) -> Any:
-        return _plain(await _chat(url, options).ainvoke(prompt))
+        async with httpx.AsyncClient() as client:  # its own would be another event loop's
+            return _plain(await _chat(url, {**options, "http_async_client": client}).ainvoke(prompt))
 
     async def stream_async(self, url: str, prompt: str, options: dict[str, Any]) -> AsyncIterator[Any]:
-        async for chunk in _chat(url, options).astream(prompt):
-            yield _plain(chunk)
+        async with httpx.AsyncClient() as client:
+            async for chunk in _chat(url, {**options, "http_async_client": client}).astream(prompt):
+                yield _plain(chunk)
 
 
 def _chat(url: str, options: dict[str, Any]) -> Any:

@@ -75,7 +75,11 @@ def _client(url: str) -> dict[str, Any]:
 
 def _asked(prompt: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     what = options.pop("what", "chat")
-    ask = {"prompt": prompt} if what == "completion" else {"messages": [{"role": "user", "content": prompt}]}
+    ask = (
+        {"prompt": options.pop("prompts", prompt)}
+        if what == "completion"
+        else {"messages": [{"role": "user", "content": prompt}]}
+    )
     return what, {"model": "model", **ask, **options}
 
 
