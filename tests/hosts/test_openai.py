@@ -371,3 +371,11 @@ def test_tools_are_in_the_prompt(exact_server: LiveServer) -> None:
 
     assert size(tools=TOOLS) > size() + 60
     assert size(tools=TOOLS, tool_choice="none") == size()
+
+
+def test_dynamic_batching_serves_them_too() -> None:
+    with serve("--engine", "echo", *options("option.rolling_batch=disable", "batch_size=2")) as server:
+        server.wait_ready()
+        assert "".join(map(shown, events(server, CHAT, ASK))) == " user: a ü"
+        found = server.post({**COMPLETE, "prompt": ["a", "b"]}, COMPLETIONS).json()
+        assert [choice["text"] for choice in found["choices"]] == [" a a a", " b b b"]
