@@ -39,6 +39,7 @@ class Config:
 
     model_id: str | None
     model_name: str
+    served_model_name: tuple[str, ...] | None
     llm_engine: str
     rolling_batch: str
     max_rolling_batch_size: int
@@ -50,6 +51,7 @@ class Config:
     root_schema: str
     enable_streaming: bool
     unknown_parameters: str
+    tool_call_parser: str
     predict_timeout: float
     request_time_limit: float | None
     model_loading_timeout: float

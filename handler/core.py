@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handler.errors import ServingError
 
@@ -120,7 +120,8 @@ class Request:
     truncate: int | None = None  # keep only the last n prompt tokens
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
-    messages: tuple[Mapping[str, str], ...] = ()  # each with `role` and `content`
+    messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat
+    tools: tuple[Mapping[str, Any], ...] = ()  # what the chat template is to show; it has a place for them
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     end_id: int | None = None  # one of the stop tokens, whose end is shown as EOS

@@ -8,7 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from handler import engines
+from handler import __version__, engines
 from handler.adapter_registry import AdapterHome, AdapterRegistry, adapters_of
 from handler.batcher import Batcher
 from handler.config import BY_ROLLING_BATCH, Config
@@ -205,4 +205,9 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Con
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,
         enable_streaming=config.enable_streaming,
+        model_names=tuple(
+            name for name in (config.model_name, config.model_id, *(config.served_model_name or ())) if name
+        ),
+        fingerprint=f"lmi-{__version__}-{spec.engine}",
+        tool_call_parser=config.tool_call_parser,
     )

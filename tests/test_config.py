@@ -11,6 +11,8 @@ from handler.config import Config, load_config
 from handler.errors import ConfigError
 from handler.launch import choose_engine
 from handler.options import OPTIONS
+from handler.options.common import TOOL_CALL_PARSERS
+from handler.schemas.tool_calls.formats import FORMATS
 
 
 def config(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> Config:
@@ -189,3 +191,15 @@ def test_no_option_of_an_engine_hides_another_of_its_own(engine: str) -> None:
     own = [option for option in OPTIONS if engine in option.engines or not option.engines]
     names = [name for option in own for name in (option.key, *option.aliases)]
     assert len(names) == len(set(names))
+
+
+def test_several_names_have_commas_between_them() -> None:
+    found = config("option.served_model_name=my-endpoint, org/model ,*")
+    assert found.served_model_name == ("my-endpoint", "org/model", "*")
+    assert config(env={"OPTION_SERVED_MODEL_NAME": "a"}).served_model_name == ("a",)
+    assert config().served_model_name is None
+    assert "must be names with commas between them" in refused("option.served_model_name=a,,b")
+
+
+def test_tool_call_parsers_are_those_that_there_are() -> None:
+    assert set(TOOL_CALL_PARSERS) == {"auto", *FORMATS}

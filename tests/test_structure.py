@@ -26,6 +26,7 @@ ALLOWED = {
     "engine_adapters": {"core", "errors", "engines.base"},
     "batcher": {"core", "errors", "text", "generation", "engine_adapters", "engines.base"},
     "launch": {
+        "__version__",
         "adapter_registry",
         "batcher",
         "config",

@@ -114,17 +114,24 @@ class SteppedEngine(Protocol):
 class Tokenizer(Protocol):
     """Text to ids, in the host's process and off the event loop; thread-safe.
 
-    `vocabulary` is what the ids of every answer stand for; None where each prompt brings its own.
+    `vocabulary` is what the ids of every answer stand for; None where each prompt brings its own. `chat_template` is
+    the model's own, as text; "" where it has none.
     """
 
     vocabulary: Vocabulary | None
+    chat_template: str
 
     def encode(self, text: str) -> Prompt:
         """The prompt's ids, special marks in the text recognised, none added but those the model always begins with."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Messages, each with `role` and `content`, as the model's chat template lays them out, up to where the
         assistant's answer begins. Special marks are recognised and none added: the template has them all.
+
+        Args:
+            messages: where the template has a place for tools, the assistant's may have `tool_calls` too, in OpenAI's
+                form but for their `arguments`, which are objects, and there may be some of role `tool`.
+            tools: in OpenAI's form; only where the template has a place for them.
 
         Raises:
             InvalidPayload: the model has no chat template, or its template refuses these messages.

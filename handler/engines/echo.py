@@ -43,13 +43,14 @@ class EchoTokenizer:
     """Words to ids in the order of their first appearance, so each prompt brings a vocabulary of its own."""
 
     vocabulary = None
+    chat_template = ""
 
     def encode(self, text: str) -> Prompt:
         words = re.findall(r"\S+", text)
         ids = {word: id for id, word in enumerate(dict.fromkeys((*_CUES, *words)))}
         return Prompt(text, [ids[word] for word in words], Vocabulary([f" {word}".encode() for word in ids]))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Its chat template: a line `role: content` for each message, and `assistant:` at the end."""
         lines = [f"{message['role']}: {message['content']}" for message in messages]
         return self.encode("\n".join([*lines, "assistant:"]))

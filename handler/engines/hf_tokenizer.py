@@ -37,11 +37,12 @@ class HfTokenizer:
         self._fast.no_truncation()
         self._fast.no_padding()
         self.vocabulary = _vocabulary(self._tokenizer)
+        self.chat_template = _chat_template(self._tokenizer)
 
     def encode(self, text: str) -> Prompt:
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """As transformers and vLLM do it: the text is laid out, then read like any other (docs/wire.md, Chat)."""
         from jinja2 import TemplateError
 
@@ -49,7 +50,10 @@ class HfTokenizer:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:  # its raise_exception, or a fault in it
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {error}"[:400]) from None
@@ -58,6 +62,12 @@ class HfTokenizer:
     def _encode(self, text: str, *, add_special_tokens: bool) -> Prompt:
         ids = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
         return Prompt(text, ids, self.vocabulary)
+
+
+def _chat_template(tokenizer: Any) -> str:
+    """A tokenizer may have several by name, of which transformers takes `tool_use` where there are tools."""
+    found = tokenizer.chat_template or ""
+    return found if isinstance(found, str) else "\n".join(found.values())
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:

@@ -17,6 +17,7 @@ from handler.hosts.adapter_routes import AdapterRoutes
 from handler.hosts.asgi import Endpoint, send_answer, send_error, send_json
 from handler.hosts.inference import Inference
 from handler.hosts.intake import request_id
+from handler.hosts.openai_routes import OpenAiRoutes
 from handler.hosts.service import Service
 from handler.hosts.tgi_routes import TgiRoutes
 from handler.schemas.base import Answer
@@ -48,6 +49,7 @@ class App:
                 Route("/metrics", Endpoint({"GET": self._metrics})),
                 *AdapterRoutes(service).routes,
                 *TgiRoutes(service).routes,
+                *OpenAiRoutes(service).routes,
             ],
             default=_not_found,
             redirect_slashes=False,

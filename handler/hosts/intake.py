@@ -82,7 +82,12 @@ class Intake:
             keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
             self._reader = CustomReader(formatters.input, _decoded, keywords)
         self._any_media = formatters.input is not None and not formatters.input.takes_payload
-        self._context = replace(context, vocabulary=tokenizer.vocabulary, most_tokens=self._most_tokens)
+        self._context = replace(
+            context,
+            vocabulary=tokenizer.vocabulary,
+            chat_template=tokenizer.chat_template,
+            most_tokens=self._most_tokens,
+        )
         self._tokenizer = tokenizer
         self._engine_info = engine_info
         self._guides = guides
@@ -164,7 +169,7 @@ class Intake:
         if request.prompt_ids is not None:
             prompt = self._given(request, request.prompt_ids)
         elif request.messages:
-            prompt = self._tokenizer.encode_chat(request.messages)
+            prompt = self._tokenizer.encode_chat(request.messages, request.tools)
         else:
             prompt = self._tokenizer.encode(request.prompt)
         if request.truncate is not None:

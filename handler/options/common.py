@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from handler.options.kinds import Option, boolean, integer, number, one_of, parallel_degree, precision, string
+from handler.options.kinds import Option, boolean, integer, names, number, one_of, parallel_degree, precision, string
 
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")
+
+TOOL_CALL_PARSERS = ("auto", "hermes", "smollm2", "llama3_json")
 
 OF_JAVA = "DJL Serving's Java side reads it"
 
@@ -13,6 +15,7 @@ COMMON = (
     # what is served
     Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`"),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
+    Option("option.served_model_name", "served_model_name", names, None, "further names by which OpenAI's clients may call the model, with commas between them (on SageMaker the endpoint's, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, else openvino"),
     Option("option.rolling_batch", "rolling_batch", one_of(*ROLLING_BATCHES), "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler is auto"),
     Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 where it has it)"),
@@ -23,6 +26,7 @@ COMMON = (
     Option("option.tgi_compat", "tgi_compat", boolean, False, "answers laid out as TGI's"),
     Option("option.root_schema", "root_schema", one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference"),
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
+    Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "how the model writes tool calls; auto: as its chat template shows it"),
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "names that no dialect knows: reported in x-lmi-ignored-parameters, or refused"),
     # how much at once
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),

@@ -49,6 +49,14 @@ def string(text: str) -> str:
     return text
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Several, with commas between them."""
+    found = tuple(name.strip() for name in string(text).split(","))
+    if not all(found):
+        raise ValueError("must be names with commas between them")
+    return found
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:

@@ -8,6 +8,8 @@ from handler.schemas.by_shape import ByShape, Refusing
 from handler.schemas.chat import Chat
 from handler.schemas.lmi import Lmi
 from handler.schemas.mindie import Mindie
+from handler.schemas.openai_chat import OpenAiChat
+from handler.schemas.openai_completions import OpenAiCompletions
 from handler.schemas.tgi import TgiCompat
 from handler.schemas.tgi_native import Tgi
 
@@ -30,6 +32,8 @@ ROOTS: dict[str, Schema] = {"tgi": Tgi("tgi", array=True, full_text=True), "mind
 ROUTES: dict[str, Schema] = {
     "/generate": Tgi("tgi_generate", streams=False),
     "/generate_stream": Tgi("tgi_generate_stream", streams=True),
+    "/v1/chat/completions": OpenAiChat(),
+    "/v1/completions": OpenAiCompletions(),
 }
 """The embedded server's other routes for inference, each with its dialect; `{model}` and `{version}` are checked."""
 

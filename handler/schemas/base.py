@@ -48,6 +48,10 @@ class Context:
         sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
         vocabulary: what every prompt's ids stand for; None where each prompt brings its own.
         most_tokens: those of prompt and answer together that the model takes; None while it has not been loaded.
+        chat_template: the model's own; "" where it has none.
+        model_names: what requests may call the model, its own name first; "*" among them is any name.
+        fingerprint: what an answer says of the server and the engine that it comes from.
+        tool_call_parser: `option.tool_call_parser`.
     """
 
     engine: str
@@ -62,6 +66,10 @@ class Context:
     refuse_unknown: bool = False
     max_sequences: int = 32
     enable_streaming: bool = False
+    chat_template: str = ""
+    model_names: Sequence[str] = ("model",)
+    fingerprint: str = "lmi"
+    tool_call_parser: str = "auto"
 
 
 class Answer(NamedTuple):

@@ -14,49 +14,18 @@ from handler.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.schemas.adapters import read_adapters
 from handler.schemas.base import Answer, Call, Context
 from handler.schemas.chat_replies import ChatDocument, ChatStream, Completion, Failures
-from handler.schemas.guides import response_format
 from handler.schemas.messages import read_messages
-from handler.schemas.parameters import (
-    MAX_TOP_TOKENS,
-    PARAMETERS,
-    Parameter,
-    Table,
-    boolean,
-    integer,
-    nothing,
-    number,
-    read_parameters,
-    string,
-    strings,
-)
+from handler.schemas.openai_parameters import CHAT_OF_LMI
+from handler.schemas.parameters import Parameter, Table, nothing, read_parameters, string
 from handler.schemas.reading import read_stream, reported
-
-
-def _top_logprobs(value: Any, context: Context) -> int:
-    """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
-    count = integer(0, MAX_TOP_TOKENS)(value)
-    return 0 if count == 1 and "top_logprobs" in context.lacks else count
-
 
 TABLE = Table(
     {
-        "frequency_penalty": PARAMETERS["frequency_penalty"],
-        "presence_penalty": PARAMETERS["presence_penalty"],
-        "max_tokens": PARAMETERS["max_new_tokens"],
-        "n": PARAMETERS["n"],
-        "seed": PARAMETERS["seed"],
-        "stop": Parameter("stop", strings),
-        "temperature": Parameter("temperature", number(0, 2)),
-        "top_p": PARAMETERS["top_p"],
-        "ignore_eos": PARAMETERS["ignore_eos_token"],
-        "logprobs": Parameter("", boolean),
-        "top_logprobs": Parameter("top_logprobs", _top_logprobs, informed=True),
-        "logit_bias": PARAMETERS["logit_bias"],
+        **CHAT_OF_LMI,
         "model": Parameter("", string),
         "user": Parameter("", string),
         # OpenAI's, which its clients send to LMI too: to leave them out would change the answer's kind
-        "tools": Parameter("", nothing([], "tool calls are not part of this version")),
-        "response_format": Parameter("guide", response_format),
+        "tools": Parameter("", nothing([], "LMI's form has no tool calls; /v1/chat/completions has")),
     }
 )
 

@@ -1,20 +1,30 @@
-"""The `messages` of a chat, which several dialects share: roles and text, checked."""
+"""The `messages` of a chat, which several dialects share: roles, text, and calls of tools with their answers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from handler.errors import InvalidPayload
 
 ROLES = ("system", "user", "assistant")
+ROLES_WITH_TOOLS = (*ROLES, "developer", "tool")
 
 _MEDIA = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file")
 """Types of parts that other servers take, to be refused by their name."""
 
+_READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls",)}
+"""What a message may have besides its role and content, where there may be tools."""
 
-def read_messages(value: Any) -> tuple[tuple[Mapping[str, str], ...], list[str]]:
+Message = Mapping[str, Any]
+
+
+def read_messages(value: Any, *, tools: bool = False) -> tuple[tuple[Message, ...], list[str]]:
     """The messages as the tokenizer takes them, and the names in them that mean nothing here.
+
+    Args:
+        tools: OpenAI's: calls of tools and their answers may be among them, `developer` is `system`, null is absent.
 
     Raises:
         InvalidPayload: saying which message is wrong and what would have been right; it quotes no content.
@@ -26,12 +36,62 @@ def read_messages(value: Any) -> tuple[tuple[Mapping[str, str], ...], list[str]]
         at = f"messages[{index}]"
         if not isinstance(message, dict):
             raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
-        role = message.get("role")
-        if role not in ROLES:
-            raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
-        messages.append({"role": role, "content": _text(message.get("content"), f"{at}.content")})
-        unknown |= {f"messages[].{name}": None for name in message if name not in ("role", "content")}
+        if tools:
+            message = {name: item for name, item in message.items() if item is not None}
+        found = _message(message, at, tools=tools)
+        messages.append(found)
+        read = ("role", "content", *(_READ.get(found["role"], ()) if tools else ()))
+        unknown |= {f"messages[].{name}": None for name in message if name not in read}
     return tuple(messages), list(unknown)
+
+
+def _message(message: Message, at: str, *, tools: bool) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    roles = ROLES_WITH_TOOLS if tools else ROLES
+    if role not in roles:
+        raise InvalidPayload(f"{at}.role must be one of {', '.join(roles)}")
+    if not tools:
+        return {"role": role, "content": _text(content, f"{at}.content")}
+    if role == "assistant" and message.get("tool_calls"):
+        calls = _tool_calls(message["tool_calls"], f"{at}.tool_calls")
+        return {
+            "role": role,
+            "content": "" if content is None else _text(content, f"{at}.content"),
+            "tool_calls": calls,
+        }
+    found = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
+    if role == "tool":
+        found |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
+    return found
+
+
+def _tool_calls(value: Any, at: str) -> list[dict[str, Any]]:
+    """Calls as chat templates take them: their arguments are objects."""
+    if not isinstance(value, list):
+        raise InvalidPayload(f"{at} must be a list")
+    return [_tool_call(call, f"{at}[{index}]") for index, call in enumerate(value)]
+
+
+def _tool_call(call: Any, at: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidPayload(f"{at} must be an object with 'function', which has 'name' and 'arguments'")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidPayload(f"{at}.function.arguments must be the JSON text of an object")
+    id = {} if call.get("id") is None else {"id": _string(call["id"], f"{at}.id")}
+    return {**id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _string(value: Any, at: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidPayload(f"{at} must be a string")
+    return value
 
 
 def _text(content: Any, at: str) -> str:

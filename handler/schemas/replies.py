@@ -177,7 +177,7 @@ class WholeReply:
 
     def feed(self, index: int, delta: Delta) -> bytes:
         assert delta.error is None, "a failed document is written by refused()"
-        sequence = self._sequences[delta.sequence]
+        sequence = self._of(index, delta)
         sequence.tokens += delta.tokens
         if delta.prefill is not None:
             sequence.prefill = delta.prefill
@@ -190,6 +190,10 @@ class WholeReply:
         self._unfinished -= 1
         self.finished = not self._unfinished
         return JSON.encode(self._document()) if self.finished else b""
+
+    def _of(self, index: int, delta: Delta) -> Continuation:
+        """The sequence that a delta of request number `index` is of."""
+        return self._sequences[delta.sequence]
 
     def _finish(self, delta: Delta) -> Finish | None:
         """Why the delta's sequence ended, as the client sees it."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,36 @@ def _endless_stream(server: LiveServer) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(head.encode() + b"\r\n\r\n" + body)
     return connection
+
+
+@pytest.fixture(scope="session", params=["sync", "async"])
+def openai(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("openai", "drive_openai", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session", params=["sync", "async"])
+def langchain_openai(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("openai", "drive_langchain_openai", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
+def chatting_hub(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    hub, mode = request.param
+    with driving(HUBS[hub], "drive_chat_huggingface_hub", mode) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session", params=["sync", "async"])
+def chatting_text_generation(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("text-generation", "drive_chat_text_generation", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def openai_server(demo_model: Path) -> Iterator[LiveServer]:
+    """The demo model in f32, whose greedy answers are the same in any company."""
+    with serve(str(demo_model), "-o", "option.dtype=fp32") as server:
+        server.wait_ready()
+        yield server

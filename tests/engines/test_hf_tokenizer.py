@@ -30,7 +30,7 @@ TEMPLATE = (
 )
 
 
-def write(directory: Path, tokenizer: Tokenizer, template: str | None = TEMPLATE) -> Path:
+def write(directory: Path, tokenizer: Tokenizer, template: Any = TEMPLATE) -> Path:
     directory.mkdir(exist_ok=True)
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -173,3 +173,31 @@ def test_tokens_stand_where_the_library_has_them(hf_demo: Path, text: str) -> No
 @functools.cache
 def _demo(directory: Path) -> HfTokenizer:
     return HfTokenizer(directory)
+
+
+def test_tools_go_to_a_template_that_has_a_place_for_them(tmp_path: Path) -> None:
+    template = (
+        "{% for tool in tools or [] %}T:{{ tool | tojson }}\n{% endfor %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for call in m.tool_calls %}C:{{ call.function.name }}={{ call.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}A:"
+    )
+    tokenizer = HfTokenizer(write(tmp_path / "tools", byte_level(), template=template))
+    assert tokenizer.chat_template == template
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": ["é", 1]}}}
+    messages = [{"role": "user", "content": "Do."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    shown, _, rest = tokenizer.encode_chat(messages, [tool]).text.partition("\n")
+    assert json.loads(shown.removeprefix("T:")) == tool
+    assert rest == 'user:Do.assistant:C:f={"x": ["é", 1]}A:'
+    assert tokenizer.encode_chat(messages).text == rest
+
+
+def test_a_template_of_several_is_all_of_them(tmp_path: Path) -> None:
+    several = {"default": "{{ messages[0].content }}", "tool_use": "{% for tool in tools %}<tool_call>{% endfor %}"}
+    listed = [{"name": name, "template": template} for name, template in several.items()]
+    tokenizer = HfTokenizer(write(tmp_path / "several", byte_level(), template=listed))
+    assert "<tool_call>" in tokenizer.chat_template
+    message, tool = {"role": "user", "content": "Hi"}, {"type": "function", "function": {"name": "f"}}
+    assert tokenizer.encode_chat([message]).text == "Hi"
+    assert tokenizer.encode_chat([message], [tool]).text == "<tool_call>"

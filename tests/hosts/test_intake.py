@@ -27,12 +27,13 @@ class Letters:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary: Vocabulary | None = vocabulary
+        self.chat_template = ""
 
     def encode(self, text: str) -> Prompt:
         assert self.vocabulary is not None
         return Prompt(text, [self.vocabulary.pieces.index(letter.encode()) for letter in text], self.vocabulary)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         return self.encode(messages[-1]["content"])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core import Delta, Finish, Logits, Token
 from handler.errors import GenerationFailed, ServingError
 from handler.schemas import ROOTS, ROUTES, SCHEMAS
-from handler.schemas.base import Answer, Context
+from handler.schemas.base import Answer, Context, Schema
 from handler.schemas.reading import decode
 from handler.text import Vocabulary
 
@@ -67,9 +67,9 @@ def failing(after: int) -> list[Delta]:
     return [*deltas()[:after], Delta(1, 0, (), Finish.ERROR, error)]
 
 
-def answer(schema: str, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Answer:
+def answer(schema: str | Schema, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Answer:
     """What the client gets: the whole body, however many pieces it came in."""
-    dialect, value = DIALECTS[schema], None
+    dialect, value = DIALECTS[schema] if isinstance(schema, str) else schema, None
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
         value = decode(raw)
@@ -98,6 +98,6 @@ def answer(schema: str, body: Any, script: list[Delta] | None = None, context: C
     return Answer(200, call.reply.content_type, sent)
 
 
-def value(schema: str, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Any:
+def value(schema: str | Schema, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Any:
     """The answer's JSON."""
     return json.loads(answer(schema, body, script, context).body)

@@ -53,6 +53,7 @@ class OpenVinoTokenizer:
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
         self.vocabulary = _vocabulary(self._tokenizer)
+        self.chat_template = str(self._tokenizer.chat_template or "")
         # A limit is built into some tokenizers, at which they cut a prompt's end off without a word.
         self._longest = max(map(len, self.vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
@@ -61,7 +62,7 @@ class OpenVinoTokenizer:
         self._check_size(len(text), "inputs")
         return self._encode(text, "inputs", add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """As transformers and vLLM do it: the text is laid out, then read like any other.
 
         So a special mark that a message itself contains counts as one, and its author can pretend to other roles. No
@@ -70,9 +71,11 @@ class OpenVinoTokenizer:
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
         # Each message has at least one token of the template's own.
-        self._check_size(sum(len(message["content"]) + self._longest for message in messages), "messages")
+        self._check_size(sum(_size(message) + self._longest for message in messages), "messages")
+        self._check_size(sum(map(_size, tools)), "tools")
         try:
-            text = self._tokenizer.apply_chat_template([dict(message) for message in messages], True)
+            shown = [dict(tool) for tool in tools] or None
+            text = self._tokenizer.apply_chat_template([dict(message) for message in messages], True, tools=shown)
         except RuntimeError as error:  # the template's raise_exception, or a fault in it
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
         self._check_size(len(text), "messages")
@@ -88,6 +91,15 @@ class OpenVinoTokenizer:
         if len(ids) >= self._limit:
             raise InvalidPayload(f"'{name}' has {self._limit} tokens or more, which is more than the tokenizer reads")
         return Prompt(text, ids, self.vocabulary)
+
+
+def _size(value: Any) -> int:
+    """Characters of the texts in a value, names aside."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def _reason(error: RuntimeError) -> str:

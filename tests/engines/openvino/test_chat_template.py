@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -90,3 +91,29 @@ def test_what_the_template_refuses_is_refused_in_its_words(demo_model: Path, tmp
     strict = saying(demo_model, "{{ raise_exception('Roles must alternate') }}", tmp_path)
     with pytest.raises(InvalidPayload, match=r"template refuses them: Roles must alternate$"):
         strict.encode_chat(MESSAGES)
+
+
+@pytest.mark.model
+def test_tools_go_to_a_template_that_has_a_place_for_them(demo_model: Path, tmp_path: Path) -> None:
+    template = (
+        "{% for tool in tools %}T:{{ tool | tojson }}{% endfor %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for call in m.tool_calls %}C:{{ call.function.name }}={{ call.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}A:"
+    )
+    tokenizer = saying(demo_model, template, tmp_path)
+    assert tokenizer.chat_template == template
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": ["é", 1]}}}
+    messages = [
+        {"role": "user", "content": "Do."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "done", "tool_call_id": "c"},
+    ]
+    laid_out = tokenizer.encode_chat(messages, [tool]).text
+    shown, _, rest = laid_out.partition("user:")
+    assert json.loads(shown.removeprefix("T:")) == tool
+    assert rest == 'Do.assistant:C:f={"x": ["é", 1]}tool:doneA:'
+    assert tokenizer.encode_chat(messages).text == f"user:{rest}"
+    with pytest.raises(InvalidPayload, match="'tools' has more than"):
+        tokenizer.encode_chat(messages, [{"function": {"description": "x" * 40_000_000}}])

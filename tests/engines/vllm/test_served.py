@@ -126,3 +126,49 @@ class TestAdapters:
         assert refused.status_code == 424
         assert "the engine could not load the adapter broken: SafetensorError" in refused.text
         assert lora.ping() == 200
+
+
+# -- OpenAI's routes ---------------------------------------------------------------------------------------------
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+CHAT = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}], "temperature": 0, "max_tokens": 60}
+
+
+def test_tools_are_called_where_they_must_be(server: LiveServer) -> None:
+    body = {**CHAT, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = server.post(body, "/v1/chat/completions").json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], choice["finish_reason"]) == ("weather", "tool_calls")
+    assert json.loads(call["function"]["arguments"]).keys() == {"city"}
+    named = {**CHAT, "tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    events = server.post({**named, "stream": True}, "/v1/chat/completions").text.split("\n\n")
+    deltas = [json.loads(event[6:])["choices"][0]["delta"] for event in events if event.startswith("data: {")]
+    pieces = [piece["function"]["arguments"] for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert len(pieces) > 2
+    assert json.loads("".join(pieces)).keys() == {"city"}
+
+
+def test_a_completion_has_alternatives_to_its_tokens(server: LiveServer) -> None:
+    body = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 2, "logprobs": 3, "echo": True}
+    (choice,) = server.post(body, "/v1/completions").json()["choices"]
+    assert choice["text"] == "The capital of France is Paris."
+    columns = choice["logprobs"]
+    assert columns["tokens"] == ["The", " capital", " of", " France", " is", " Paris", "."]
+    assert columns["top_logprobs"][:5] == [None] * 5
+    tops = columns["top_logprobs"][5]
+    assert len(tops) == 3
+    assert max(tops, key=lambda text: float(tops[text])) == " Paris"
+    assert tops[" Paris"] == columns["token_logprobs"][5]
+
+
+def test_a_schema_shapes_the_answer(server: LiveServer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    (choice,) = server.post({**CHAT, "response_format": form}, "/v1/chat/completions").json()["choices"]
+    assert json.loads(choice["message"]["content"]).keys() == {"city"}
+    assert choice["finish_reason"] == "stop"

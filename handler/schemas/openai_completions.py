@@ -1,0 +1,122 @@
+"""OpenAI's text completions at /v1/completions, with vLLM's and TGI's additions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from handler.core import Request
+from handler.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.schemas import openai_errors
+from handler.schemas.base import Answer, Call, Context
+from handler.schemas.openai_chat import defaults, names, read_stream, streaming, unread
+from handler.schemas.openai_completion_replies import Form, TextDocument, TextStream
+from handler.schemas.openai_parameters import COMPLETIONS, harmless, read_model
+from handler.schemas.openai_replies import Head, identity
+from handler.schemas.parameters import integer, read_all
+from handler.schemas.reading import reported
+
+MAX_PROMPTS = 256
+
+_MAX_TOKENS = 16  # OpenAI's and vLLM's default
+_READ = {*COMPLETIONS.parameters, "prompt", "model", "stream", "stream_options"}
+_WANTED = "must be a string, a list of strings, a list of token ids, or a list of those"
+
+Prompt = str | tuple[int, ...]
+
+
+class OpenAiCompletions:
+    """Sampled unless `temperature` is 0."""
+
+    name = "openai_completions"
+    any_media = False
+
+    def parse(self, body: Any, context: Context) -> Call:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a JSON object with 'prompt'")
+        model, adapter = read_model(body, context)
+        prompts = _read_prompts(body.get("prompt"))
+        stream, usage = read_stream(body)
+        found = read_all(body, context, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
+        ignored = [*reported(unread(body, _READ), body, context), *harmless(body)]
+        sampling, echo = found.sampling, found.others.get("echo", False)
+        logprobs = body.get("logprobs")
+        _check(found.sampling.best_of, sampling.n, stream, scored=echo and logprobs is not None)
+        ranked = sampling.best_of > sampling.n
+        sampling = replace(
+            sampling, logprobs=logprobs is not None or ranked, prompt_logprobs=echo and logprobs is not None
+        )
+        if sampling.prompt_logprobs and (why := context.lacks.get("prompt_logprobs")):
+            raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
+        requests = tuple(
+            Request(
+                _text(prompt, context),
+                sampling,
+                truncate=found.others.get("truncate"),
+                prompt_ids=None if isinstance(prompt, str) else prompt,
+                adapter=adapter,
+                names=names("prompt", found),
+            )
+            for prompt in prompts
+        )
+        form = Form(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
+        id, created = identity("cmpl")
+        head = Head(id, created, model, context.fingerprint)
+        if not stream:
+            return Call(requests, TextDocument(head, form, sampling.num_sequences), ignored)
+        return streaming(requests, TextStream(head, form, sampling.n, usage), ignored)
+
+    def refused(self, error: ServingError, body: Any = None) -> Answer:
+        return openai_errors.refused(error)
+
+
+def _check(best_of: int, n: int, stream: bool, *, scored: bool) -> None:
+    """What cannot be told while it comes: which of several is the best, and the prompt's log-probabilities before
+    what another choice has brought already."""
+    if stream and best_of > n:
+        raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is known at the end")
+    if stream and scored and n > 1:
+        raise InvalidParameter(f"n={n}: must be 1 when streaming with echo and logprobs")
+
+
+def _read_prompts(value: Any) -> Sequence[Prompt]:
+    """One or more prompts, each a text or token ids."""
+    if isinstance(value, str):
+        return [_read_prompt(value)]
+    if not isinstance(value, list) or not value:
+        raise InvalidPayload(f"'prompt' {_WANTED}")
+    if _is_number(value[0]):
+        return [_read_prompt(value)]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidPayload(f"'prompt' has {len(value)} prompts; at most {MAX_PROMPTS}")
+    return [_read_prompt(prompt) for prompt in value]
+
+
+def _read_prompt(value: Any) -> Prompt:
+    if isinstance(value, str) and value:
+        return value
+    if value in ("", []):
+        raise InvalidPayload("'prompt' must not be empty")
+    if not isinstance(value, list) or not all(map(_is_number, value)):
+        raise InvalidPayload(f"'prompt' {_WANTED}")
+    try:
+        return tuple(map(integer(0), value))
+    except ValueError:
+        raise InvalidPayload("'prompt' must hold token ids of at least 0") from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _text(prompt: Prompt, context: Context) -> str:
+    """What an answer shows for a prompt: of ids what they stand for, special marks included."""
+    if isinstance(prompt, str):
+        return prompt
+    vocabulary = context.vocabulary
+    if vocabulary is None:
+        raise InvalidPayload("'prompt': the engine has no vocabulary of its own; send text")
+    if any(id >= len(vocabulary) for id in prompt):
+        raise InvalidPayload(f"'prompt' holds ids that are not in the vocabulary of {len(vocabulary)} tokens")
+    return b"".join([vocabulary.pieces[id] for id in prompt]).decode("utf-8", "replace")
