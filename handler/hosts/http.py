@@ -18,6 +18,7 @@ from handler.hosts.asgi import Endpoint, send_answer, send_error, send_json
 from handler.hosts.inference import Inference
 from handler.hosts.intake import request_id
 from handler.hosts.service import Service
+from handler.hosts.triton_routes import TritonRoutes
 from handler.schemas.base import Answer
 
 _INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
@@ -46,6 +47,7 @@ class App:
                 Route("/models/{model}", Endpoint({"GET": self._model})),
                 Route("/metrics", Endpoint({"GET": self._metrics})),
                 *AdapterRoutes(service).routes,
+                *TritonRoutes(service).routes,
             ],
             default=_not_found,
             redirect_slashes=False,
