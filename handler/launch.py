@@ -193,5 +193,5 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Con
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,
         enable_streaming=config.enable_streaming,
-        model_name=config.model_name,
+        model_names=(config.model_name,),
     )

@@ -79,6 +79,7 @@ class Intake:
             self._reader = CustomReader(formatters.input, _decoded, keywords)
         self._any_media = formatters.input is not None and not formatters.input.takes_payload
         self._context = replace(context, vocabulary=tokenizer.vocabulary)
+        self.model_name = context.model_names[0]
         self._tokenizer = tokenizer
         self._engine_info = engine_info
 

@@ -221,10 +221,6 @@ class Service:
             return parse()
         return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
 
-    async def read(self, body: bytes, headers: Headers) -> Call:
-        """What a body asks for, as the configured schema reads it."""
-        return await self.parse(await self.decode(body, headers), len(body), headers)
-
     def refuse(self, error: ServingError, request_id: str, body: Any = None, schema: Schema | None = None) -> Answer:
         """The answer to a request that was never put to the engine.
 

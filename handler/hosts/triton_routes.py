@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from handler import __version__
 from handler.errors import ModelNotFound
 from handler.hosts.asgi import Endpoint, send_answer, send_json
 from handler.hosts.service import Service
@@ -37,8 +37,8 @@ class TritonRoutes:
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def _server(self, scope: Scope, receive: Receive, send: Send) -> None:
-        version = importlib.metadata.version("lmi-handler")
-        await send_json(scope, send, 200, {"name": "lmi-handler", "version": version, "extensions": _EXTENSIONS})
+        value = {"name": "lmi-handler", "version": __version__, "extensions": _EXTENSIONS}
+        await send_json(scope, send, 200, value)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_state(scope, send, fine=True)

@@ -47,7 +47,7 @@ class Context:
         adapters: those that there are now; thread-safe.
         sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
         vocabulary: what every prompt's ids stand for; None where each prompt brings its own.
-        model_name: `option.model_name`, which some dialects' answers name.
+        model_names: what requests may call the model, its own name first.
     """
 
     engine: str
@@ -61,7 +61,7 @@ class Context:
     refuse_unknown: bool = False
     max_sequences: int = 32
     enable_streaming: bool = False
-    model_name: str = "model"
+    model_names: Sequence[str] = ("model",)
 
 
 class Answer(NamedTuple):

@@ -58,7 +58,7 @@ class Triton:
         ignored = reported(unknown, body, context)
         streams = self._streams(found)
         request = _request(prompt, found, ignores_end=given.get("ignore_eos") in (True, [True]))
-        fixed = {**({"id": id} if id else {}), "model_name": context.model_name, "model_version": VERSION}
+        fixed = {**({"id": id} if id else {}), "model_name": context.model_names[0], "model_version": VERSION}
         asked = Asked(
             request,
             fixed,
@@ -128,7 +128,7 @@ def _read_prompt(given: dict[str, Any], id: str, context: Context) -> str:
     if PROMPT not in given:
         one = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(given)} inputs"
         raise InvalidPayload(
-            f"[request id: {id or '<id_unknown>'}] {one} for model '{context.model_name}'. Got input(s) "
+            f"[request id: {id or '<id_unknown>'}] {one} for model '{context.model_names[0]}'. Got input(s) "
             f"{sorted(given)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
         )
     prompt = given.pop(PROMPT)

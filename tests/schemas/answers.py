@@ -7,10 +7,12 @@ from typing import Any
 
 from handler.core import Delta, Finish, Logits, Token
 from handler.errors import GenerationFailed, ServingError
-from handler.schemas import SCHEMAS
+from handler.schemas import ROUTES, SCHEMAS
 from handler.schemas.base import Answer, Context
 from handler.schemas.reading import decode
 from handler.text import Vocabulary
+
+DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in ROUTES.values()}}
 
 CONTEXT = Context(engine="openvino", lacks={"typical_p": "it has no typical decoding", "bad_sequences": "no"})
 
@@ -67,12 +69,13 @@ def failing(after: int) -> list[Delta]:
 
 def answer(schema: str, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Answer:
     """What the client gets: the whole body, however many pieces it came in."""
-    dialect = SCHEMAS[schema]
+    dialect, value = DIALECTS[schema], None
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
-        call = dialect.parse(decode(raw), context)
+        value = decode(raw)
+        call = dialect.parse(value, context)
     except ServingError as error:
-        return dialect.refused(error)
+        return dialect.refused(error, value)
     sampling = call.requests[0].sampling
     sent = b""
     for index in range(len(call.requests)):

@@ -14,6 +14,7 @@ import pytest
 
 from handler.core import Delta
 from handler.schemas import chat
+from tests.schemas import golden_triton
 from tests.schemas.answers import CONTEXT, answer, deltas, failing, shorter, with_logits, with_tops
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -103,6 +104,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "chat/tgi_compat_stream_fails": ("tgi_compat", {**CHAT, "stream": True}, failing(2)),
     "chat/tgi_compat_bad_parameter": ("tgi_compat", {**CHAT, "temperature": 3}, None),
     "chat/dynamic_batch": ("dynamic_batch", CHAT, None),
+    **golden_triton.CASES,
 }
 
 
@@ -116,7 +118,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         output_formatter="sse" if schema.endswith("_sse") else None,
     )
     found = answer(schema.removesuffix("_streaming").removesuffix("_sse"), body, script, context)
-    asked = json.dumps(body, ensure_ascii=False)
+    asked = body.decode() if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
     path = GOLDEN / f"{name}.txt"
     if request.config.getoption("--update-golden"):

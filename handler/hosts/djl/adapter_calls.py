@@ -122,7 +122,7 @@ class AsyncAdapters:
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as error:
             failure = serving_error(error)
-            return output(self._writer.failure(failure, dumps(front_end_error(failure))), _JSON)
+            return output(self._writer.failure(failure, failure.status, dumps(front_end_error(failure))), _JSON)
 
 
 def answered(what: str, done: str, settled: Registered | None) -> dict[str, Any]:

@@ -75,22 +75,30 @@ class PieceWriter:
     def value(self, piece: Piece) -> bytes:
         """What Java reads of one request."""
         if piece.first and piece.place.error is not None:
-            return self.failure(piece.place.error, piece.data)
+            return self.failure(piece.place.error, piece.place.status, piece.data)
         return self.piece(piece.data, last=piece.last)
 
     def piece(self, data: bytes, *, last: bool) -> bytes:
         end = self._last if last else self._more
         return b"".join((self._map, self._dialect.length.pack(len(data)), data, end))
 
-    def failure(self, error: ServingError, body: bytes) -> bytes:
+    def failure(self, error: ServingError, status: int, body: bytes) -> bytes:
         """Nothing was sent of this request: its HTTP status can still be its own."""
         reason = one_line(error.message)
         if self._dialect.json_errors:  # the reason phrase is what the body says
-            text = body.decode() if reason == error.message else json.dumps({**json.loads(body), "error": reason})
-            return dumps({"data": text, "last": True})
-        fields = {"data": "", "last": "true", "code": str(error.status), "error": reason}
+            return dumps({"data": _with_code(body, status, error.message), "last": True})
+        fields = {"data": "", "last": "true", "code": str(status), "error": reason}
         string = self._dialect.string
         return _COUNT.pack(len(fields)) + b"".join(string(k.encode()) + string(v.encode()) for k, v in fields.items())
+
+
+def _with_code(body: bytes, status: int, message: str) -> str:
+    """A dialect's body of an error as Java looks for its status in it: an object with `code`, `error` of one line."""
+    value = json.loads(body) if body.startswith(b"{") else {"error": message}  # else it is the event of a stream
+    text = str(value["error"])
+    if "code" in value and text == one_line(text):
+        return body.decode()
+    return json.dumps({**value, "code": status, "error": one_line(text)})
 
 
 def whole(place: Place) -> Output:
