@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from djl_python import Input, Output
 
 from handler.config import Config
-from handler.errors import GenerationFailed, InternalError, InvalidPayload, ServingError, serving_error
+from handler.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
 from handler.hosts.body import GatheredBody
 from handler.hosts.djl.dialect import MAX_FIELD, Dialect
 from handler.hosts.djl.replies import PieceWriter, Sent, headers_of, output, refusal, streamed, whole
@@ -140,7 +140,7 @@ class Async:
                 yield made
         except Exception as error:
             failure = serving_error(error)
-            yield self._failed(failure, service.refuse(failure, id, body, schema))
+            yield self._failed(service.refuse(failure, id, body, schema))
 
     async def _answer(self, call: Call, id: str) -> AsyncIterator[Output]:
         service = self._service
@@ -149,7 +149,7 @@ class Async:
         try:
             await exchange.begun
             if exchange.failure is not None and exchange.answer is not None:
-                yield self._failed(exchange.failure, exchange.answer)
+                yield self._failed(exchange.answer)
             elif exchange.answer is not None:
                 for data, last in pieces(exchange.answer.body, MAX_FIELD):
                     yield output(self._writer.piece(data, last=last), headers)
@@ -165,5 +165,5 @@ class Async:
         finally:
             exchange.cancel()
 
-    def _failed(self, error: ServingError, answer: Answer) -> Output:
-        return output(self._writer.failure(error, answer.status, answer.body), {"Content-Type": answer.content_type})
+    def _failed(self, answer: Answer) -> Output:
+        return output(self._writer.failure(answer), {"Content-Type": answer.content_type})
