@@ -9,6 +9,7 @@ import litellm
 from common import main
 
 litellm.telemetry = False
+litellm.suppress_debug_info = True  # it goes to stdout, which is the driver's
 
 
 class Litellm:
