@@ -8,9 +8,12 @@ from handler import engines
 from handler.schemas import tensors
 from handler.schemas.chat import TABLE as CHAT_TABLE
 from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
+from handler.schemas.triton_inputs import INPUTS
 from tests import parameter_matrix as matrix
 from tests.parameter_matrix import ALL, CHAT_VALUES, TENSOR_VALUES, VALUES, check, check_chat, table
 from tests.servers import LiveServer
+
+TRITON = "### Triton inputs"
 
 UNMET = {"adapter_id", "lora_task_id"}
 """What the echo server would serve, if it were started with option.enable_lora=true."""
@@ -25,6 +28,26 @@ def test_every_parameter_has_its_row() -> None:
 
 def test_every_chat_parameter_has_its_row() -> None:
     assert set(table(matrix.CHAT)) == set(CHAT_TABLE.parameters) == set(CHAT_VALUES)
+
+
+def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
+    rows = table(TRITON)
+    assert list(rows) == list(INPUTS)
+    for name, row in rows.items():
+        assert row["source"], name
+        if known := row["as"].strip("`"):
+            assert INPUTS[name].parameter.field == tensors.TABLE.parameters[known].field, name
+        assert row["meaning"].startswith("refused") == _refuses(name), name
+
+
+def _refuses(name: str) -> bool:
+    """Whether an input is there only to be refused."""
+    parameter = INPUTS[name].parameter
+    if parameter.field or name == "guided_decoding_guide_type":  # which goes with the guide
+        return False
+    with pytest.raises(ValueError, match="is not supported"):
+        parameter.read("x")
+    return True
 
 
 @pytest.mark.parametrize("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT])

@@ -150,6 +150,7 @@ INPUTS: Mapping[str, Input] = {
     "guided_decoding_guide_type": Input("BYTES", Parameter("", _guide)),  # `joined` takes it away
     "guided_decoding_guide": Input("BYTES", Parameter("guide", _guide)),
     "lora_task_id": Input("UINT64", TENSORS["lora_task_id"]),
+    "lora_id": Input("UINT64", TENSORS["lora_task_id"]),
     "lora_name": Input("BYTES", Parameter("adapter", _adapter_name, informed=True)),
     # the llmapi model's
     "streaming": Input("BOOL", Parameter("stream", _FLAG)),
