@@ -411,3 +411,11 @@ def test_many_batches_bring_everybody_his_own(batching: DjlServer) -> None:
         words = text.split()
         continued = "".join(f" {words[step % len(words)]}" for step in range(1 + number % 7))
         assert answer == [{"generated_text": text + continued}]
+
+
+def test_a_batch_has_no_other_dialect(batching: DjlServer) -> None:
+    """Its answers share one type."""
+    headers = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v2/models/model/generate"}
+    refused = batching.post({"text_input": "a b"}, headers=headers).json()
+    assert "is not available for dynamic batching" in refused["error"]
+    assert batching.post({"inputs": "a", "parameters": {"max_new_tokens": 1}}).json() == [{"generated_text": " a"}]

@@ -87,7 +87,8 @@ class PieceWriter:
         if answer.status < 400:  # some dialects tell errors under 200
             return self.piece(answer.body, last=True)
         value = json.loads(answer.body.removeprefix(b"data:"))  # an object, or the event of a stream
-        reason = one_line(value["error"])
+        told = value["error"]
+        reason = one_line(told["message"] if isinstance(told, dict) else told)  # OpenAI has an object
         if self._dialect.json_errors:  # Java looks for the status in the body; the reason phrase is what that says
             as_it_is = "code" in value and reason == value["error"]
             text = answer.body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
