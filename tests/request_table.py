@@ -60,6 +60,16 @@ def chat(name: str, says: str | None, *contents: str, status: int = 200, **field
     return Row(f"chat: {name}", status, says, {"messages": messages, "max_tokens": 5, **fields}, JSON)
 
 
+def triton(name: str, says: str | None, status: int = 200, **names: Any) -> Row:
+    """A body of Triton's generate extension."""
+    return Row(f"triton: {name}", status, says, {"text_input": "a b c", "max_tokens": 5, **names}, JSON)
+
+
+def routed(name: str, path: str, status: int, says: str, body: Any) -> Row:
+    """SageMaker's custom attributes name a route."""
+    return send(f"route: {name}", status, says, body, {**JSON, "x-amzn-sagemaker-custom-attributes": f"route={path}"})
+
+
 def header(name: str, status: int, says: str, **headers: str) -> Row:
     """`_ASK` with headers."""
     return send(name, status, says, _ASK, {**JSON, **{key.replace("_", "-"): text for key, text in headers.items()}})
@@ -155,6 +165,7 @@ GENERATION = (
 
 AMID = refuse("failing: amid the answer", "raised on cue", "a b <raise>")
 _STOP = ask("stop across tokens", " a b c", "a b c d", stop=["b c"], include_stop_str_in_output=True, details=True)
+_TRITON = {"text_input": "a b", "max_tokens": 3}
 _PART = {"type": "text", "text": "a"}
 _IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
@@ -219,6 +230,28 @@ ROLLING = (
     chat("no messages", "'messages' must be", status=424),
     send("chat: role", 424, "messages[0]", {"messages": [{"role": "tool", "content": "a"}]}),
     send("chat: image", 424, "'image_url'", {"messages": [{"role": "user", "content": [_PART, _IMAGE]}]}),
+    triton("plain", "a b c a b c a b"),
+    triton("failing", "raised on cue", 400, text_input="<raise> a"),
+    triton("prompt left out", " a b c a b", exclude_input_in_output=True, id="7"),
+    send("triton: llmapi", 200, " a b a", {"text_input": ["a b"], "parameters": {"sampling_param_max_tokens": 3}}),
+    triton("log-probabilities", "a b c a b c a b", return_log_probs=True, return_finish_reason=True),
+    triton("stop", "a b c a b ", stop_words=["c"], bad_words=""),
+    triton("sequences", "a b c a b c a b|a b c a b c a b", num_return_sequences=2),
+    triton("unknown names", "a b c a b c a b", accumulate_tokens=True, parameters={"x": 1}),
+    triton("stream", " a b c a b", stream=True),
+    triton("stream failing at once", "raised on cue", 400, text_input="<raise> a", stream=True),
+    triton("stream of unicode", WORDS, text_input=UNICODE, stream=True, max_tokens=len(UNICODE.split()), id="ü 🙂"),
+    triton("stream refused", "top_p=7: ", 400, stream=True, top_p=7),
+    triton("refused", "max_tokens=0: ", 400, max_tokens=0),
+    triton("more than the context", "prompt tokens it must be at most", 400, max_tokens=1 << 21),
+    triton("guide", "the engine echo lacks it", 400, guided_decoding_guide_type="regex", guided_decoding_guide="a+"),
+    triton("array", "parameter 'x' has invalid type", 400, x=[1]),
+    routed("generate", "/v2/models/model/generate", 200, "a b a b a", _TRITON),
+    routed("stream", "/v2/models/model/versions/1/generate_stream", 200, " a b a", _TRITON),
+    routed("its own refusal", "/v2/models/model/generate", 400, "['text_input']", _ASK),
+    routed("not JSON", "/v2/models/model/generate", 400, "failed to parse the request JSON buffer", b"x"),
+    triton("stream failing amid", " a b", text_input="a b <raise>", stream=True),
+    routed("the mode's own", "/invocations", 200, " a b a", _ASK),
     send("chat: parts", 200, " user: a", {"messages": [{"role": "user", "content": [_PART]}], "max_tokens": 2}),
 )
 """LMI's schema and TGI_COMPAT, under rolling batch and in async mode."""
@@ -240,6 +273,7 @@ DYNAMIC = (
     refuse("outputs", "only available with rolling batch", outputs=["output_ids"]),
     stream(refuse("not by request", "'stream'")),
     chat("not here", "not available for dynamic batching", "a", status=424),
+    triton("not here", "not available for dynamic batching", 424),
 )
 """Dynamic batch, whose answers are lists."""
 

@@ -10,6 +10,7 @@ from handler import engines
 from handler.schemas import mindie, tensors, tgi_reading
 from handler.schemas.chat import TABLE as CHAT_TABLE
 from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
+from handler.schemas.triton_inputs import INPUTS
 from tests import parameter_matrix as matrix
 from tests.parameter_matrix import (
     ALL,
@@ -25,6 +26,8 @@ from tests.parameter_matrix import (
     table,
 )
 from tests.servers import LiveServer, serve
+
+TRITON = "### Triton inputs"
 
 UNMET = {"adapter_id", "lora_task_id"}
 """What the echo server would serve, if it were started with option.enable_lora=true."""
@@ -44,6 +47,26 @@ def test_every_chat_parameter_has_its_row() -> None:
 def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
     assert set(table(matrix.TGI)) == set(tgi_reading.PARAMETERS) == set(TGI_VALUES)
     assert set(table(matrix.MINDIE)) == set(mindie.KINDS) == set(MINDIE_VALUES)
+
+
+def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
+    rows = table(TRITON)
+    assert list(rows) == list(INPUTS)
+    for name, row in rows.items():
+        assert row["source"], name
+        if known := row["as"].strip("`"):
+            assert INPUTS[name].parameter.field == tensors.TABLE.parameters[known].field, name
+        assert row["meaning"].startswith("refused") == _refuses(name), name
+
+
+def _refuses(name: str) -> bool:
+    """Whether an input is there only to be refused."""
+    parameter = INPUTS[name].parameter
+    if parameter.field or name == "guided_decoding_guide_type":  # which goes with the guide
+        return False
+    with pytest.raises(ValueError, match="is not supported"):
+        parameter.read("x")
+    return True
 
 
 @pytest.mark.parametrize("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT, matrix.TGI, matrix.MINDIE])

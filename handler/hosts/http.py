@@ -18,11 +18,11 @@ from handler.hosts.asgi import Endpoint, send_answer, send_error, send_json
 from handler.hosts.inference import Inference
 from handler.hosts.intake import request_id
 from handler.hosts.openai_routes import OpenAiRoutes
+from handler.hosts.rerouting import INVOKE
 from handler.hosts.service import Service
 from handler.hosts.tgi_routes import TgiRoutes
+from handler.hosts.triton_routes import TritonRoutes
 from handler.schemas.base import Answer
-
-_INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _ROUTE = re.compile(r"(?:^|[\s,;])route=([^\s,;]*)")
@@ -35,14 +35,14 @@ class App:
     def __init__(self, service: Service) -> None:
         self._service = service
         invoke = Endpoint({"POST": Inference(service)})
-        self._own = [
+        own = [
             Route(path, Endpoint({"POST": Inference(service, schema)}, refused=schema.refused))
             for path, schema in schemas.routes(service.config.root_schema).items()
         ]
+        self._inference = [*[Route(path, invoke) for path in INVOKE], *own]
         self._router = Router(
             [
-                *[Route(path, invoke) for path in _INVOKE],
-                *self._own,
+                *self._inference,
                 Route("/ping", Endpoint({"GET": self._ping})),
                 Route("/models", Endpoint({"GET": self._models})),
                 Route("/models/{model}", Endpoint({"GET": self._model})),
@@ -50,6 +50,7 @@ class App:
                 *AdapterRoutes(service).routes,
                 *TgiRoutes(service).routes,
                 *OpenAiRoutes(service).routes,
+                *TritonRoutes(service).routes,
             ],
             default=_not_found,
             redirect_slashes=False,
@@ -61,15 +62,15 @@ class App:
         scope["request_id"] = request_id(headers)
         if scope["path"] == "/invocations" and (named := _ROUTE.search(headers.get(_ATTRIBUTES, ""))):
             path = named[1]
-            if path not in _INVOKE and not self._is_own(scope, path):
+            if not self._is_inference(scope, path):
                 error = InvalidPayload(f"header {_ATTRIBUTES}: route={path[:64]} is no route for inference")
                 return await send_answer(scope, send, self._service.refuse(error, scope["request_id"]))
             scope["path"] = path
         await self._router(scope, receive, send)
 
-    def _is_own(self, scope: Scope, path: str) -> bool:
+    def _is_inference(self, scope: Scope, path: str) -> bool:
         """Whether a dialect has its inference there: adapters are not for those who may only invoke."""
-        return any(route.matches({**scope, "path": path})[0] is not Match.NONE for route in self._own)
+        return any(route.matches({**scope, "path": path})[0] is not Match.NONE for route in self._inference)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ class Intake:
             chat_template=tokenizer.chat_template,
             most_tokens=self._most_tokens,
         )
+        self.model_name = context.model_names[0]
         self._tokenizer = tokenizer
         self._engine_info = engine_info
         self._guides = guides

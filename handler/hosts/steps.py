@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handler.batcher import Batcher
 from handler.core import Delta, Finish, Request
@@ -18,7 +18,8 @@ from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
 from handler.hosts.intake import Intake, check_guide, request_id
 from handler.hosts.places import Item, Place
 from handler.hosts.record import Record
-from handler.schemas.base import Call
+from handler.hosts.rerouting import named_dialect
+from handler.schemas.base import Answer, Call, Schema
 from handler.text import Prompt
 
 log = logging.getLogger("handler.steps")
@@ -71,17 +72,24 @@ class StepDriver:
         """Accept one request; one that is refused is finished at once, with its status and body."""
         place = Place(Record(request_id(item.headers), log_prompts=self._log_prompts))
         self._places[place] = None
+        intake = self._intake
+        schema: Schema | None = None
+        body: Any = None
         try:
-            self._intake.check_headers(item.headers)
+            schema = named_dialect(item.headers, intake.schema.name, intake.model_name)
+            intake.check_headers(item.headers, schema)
             self.batcher.check_room()
-            if self._formatters is not None and (title := self._intake.input_formatter):
+            if schema is None and self._formatters is not None and (title := intake.input_formatter):
                 place.content_type = JSON.content_type  # until it is known
                 arrived = functools.partial(self._arrived, place, item)
-                self._formatters.run(arrived, title, self._intake.read, item.body, item.headers)
+                self._formatters.run(arrived, title, intake.read, item.body, item.headers)
             else:
-                self._start(place, item, self._intake.read(item.body, item.headers))
+                decoded = intake.decode(item.body, item.headers, schema)
+                body = decoded.value
+                self._start(place, item, intake.parse(decoded, item.headers, schema))
         except Exception as error:
-            self._fail(place, serving_error(error))
+            refused = functools.partial((schema or intake.schema).refused, body=body)
+            self._fail(place, serving_error(error), refused)
         return place
 
     def open_all(self, items: Sequence[Item]) -> list[Place]:
@@ -228,8 +236,12 @@ class StepDriver:
         except Exception as error:  # one client's answer must not stop the others'
             self._fail(place, serving_error(error))
 
-    def _fail(self, place: Place, error: ServingError) -> None:
-        """End one request with `error`, in the way that what was sent so far allows."""
+    def _fail(self, place: Place, error: ServingError, refused: Callable[[ServingError], Answer] | None = None) -> None:
+        """End one request with `error`, in the way that what was sent so far allows.
+
+        Args:
+            refused: how its dialect says it of one that could not be read; None: as the configured one does.
+        """
         if place.finished:
             return
         record, call = place._record, place._call
@@ -237,7 +249,7 @@ class StepDriver:
         outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if place._ids else "refused"
         self._end(place, outcome)
         if call is None:
-            return place.refuse(self._intake.schema.refused(error), error)
+            return place.refuse((refused or self._intake.schema.refused)(error), error)
         if not call.streams or not (place.committed or place.unsent):
             return place.refuse(call.reply.refused(error), error)
         place.unsent.append(call.reply.feed(0, Delta(0, 0, (), Finish.ERROR, error)))

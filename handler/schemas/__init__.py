@@ -12,16 +12,30 @@ from handler.schemas.openai_chat import OpenAiChat
 from handler.schemas.openai_completions import OpenAiCompletions
 from handler.schemas.tgi import TgiCompat
 from handler.schemas.tgi_native import Tgi
+from handler.schemas.triton import Route, Triton
+
+TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+"""Where Triton has a model."""
 
 _LMI, _TGI, _BATCH = Lmi(), TgiCompat(), DynamicBatch()
+_COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
 _NO_CHAT = "'messages': chat completions are not available for dynamic batching; they need rolling batch"
+_NO_COMPLETIONS = "'prompt': completions are not available for dynamic batching; they need rolling batch"
+_NO_TRITON = "'text_input': Triton's generate is not available for dynamic batching; it needs rolling batch"
 
 SCHEMAS: dict[str, Schema] = {
     schema.name: schema
     for schema in (
-        ByShape(_LMI, {"messages": Chat(_LMI)}),
-        ByShape(_TGI, {"messages": Chat(_TGI)}),
-        ByShape(_BATCH, {"messages": Refusing(_BATCH, _NO_CHAT)}),
+        ByShape(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        ByShape(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        ByShape(
+            _BATCH,
+            {
+                "messages": Refusing(_BATCH, _NO_CHAT),
+                "prompt": Refusing(_BATCH, _NO_COMPLETIONS),
+                "text_input": Refusing(_BATCH, _NO_TRITON),
+            },
+        ),
     )
 }
 
@@ -33,7 +47,8 @@ ROUTES: dict[str, Schema] = {
     "/generate": Tgi("tgi_generate", streams=False),
     "/generate_stream": Tgi("tgi_generate_stream", streams=True),
     "/v1/chat/completions": OpenAiChat(),
-    "/v1/completions": OpenAiCompletions(),
+    "/v1/completions": _COMPLETIONS,
+    **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
 }
 """The embedded server's other routes for inference, each with its dialect; `{model}` and `{version}` are checked."""
 

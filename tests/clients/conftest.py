@@ -40,6 +40,36 @@ def langchain(request: pytest.FixtureRequest) -> Iterator[Driver]:
         yield driver
 
 
+@pytest.fixture(scope="session", params=["sync", "async"])
+def triton(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("triton", "drive_triton", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session", params=["sync", "async"])
+def tritonclient(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("triton", "drive_tritonclient", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session", params=["sync", "async"])
+def litellm(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("litellm", "drive_litellm", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def triton_url(model_server: LiveServer) -> str:
+    """The demo model."""
+    model_server.wait_ready()
+    return f"{model_server.url}/v2/models/model/generate"
+
+
+@pytest.fixture(scope="session")
+def triton_echo_url(echo_url: str) -> str:
+    return echo_url.replace("/invocations", "/v2/models/model/generate")
+
+
 @pytest.fixture(scope="session")
 def tgi_url(tgi_server: LiveServer) -> str:
     """The demo model."""

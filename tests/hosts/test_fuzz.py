@@ -16,6 +16,7 @@ from handler.schemas.chat import TABLE as CHAT
 from handler.schemas.messages import ROLES
 from handler.schemas.parameters import REQUEST_FIELDS
 from handler.schemas.tensors import TABLE
+from handler.schemas.triton_inputs import INPUTS
 from tests.servers import LiveServer, serve
 
 QUIET = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,6 +44,15 @@ chats = st.fixed_dictionaries(
     optional=dict.fromkeys([*CHAT.parameters, "stream", "inputs", "adapters", "other"], values),
 )
 
+inputs = st.dictionaries(st.sampled_from([*INPUTS]) | st.text(max_size=10), values, max_size=6)
+tritons = st.builds(
+    lambda prompt, id, names, nested: {**names, "text_input": prompt, **id, **nested},
+    st.text(max_size=30) | values,
+    st.fixed_dictionaries({}, optional={"id": st.text(max_size=5) | values}),
+    inputs,
+    st.fixed_dictionaries({}, optional={"parameters": inputs | values}),
+)
+
 
 @pytest.fixture(scope="module", params=["lmi", "tgi_compat", "dynamic_batch"])
 def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
@@ -63,7 +73,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def check(found: httpx.Response) -> None:
-    assert found.status_code in (200, 424), found.text
+    assert found.status_code in (200, 400, 424), found.text
     if found.headers["content-type"] == "application/json":
         value = json.loads(found.content)
         if found.status_code == 424:
@@ -77,13 +87,30 @@ def check(found: httpx.Response) -> None:
 
 
 @QUIET
-@given(body=bodies | chats)
+@given(body=bodies | chats | tritons)
 def test_bodies_of_the_right_shape_with_anything_in_them(server: LiveServer, client: httpx.Client, body: Any) -> None:
     try:
         data = json.dumps(body, allow_nan=True).encode()
     except UnicodeEncodeError:
         data = json.dumps(body, ensure_ascii=True).encode()
     check(client.post(server.url + "/invocations", content=data, headers={"content-type": "application/json"}))
+
+
+@QUIET
+@given(body=tritons | values, end=st.sampled_from(["generate", "generate_stream"]))
+def test_tritons_bodies_with_anything_in_them(server: LiveServer, client: httpx.Client, body: Any, end: str) -> None:
+    found = client.post(f"{server.url}/v2/models/model/{end}", content=json.dumps(body).encode())
+    assert found.status_code in (200, 400), found.text
+    if found.headers["content-type"] == "application/json":
+        assert json.loads(found.content).keys() >= ({"error"} if found.status_code == 400 else set())
+    else:
+        *events, rest = found.text.split("\n\n")
+        assert (rest, found.headers["content-type"]) == ("", "text/event-stream; charset=utf-8")
+        assert all("error" in value or "text_output" in value for value in map(_event, events))
+
+
+def _event(text: str) -> Any:
+    return json.loads(text.removeprefix("data: "))
 
 
 @QUIET

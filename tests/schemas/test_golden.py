@@ -15,7 +15,7 @@ import pytest
 
 from handler.core import Delta
 from handler.schemas import chat
-from tests.schemas import golden_tgi
+from tests.schemas import golden_tgi, golden_triton
 from tests.schemas.answers import CONTEXT, answer, deltas, failing, shorter, with_logits, with_tops
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -106,6 +106,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "chat/tgi_compat_bad_parameter": ("tgi_compat", {**CHAT, "temperature": 3}, None),
     "chat/dynamic_batch": ("dynamic_batch", CHAT, None),
     **golden_tgi.CASES,
+    **golden_triton.CASES,
 }
 
 

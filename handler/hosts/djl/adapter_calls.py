@@ -17,7 +17,7 @@ from djl_python import Input, Output
 
 from handler.adapter_registry import Registered
 from handler.errors import ConfigError, GenerationFailed, InvalidPayload, ServingError, serving_error
-from handler.framing import dumps
+from handler.framing import JSON, dumps
 from handler.hosts.adapter_changes import AdapterChanges, Change, Order, Outcome, Then, read_order, required
 from handler.hosts.aside import aside
 from handler.hosts.djl.dialect import Dialect
@@ -26,7 +26,7 @@ from handler.hosts.djl.requests import is_of_http
 from handler.hosts.loaded import LoadedModel
 from handler.hosts.service import Service
 from handler.hosts.steps import StepDriver
-from handler.schemas.base import front_end_error
+from handler.schemas.base import Answer, front_end_error
 
 log = logging.getLogger("handler.djl")
 
@@ -122,7 +122,8 @@ class AsyncAdapters:
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as error:
             failure = serving_error(error)
-            return output(self._writer.failure(failure, dumps(front_end_error(failure))), _JSON)
+            answer = Answer(failure.status, JSON.content_type, dumps(front_end_error(failure)))
+            return output(self._writer.failure(answer), _JSON)
 
 
 def answered(what: str, done: str, settled: Registered | None) -> dict[str, Any]:

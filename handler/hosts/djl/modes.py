@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from djl_python import Input, Output
 
 from handler.config import Config
-from handler.errors import GenerationFailed, InternalError, InvalidPayload, ServingError, serving_error
+from handler.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
 from handler.hosts.body import GatheredBody
 from handler.hosts.djl.dialect import MAX_FIELD, Dialect
 from handler.hosts.djl.replies import PieceWriter, Sent, headers_of, output, refusal, streamed, whole
 from handler.hosts.djl.requests import batched, is_batch, single
 from handler.hosts.intake import ignored_header, request_id
 from handler.hosts.places import Item, Place, pieces
+from handler.hosts.rerouting import named_dialect
 from handler.hosts.rolling import RollingHost
 from handler.hosts.service import Service
 from handler.hosts.steps import StepDriver
-from handler.schemas.base import Answer
+from handler.schemas.base import Answer, Call
 
 log = logging.getLogger("handler.djl")
 
@@ -126,24 +127,29 @@ class Async:
 
     async def _outputs(self, item: Item, id: str) -> AsyncIterator[Output]:
         """Ends with a last piece, whatever happens: without one, Java lets the client wait."""
+        service, headers = self._service, item.headers
+        schema, body = None, None
         try:
-            async for made in self._answer(item, id):
+            schema = named_dialect(headers, service.schema.name, service.config.model_name)
+            service.intake.check_headers(headers, schema)
+            service.check_room()
+            decoded = await service.decode(item.body, headers, schema)
+            body = decoded.value
+            call = await service.parse(decoded, len(item.body), headers, schema)
+            async for made in self._answer(call, id):
                 yield made
         except Exception as error:
             failure = serving_error(error)
-            yield self._failed(failure, self._service.refuse(failure, id))
+            yield self._failed(service.refuse(failure, id, body, schema))
 
-    async def _answer(self, item: Item, id: str) -> AsyncIterator[Output]:
+    async def _answer(self, call: Call, id: str) -> AsyncIterator[Output]:
         service = self._service
-        service.intake.check_headers(item.headers)
-        service.check_room()
-        call = await service.read(item.body, item.headers)
         exchange = service.exchange(call, id)
         headers = {"Content-Type": call.reply.content_type, **ignored_header(call.ignored)}
         try:
             await exchange.begun
             if exchange.failure is not None and exchange.answer is not None:
-                yield self._failed(exchange.failure, exchange.answer)
+                yield self._failed(exchange.answer)
             elif exchange.answer is not None:
                 for data, last in pieces(exchange.answer.body, MAX_FIELD):
                     yield output(self._writer.piece(data, last=last), headers)
@@ -159,5 +165,5 @@ class Async:
         finally:
             exchange.cancel()
 
-    def _failed(self, error: ServingError, answer: Answer) -> Output:
-        return output(self._writer.failure(error, answer.body), {"Content-Type": answer.content_type})
+    def _failed(self, answer: Answer) -> Output:
+        return output(self._writer.failure(answer), {"Content-Type": answer.content_type})

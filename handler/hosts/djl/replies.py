@@ -15,7 +15,7 @@ from handler.hosts.djl.dialect import MAX_FIELD, Dialect
 from handler.hosts.intake import ignored_header
 from handler.hosts.places import Place
 from handler.hosts.rolling import Piece
-from handler.schemas.base import front_end_error
+from handler.schemas.base import Answer, front_end_error
 
 _MAX_REASON = 1000
 """Characters of an error that becomes an HTTP reason phrase; SageMaker takes 4,096 bytes of headers in all."""
@@ -75,20 +75,25 @@ class PieceWriter:
     def value(self, piece: Piece) -> bytes:
         """What Java reads of one request."""
         if piece.first and piece.place.error is not None:
-            return self.failure(piece.place.error, piece.data)
+            return self.failure(Answer(piece.place.status, piece.place.content_type, piece.data))
         return self.piece(piece.data, last=piece.last)
 
     def piece(self, data: bytes, *, last: bool) -> bytes:
         end = self._last if last else self._more
         return b"".join((self._map, self._dialect.length.pack(len(data)), data, end))
 
-    def failure(self, error: ServingError, body: bytes) -> bytes:
+    def failure(self, answer: Answer) -> bytes:
         """Nothing was sent of this request: its HTTP status can still be its own."""
-        reason = one_line(error.message)
-        if self._dialect.json_errors:  # the reason phrase is what the body says
-            text = body.decode() if reason == error.message else json.dumps({**json.loads(body), "error": reason})
+        if answer.status < 400:  # some dialects tell errors under 200
+            return self.piece(answer.body, last=True)
+        value = json.loads(answer.body.removeprefix(b"data:"))  # an object, or the event of a stream
+        told = value["error"]
+        reason = one_line(told["message"] if isinstance(told, dict) else told)  # OpenAI has an object
+        if self._dialect.json_errors:  # Java looks for the status in the body; the reason phrase is what that says
+            as_it_is = "code" in value and reason == value["error"]
+            text = answer.body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
             return dumps({"data": text, "last": True})
-        fields = {"data": "", "last": "true", "code": str(error.status), "error": reason}
+        fields = {"data": "", "last": "true", "code": str(answer.status), "error": reason}
         string = self._dialect.string
         return _COUNT.pack(len(fields)) + b"".join(string(k.encode()) + string(v.encode()) for k, v in fields.items())
 

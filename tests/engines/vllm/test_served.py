@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,6 +66,37 @@ def test_a_chat_answers_and_shows_log_probabilities_only_when_asked(server: Live
     assert plain["logprobs"] is None
     assert asked["message"]["content"] == plain["message"]["content"]
     assert all(len(token["top_logprobs"]) == 2 for token in asked["logprobs"]["content"])
+
+
+TRITON = "/v2/models/model/generate"
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide", "pattern"),
+    [
+        ("regex", "[0-9]{3}-[0-9]{2}", r"\d{3}-\d{2}"),
+        ("json_schema", '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}', r'\{\s*"a"\s*:.*'),
+        ("ebnf_grammar", 'root ::= "yes" | "no"', "yes|no"),
+        ("json", "", r"\{.*"),
+    ],
+)
+def test_tritons_guided_decoding(server: LiveServer, kind: str, guide: str, pattern: str) -> None:
+    body = {"text_input": PROMPT, "max_tokens": 24, "guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+    whole = server.post({**body, "exclude_input_in_output": True}, TRITON).json()["text_output"]
+    assert re.fullmatch(pattern, whole, re.DOTALL)
+    events = server.post(body, f"{TRITON}_stream").text.removesuffix("\n\n").split("\n\n")
+    assert "".join(json.loads(event.removeprefix("data: "))["text_output"] for event in events) == whole
+
+
+def test_tritons_sequences_and_words(server: LiveServer) -> None:
+    body: dict[str, Any] = {"text_input": PROMPT, "max_tokens": 12, "exclude_input_in_output": True}
+    plain = server.post(body, TRITON).json()["text_output"]
+    word = plain.split()[1]
+    assert word not in server.post({**body, "bad_words": [f" {word}"]}, TRITON).json()["text_output"].split()[:2]
+    beams = server.post({**body, "beam_width": 3, "return_log_probs": True}, TRITON).json()
+    assert len(beams["text_output"]) == len(beams["cum_log_probs"]) == 3
+    several = server.post({**body, "num_return_sequences": 2, "top_k": 40, "seed": 1}, TRITON).json()["text_output"]
+    assert len(set(several)) == 2
 
 
 def test_a_client_that_leaves_frees_its_place(server: LiveServer) -> None:
