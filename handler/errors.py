@@ -15,6 +15,7 @@
         ├── FormatterFailed  424    a function of the user's model.py raised, or returned what cannot be used
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
         ├── BadRequest       400    a call about adapters that makes no sense, or where there are none
+        ├── Unauthorized     401    no key, or a wrong one, where the server was started with keys
         ├── NotFound         404    a call about an adapter that is not there
         │   └── ModelNotFound       a request for a model that is not served here
         ├── MethodNotAllowed 405    a route that is there, but not for this method
@@ -144,6 +145,12 @@ class BadRequest(ServingError):
     status = 400
     kind = "validation"
     type = "BadRequestException"
+
+
+class Unauthorized(ServingError):
+    status = 401
+    kind = "authentication"
+    type = "UnauthorizedException"
 
 
 class NotFound(BadRequest):
