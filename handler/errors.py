@@ -15,9 +15,9 @@
         ├── FormatterFailed  424    a function of the user's model.py raised, or returned what cannot be used
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
         ├── BadRequest       400    a call about adapters that makes no sense, or where there are none
-        ├── Unauthorized     401    no key, or a wrong one, where the server was started with keys
         ├── NotFound         404    a call about an adapter that is not there
         │   └── ModelNotFound       a request for a model that is not served here
+        ├── Unauthorized     401    no key, or a wrong one, where the server was started with keys
         ├── MethodNotAllowed 405    a route that is there, but not for this method
         ├── Conflict         409    a call about an adapter that is there already, or is changing
         ├── NoRoom           507    one adapter more than the server may have
@@ -147,7 +147,7 @@ class BadRequest(ServingError):
     type = "BadRequestException"
 
 
-class Unauthorized(ServingError):
+class Unauthorized(BadRequest):
     status = 401
     kind = "authentication"
     type = "UnauthorizedException"

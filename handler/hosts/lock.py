@@ -62,25 +62,27 @@ class Lock:
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
         """Answer in the place of the route; False where there is no such route, which is said to anyone."""
         route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
-        if route is None:
+        if route is None or not isinstance(route.app, Endpoint):
             return False
         error = Unauthorized("this server wants a key: send the header Authorization: Bearer KEY")
-        await send_answer(scope, send, self._answer(scope, route, routes, error), CHALLENGE)
+        answer = _answer(scope, route.app, _kin(route, routes), error)
+        await send_answer(scope, send, answer._replace(status=error.status), CHALLENGE)
         return True
 
-    def _answer(self, scope: Scope, route: Route, routes: Sequence[Route], error: ServingError) -> Answer:
-        endpoint = _endpoint(route)
-        handler = endpoint.handlers.get(scope["method"])
-        if isinstance(handler, Inference):  # counted, and in the log
-            return handler.refused(error, scope["request_id"])
-        family = route.path.split("/")[1] + "/"  # GET /v1/models is refused as POST /v1/chat/completions is
-        kin = (_endpoint(other).refused for other in routes if other.path.startswith("/" + family))
-        return (endpoint.refused or next(filter(None, kin), _plain))(error)
+
+def _answer(scope: Scope, endpoint: Endpoint, kin: Iterable[Endpoint], error: ServingError) -> Answer:
+    """As the route's dialect says it; where it has none, as those do that stand under the same name."""
+    handler = endpoint.handlers.get(scope["method"])
+    if isinstance(handler, Inference):  # counted, and in the log
+        return handler.refused(error, scope["request_id"])
+    forms = (one.refused for one in (endpoint, *kin))
+    return next(filter(None, forms), _plain)(error)
 
 
-def _endpoint(route: Route) -> Endpoint:
-    assert isinstance(route.app, Endpoint), "every route here has one"
-    return route.app
+def _kin(route: Route, routes: Sequence[Route]) -> list[Endpoint]:
+    """GET /v1/models is refused as POST /v1/chat/completions is."""
+    family = f"/{route.path.split('/')[1]}/"
+    return [one.app for one in routes if one.path.startswith(family) and isinstance(one.app, Endpoint)]
 
 
 def _plain(error: ServingError) -> Answer:

@@ -81,15 +81,16 @@ class PageRoutes:
             await send_json(scope, send, 503, {"error": "unhealthy", "error_type": "healthcheck"}, [vary])
 
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
-        routes = [self._served(route) for route in self._routes() if route.path not in ASSETS]
+        served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
+        routes = [one for one in served if one.path not in ASSETS]
         found = document(routes, self._service.context, locked=self._locked)
         await send_answer(scope, send, Answer(200, "application/json", dumps(found)))
 
-    def _served(self, route: Route) -> Served:
-        assert isinstance(route.app, Endpoint), "every route here has one"
-        handlers = route.app.handlers
-        inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
-        return Served(route.path, list(handlers), None if inference is None else inference.schema)
+
+def _served(route: Route, endpoint: Endpoint) -> Served:
+    handlers = endpoint.handlers
+    inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
+    return Served(route.path_format, list(handlers), None if inference is None else inference.schema)
 
 
 async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:

@@ -14,7 +14,6 @@ from handler.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.schemas.adapters import read_adapters
 from handler.schemas.base import Answer, Call, Context
 from handler.schemas.chat_replies import ChatDocument, ChatStream, Completion, Failures
-from handler.schemas.described import takes
 from handler.schemas.guides import response_format
 from handler.schemas.messages import read_messages
 from handler.schemas.parameters import (
@@ -33,7 +32,6 @@ from handler.schemas.parameters import (
 from handler.schemas.reading import read_stream, reported
 
 
-@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _top_logprobs(value: Any, context: Context) -> int:
     """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
     count = integer(0, MAX_TOP_TOKENS)(value)

@@ -9,7 +9,7 @@ from handler.schemas import guides
 from handler.schemas.adapters import named_adapter
 from handler.schemas.base import Context
 from handler.schemas.described import taken
-from handler.schemas.parameters import REQUEST_FIELDS, Parameter
+from handler.schemas.parameters import MAX_TOP_TOKENS, REQUEST_FIELDS, Parameter
 
 Shape = dict[str, Any]
 
@@ -59,15 +59,18 @@ _GUIDES: dict[Callable[..., Any], Shape] = {
 }
 """What readers take that are not written beside a table."""
 
+_FIELDS: dict[str, Shape] = {"top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_TOKENS}}
+"""What readers take that nobody has described, by the Sampling field that they set."""
 
-def taken_by(read: Callable[..., Any]) -> Shape | None:
-    """None of a reader that nobody has described."""
-    return taken(read) or _GUIDES.get(read)
+
+def taken_by(found: Parameter) -> Shape:
+    """Empty where nothing says it."""
+    return taken(found.read) or _GUIDES.get(found.read) or _FIELDS.get(found.field) or {}
 
 
 def parameter(found: Parameter, context: Context) -> Shape:
     """What one takes; null means absent. What the engine lacks is said with it."""
-    shape = dict(taken_by(found.read) or {})
+    shape = dict(taken_by(found))
     if why := context.lacks.get(found.field):
         shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
     return nullable(shape) if shape else shape
@@ -78,4 +81,4 @@ def parameters(table: Mapping[str, Parameter], context: Context) -> dict[str, Sh
 
 
 def request_fields() -> dict[str, Shape]:
-    return {name: nullable(taken_by(read) or {}) for name, read in REQUEST_FIELDS.items()}
+    return {name: nullable(taken(read) or {}) for name, read in REQUEST_FIELDS.items()}

@@ -42,6 +42,9 @@ function showSample() {
 
 // -- the conversation --------------------------------------------------------------------------------------------
 
+const atEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 40;
+const scrollToEnd = () => ($("log").scrollTop = $("log").scrollHeight);
+
 function addTurn(role, text) {
   $("welcome")?.remove();
   const turn = document.createElement("div");
@@ -54,7 +57,7 @@ function addTurn(role, text) {
   said.textContent = text;
   turn.append(who, said);
   $("log").append(turn);
-  $("log").scrollTop = $("log").scrollHeight;
+  scrollToEnd();
   return turn;
 }
 
@@ -98,10 +101,9 @@ async function send() {
       first ||= performance.now();
       count += 1;
       finish = piece.finish ?? finish;
-      const log = $("log");
-      const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 40; // unless the reader has scrolled up
+      const follow = atEnd(); // unless the reader has scrolled up
       said.append(piece.text);
-      if (follow) log.scrollTop = log.scrollHeight;
+      if (follow) scrollToEnd();
     }
   } catch (error) {
     failure = error;
@@ -117,7 +119,9 @@ function settle({ text, mine, turn, failure, summary }) {
   const stopped = failure?.name === "AbortError";
   if (!failure || answer || stopped) {
     history.push({ role: "user", content: text }, { role: "assistant", content: answer });
+    const follow = atEnd();
     addNote(turn, stopped ? `stopped · ${summary}` : summary);
+    if (follow) scrollToEnd();
   } else {
     mine.remove();
     turn.remove();
@@ -139,31 +143,39 @@ function summary(streamed, count, began, first, finish) {
 }
 
 function refused(error) {
-  if (error.status === 401) return askForKey();
+  if (error.status === 401) return lockedOut();
   showError(error instanceof Refusal && error.status ? `The server refused (${error.status}): ${error.message}` : error.message);
 }
 
 // -- the key -----------------------------------------------------------------------------------------------------
 
-function askForKey() {
+/** The server said 401: a key that it did not take is of no more use. */
+function lockedOut() {
+  const had = key() !== "";
+  keep("");
   locked = true;
-  $("key-button").hidden = false;
+  before = null;
   $("metrics-link").hidden = true; // a browser opens links without the key
-  $("key-why").textContent = key()
-    ? "The server did not take the key that you gave."
-    : "It is kept for this tab only, and sent to this server only.";
-  $("key-input").value = "";
-  $("key-forget").hidden = !key();
   showState("down", "Locked: an API key is needed");
   showSample();
+  askForKey(had ? "The server did not take the key that you gave." : undefined);
+}
+
+function askForKey(why = "It is kept for this tab only, and sent to this server only.") {
+  $("key-button").hidden = false;
+  $("key-why").textContent = why;
+  $("key-input").value = "";
+  $("key-forget").hidden = !key();
   if (!$("key-dialog").open) $("key-dialog").showModal();
 }
 
-$("key-button").addEventListener("click", askForKey);
+$("key-button").addEventListener("click", () => askForKey());
 $("key-form").addEventListener("submit", (event) => {
   const given = $("key-input").value.trim();
-  if (event.submitter?.value === "forget") keep("");
-  else if (given) keep(given);
+  if (event.submitter?.value === "forget") {
+    keep("");
+    showState("down", "Locked: an API key is needed");
+  } else if (given) keep(given);
 });
 $("key-dialog").addEventListener("close", () => poll());
 
@@ -180,7 +192,8 @@ function showState(state, text) {
 /** Look at the server now, and again after a while. */
 async function poll() {
   clearTimeout(timer);
-  if (!document.hidden && !$("key-dialog").open) await look();
+  const barred = locked && !key(); // nothing is to be had without one
+  if (!document.hidden && !$("key-dialog").open && !barred) await look();
   clearTimeout(timer);
   timer = setTimeout(poll, POLL);
 }
@@ -198,9 +211,8 @@ async function look() {
     $("metrics-link").hidden = locked;
   } catch (error) {
     before = null;
-    if (error.status !== 401) return showState("down", "The server cannot be reached");
-    if (!locked || key()) return askForKey();
-    showState("down", "Locked: an API key is needed");
+    if (error.status === 401) lockedOut();
+    else showState("down", error.status ? error.message : "The server cannot be reached");
   }
 }
 

@@ -126,9 +126,9 @@ function render(path, method, item) {
     if (!panel.open || panel.childElementCount > 1) return; // made when it is first wanted
     const request = shapes(operation.requestBody?.content["application/json"].schema);
     panel.append(el("div", { className: "body" },
-      ...(request.length ? [el("h4", {}, "Body"), ...request] : []),
-      el("h4", {}, "Answers"), ...answers(operation),
-      el("h4", {}, "Try it"), ...trial(path, method.toUpperCase(), item, operation)));
+      ...(request.length ? [el("h3", {}, "Body"), ...request] : []),
+      el("h3", {}, "Answers"), ...answers(operation),
+      el("h3", {}, "Try it"), ...trial(path, method.toUpperCase(), item, operation)));
   });
   return panel;
 }
@@ -146,6 +146,7 @@ async function load() {
     $("api").setAttribute("aria-busy", "false");
   }
   $("key-form").hidden = true;
+  $("raw").hidden = Boolean(api.security); // a browser opens links without the key
   $("version").textContent = `version ${api.info.version}`;
   $("description").textContent = api.info.description;
   const groups = new Map();
