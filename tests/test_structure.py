@@ -37,6 +37,7 @@ ALLOWED = {
         "schemas.base",
     },
     "hosts": {
+        "__version__",
         "adapter_registry",
         "batcher",
         "config",
