@@ -91,7 +91,8 @@ def _try(server: LiveServer, api: Any, method: str, path: str, operation: Any) -
         return 0
     where = server.url + path.replace("{model}", "model").replace("{version}", "1")
     media = operation.get("requestBody", {"content": {"application/json": {}}})["content"]["application/json"]
-    bodies = [example["value"] for example in media.get("examples", {}).values()] or [None]
+    bodies = [example["value"] for example in media.get("examples", {}).values()]
+    bodies = bodies or [media.get("schema", {}).get("example")]
     for body in bodies:
         found = httpx.request(method, where, json=body, headers={"accept": "text/html"})
         kind = found.headers["content-type"].partition(";")[0]

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from handler import __version__
-from handler.hosts.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED, Dialect
+from handler.hosts.openapi.base import Dialect
+from handler.hosts.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED
 from handler.hosts.openapi.operations import OPERATIONS, PATH_PARAMETERS, Operation
 from handler.hosts.openapi.shapes import TEXT, Shape, ref
 from handler.schemas.base import Context, Schema
