@@ -101,13 +101,12 @@ def dialects_of(schema: Schema) -> list[Dialect]:
 def _inference(dialects: Sequence[Dialect]) -> dict[str, Any]:
     """A route that takes any of these: the first is what it is called after."""
     streams = {kind: [one.chunk for one in dialects if kind in one.streams] for one in dialects for kind in one.streams}
-    content: dict[str, Any] = {
-        "application/json": {
-            "schema": _any_of(one.answer for one in dialects),
-            "examples": {one.title: {"value": one.answer_example} for one in dialects},
-        },
-        **{kind: {"schema": _any_of(chunks)} for kind, chunks in streams.items()},
-    }
+    content: dict[str, Any] = {kind: {"schema": _any_of(chunks)} for kind, chunks in streams.items()}
+    if whole := [one for one in dialects if one.answer]:
+        content["application/json"] = {
+            "schema": _any_of(one.answer for one in whole),
+            "examples": {one.title: {"value": one.answer_example} for one in whole},
+        }
     titles = [one.title for one in dialects]
     return {
         "tags": [titles[0] if titles else "Inference"],

@@ -21,6 +21,7 @@ class Dialect(NamedTuple):
     """Names of components, but for the examples, which any model can answer.
 
     Attributes:
+        answer: one in one piece; "" where it has none.
         chunk: one value of a stream; "" where it has none.
         streams: content types of its streams, each value framed by itself.
     """
