@@ -37,6 +37,17 @@ def validator(name: str, context: Context = ECHO) -> Draft202012Validator:
     return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": shapes}})
 
 
+def values_of(kind: str, body: str) -> list[Any]:
+    """What a body holds: one document, a stream's values, or text."""
+    if kind == "application/json":
+        return [json.loads(body)]
+    if kind not in ("application/jsonlines", "text/event-stream"):
+        return [body]
+    lines = [line.removeprefix("data: ") for line in body.splitlines() if line.strip() and not line.endswith("[DONE]")]
+    assert lines
+    return [json.loads(line) for line in lines]
+
+
 def known_schemas() -> Iterator[Schema]:
     for schema in (*SCHEMAS.values(), *ROUTES.values()):
         yield from schema.dialects if isinstance(schema, ByShape) else (schema,)
@@ -97,9 +108,9 @@ def _try(server: LiveServer, api: Any, method: str, path: str, operation: Any) -
         found = httpx.request(method, where, json=body, headers={"accept": "text/html"})
         kind = found.headers["content-type"].partition(";")[0]
         answer = operation["responses"][str(found.status_code)]["content"][kind]
-        value = found.json() if kind == "application/json" else found.text
         full = {**answer["schema"], "components": api["components"]}
-        Draft202012Validator(full).validate(value)
+        for value in values_of(kind, found.text):
+            Draft202012Validator(full).validate(value)
         for example in [answer.get("example"), *(one["value"] for one in answer.get("examples", {}).values())]:
             if example is not None:
                 Draft202012Validator(full).validate(example)
@@ -132,14 +143,9 @@ def test_golden_files_are_as_described(path: Path) -> None:
         validator(dialect.error).validate(json.loads(body))
         return
     validator(dialect.request).validate(json.loads(asked.removeprefix("> ")))
-    if kind == "application/json":
-        validator(dialect.answer).validate(json.loads(body))
-        return
-    assert kind in dialect.streams
-    values = [line.removeprefix("data: ") for line in body.splitlines() if line.strip() and not line.endswith("[DONE]")]
-    assert values
-    for value in values:
-        validator(dialect.chunk).validate(json.loads(value))
+    assert kind == "application/json" or kind in dialect.streams
+    for value in values_of(kind, body):
+        validator(dialect.answer if kind == "application/json" else dialect.chunk).validate(value)
 
 
 def test_the_shapes_refuse_what_is_something_else() -> None:
