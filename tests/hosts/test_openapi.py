@@ -138,13 +138,15 @@ def test_golden_files_are_as_described(path: Path) -> None:
     asked, _, answered = path.read_text().partition("\n< ")
     head, _, body = answered.partition("\n")
     status, kind = head.split(" ", 1)
-    dialect = DIALECTS[dialect_of(path)]
+    dialect, values = DIALECTS[dialect_of(path)], values_of(kind, body)
     if status != "200":
-        validator(dialect.error).validate(json.loads(body))
+        for value in values:
+            validator(dialect.error).validate(value)
         return
-    validator(dialect.request).validate(json.loads(asked.removeprefix("> ")))
+    if "error" not in values[0]:  # TGI refuses under 200 where a stream was asked for
+        validator(dialect.request).validate(json.loads(asked.removeprefix("> ")))
     assert kind == "application/json" or kind in dialect.streams
-    for value in values_of(kind, body):
+    for value in values:
         validator(dialect.answer if kind == "application/json" else dialect.chunk).validate(value)
 
 
