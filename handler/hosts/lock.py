@@ -62,27 +62,29 @@ class Lock:
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
         """Answer in the place of the route; False where there is no such route, which is said to anyone."""
         route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
-        if route is None or not isinstance(route.app, Endpoint):
+        if route is None:
             return False
         error = Unauthorized("this server wants a key: send the header Authorization: Bearer KEY")
-        answer = _answer(scope, route.app, _kin(route, routes), error)
+        answer = _answer(scope, [route, *_kin(route, routes)], error)
         await send_answer(scope, send, answer._replace(status=error.status), CHALLENGE)
         return True
 
 
-def _answer(scope: Scope, endpoint: Endpoint, kin: Iterable[Endpoint], error: ServingError) -> Answer:
-    """As the route's dialect says it; where it has none, as those do that stand under the same name."""
-    handler = endpoint.handlers.get(scope["method"])
-    if isinstance(handler, Inference):  # counted, and in the log
-        return handler.refused(error, scope["request_id"])
-    forms = (one.refused for one in (endpoint, *kin))
+def _answer(scope: Scope, routes: Sequence[Route], error: ServingError) -> Answer:
+    """As the first route's dialect says it; where it has none, as the others do."""
+    endpoints = [route.app for route in routes if isinstance(route.app, Endpoint)]
+    if endpoints and endpoints[0] is routes[0].app:
+        handler = endpoints[0].handlers.get(scope["method"])
+        if isinstance(handler, Inference):  # counted, and in the log
+            return handler.refused(error, scope["request_id"])
+    forms = (endpoint.refused for endpoint in endpoints)
     return next(filter(None, forms), _plain)(error)
 
 
-def _kin(route: Route, routes: Sequence[Route]) -> list[Endpoint]:
-    """GET /v1/models is refused as POST /v1/chat/completions is."""
+def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
+    """Those under the same name: GET /v1/models is refused as POST /v1/chat/completions is."""
     family = f"/{route.path.split('/')[1]}/"
-    return [one.app for one in routes if one.path.startswith(family) and isinstance(one.app, Endpoint)]
+    return [one for one in routes if one.path.startswith(family)]
 
 
 def _plain(error: ServingError) -> Answer:

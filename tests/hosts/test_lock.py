@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -12,9 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.routing import Route
 
-from handler.hosts.lock import Keys
+from handler.hosts.asgi import Endpoint
+from handler.hosts.lock import Keys, Lock
 from handler.hosts.page_routes import ASSETS
+from handler.schemas import SCHEMAS
 from tests.servers import LiveServer, serve, wait_for
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
@@ -135,6 +139,34 @@ def test_every_route_that_there_is_needs_a_key(locked: LiveServer) -> None:
             assert is_open or found.headers["www-authenticate"] == "Bearer"
             tried += 1
     assert tried > 20
+
+
+async def _hello(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("it was let in")
+
+
+def test_a_route_of_any_kind_is_locked() -> None:
+    """Not only those that are made of our Endpoint; and one takes over the form of those under the same name."""
+    other = Endpoint({"POST": _hello}, refused=SCHEMAS["tgi_compat"].refused)
+    routes = [Route("/v9/plain", _Plain()), Route("/v9/generate", other), Route("/alone", _Plain())]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    gate = Lock(["k"], [])
+    for path, form in (("/v9/plain", b'"error_type"'), ("/alone", b'"UnauthorizedException"')):
+        scope = {"type": "http", "method": "GET", "path": path, "headers_by_name": {}, "request_id": "1"}
+        assert not gate.admits(scope)
+        assert asyncio.run(gate.refuse(scope, send, routes))
+        assert (sent[-2]["status"], form in sent[-1]["body"]) == (401, True)
+    scope["path"] = "/nowhere"
+    assert not asyncio.run(gate.refuse(scope, send, routes))
+
+
+class _Plain:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await _hello(scope, receive, send)
 
 
 def test_a_path_that_is_not_there_is_404_for_anyone(locked: LiveServer) -> None:
