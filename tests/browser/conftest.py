@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,18 +23,16 @@ def browser() -> Iterator[Any]:
         pytest.fail("no Chromium: apt-get install chromium, or name one in CHROMIUM")
     if path is None:
         pytest.skip("no Chromium: apt-get install chromium, or name one in CHROMIUM")
-    sync_api = pytest.importorskip("playwright.sync_api") if not os.environ.get("CI") else _playwright()
-    with sync_api.sync_playwright() as playwright:
+    with needed("playwright.sync_api").sync_playwright() as playwright:
         # The sandbox needs rights that containers lack; what is opened is our own page on loopback.
         found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield found
         found.close()
 
 
-def _playwright() -> Any:
-    from playwright import sync_api
-
-    return sync_api
+def needed(module: str) -> Any:
+    """A module of the extra `browser`: without it a test is skipped, in CI it fails."""
+    return importlib.import_module(module) if os.environ.get("CI") else pytest.importorskip(module)
 
 
 class Watched:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from handler.hosts.page_routes import ASSETS
-from tests.browser.conftest import Open
+from tests.browser.conftest import Open, needed
 from tests.servers import LiveServer, serve, wait_for
 
 pytestmark = pytest.mark.browser
@@ -291,7 +291,7 @@ def test_axe_finds_nothing(
     slow_server: LiveServer, open_page: Open, path: str, settings: dict[str, Any], scheme: str
 ) -> None:
     """Deque's rules: labels, roles, contrast, focus order."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    axe = needed("axe_playwright_python.sync_playwright")
     page = open_page(slow_server, path, color_scheme=scheme, **settings)
     for panel in page.query_selector_all("details.panel:not([open]):not(.operation) > summary"):
         panel.click()
