@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-djl accept-vllm accept-trtllm lint format bench clean
+.PHONY: install dev serve djl test test-djl test-browser accept-vllm accept-trtllm lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -26,6 +26,10 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,dev]'
 	@touch $@
 
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,dev,browser]'
+	@touch $@
+
 $(VENV)/.djl: $(VENV)/.installed
 	@echo "installing what DJL's Python worker imports ..."
 	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,djl]'
@@ -39,11 +43,15 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest -m 'not djl and not vllm'
+	$(BIN)/pytest -m 'not djl and not vllm and not browser'
 
 # What runs under DJL; needs a JDK and Maven.
 test-djl: dev
 	$(BIN)/pytest -m 'djl and not vllm'
+
+# The pages, in a headless Chromium: the system's, or CHROMIUM=...
+test-browser: $(VENV)/.browser
+	$(BIN)/pytest tests/browser
 
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:

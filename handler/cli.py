@@ -39,9 +39,25 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
                        help="an option as serving.properties writes it; beats all other sources")  # fmt: skip
+    _add_access(serve)
     serve.set_defaults(run=_serve)
     add_bench(commands)
     return parser
+
+
+def _add_access(serve: argparse.ArgumentParser) -> None:
+    access = serve.add_argument_group("access", "who may speak to the server, and how (docs/serving.md)")
+    access.add_argument(
+        "--api-key", dest="keys", action="append", default=[], metavar="KEY",
+        help="serve only those who send Authorization: Bearer KEY; may be given again. Other users of this machine "
+             "can read it in ps: LMI_API_KEY=KEY,... in the environment is better",
+    )  # fmt: skip
+    access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
+    access.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its private key, where it is in its own file")
+    access.add_argument(
+        "--allow-origin", dest="origins", action="append", default=[], metavar="ORIGIN",
+        help="let pages of ORIGIN call the server from a browser (CORS); * is all. May be given again",
+    )  # fmt: skip
 
 
 def port(text: str) -> int:
@@ -52,9 +68,13 @@ def port(text: str) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from handler.config import load_config
+    from handler.hosts.access import read_access
     from handler.hosts.embedded import serve
     from handler.options.common import LLM_ENGINES
 
+    access = read_access(
+        arguments.keys, arguments.origins, arguments.ssl_certfile, arguments.ssl_keyfile, environ=os.environ
+    )
     overrides = list(arguments.options)
     if arguments.engine not in (None, *LLM_ENGINES):
         raise ConfigError(f"--engine {arguments.engine}: must be one of {', '.join(LLM_ENGINES)}")
@@ -71,7 +91,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    return serve(config, arguments.host, arguments.port)
+    return serve(config, arguments.host, arguments.port, access)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@
         ├── BadRequest       400    a call about adapters that makes no sense, or where there are none
         ├── NotFound         404    a call about an adapter that is not there
         │   └── ModelNotFound       a request for a model that is not served here
+        ├── Unauthorized     401    no key, or a wrong one, where the server was started with keys
         ├── MethodNotAllowed 405    a route that is there, but not for this method
         ├── Conflict         409    a call about an adapter that is there already, or is changing
         ├── NoRoom           507    one adapter more than the server may have
@@ -144,6 +145,12 @@ class BadRequest(ServingError):
     status = 400
     kind = "validation"
     type = "BadRequestException"
+
+
+class Unauthorized(BadRequest):
+    status = 401
+    kind = "authentication"
+    type = "UnauthorizedException"
 
 
 class NotFound(BadRequest):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
+_SETTINGS = ("OPTION_", "SERVING_", "HF_", "LMI_API_KEY")
+
 
 def clean_environment() -> dict[str, str]:
     """Ours, without what DJL or the handler would take for settings."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(("OPTION_", "SERVING_", "HF_"))}
+    return {key: value for key, value in os.environ.items() if not key.startswith(_SETTINGS)}

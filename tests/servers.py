@@ -61,7 +61,7 @@ class LiveServer:
     def wait_listening(self, seconds: float) -> None:
         def listening() -> bool:
             assert self.process.poll() is None, f"the server ended:\n{self.log}"
-            found = re.search(r"listening on (http://\S+);", self.log)
+            found = re.search(r"listening on (https?://\S+);", self.log)
             self.url = found[1] if found else ""
             return bool(found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 import time
 import urllib.parse
@@ -54,7 +55,7 @@ class Target:
         path = where.path if where.path not in ("", "/") else self.path
         head = (
             f"POST {path} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(data)}\r\n\r\n"
+            f"content-length: {len(data)}\r\n{_authorization()}\r\n"
         )
         return head.encode() + data
 
@@ -62,6 +63,12 @@ class Target:
         """The request's JSON: greedy, streaming, exactly `tokens` tokens."""
         parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, "details": True}
         return {"inputs": prompt, "stream": True, "parameters": parameters}
+
+
+def _authorization() -> str:
+    """For a server that was started with the same variable; `lmi serve` says what it holds."""
+    key = os.environ.get("LMI_API_KEY", "").split(",")[0].strip()
+    return f"authorization: Bearer {key}\r\n" if key else ""
 
 
 _STORY = """the river runs past an old mill where a miller once told travellers how long the winter had been and why

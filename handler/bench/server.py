@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from handler.errors import ConfigError
 
-_LISTENING = re.compile(r"listening on (http://[^\s;]+)")
+_LISTENING = re.compile(r"listening on (https?://[^\s;]+)")
 _GRACE = 35.0  # seconds: a server that drains takes up to 20, and some to end
 
 

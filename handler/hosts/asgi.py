@@ -16,6 +16,9 @@ from handler.schemas.base import Answer
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+SHARED = "shared_headers"
+"""Where the scope keeps what every answer to its request bears: cheaper than a wrapper around `send`."""
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -83,6 +86,7 @@ async def send_start(scope: Scope, send: Send, status: int, content_type: str, e
     headers = [
         (b"content-type", content_type.encode()),
         (b"x-request-id", scope["request_id"].encode()),
+        *scope.get(SHARED, ()),
         *extra,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -20,6 +20,7 @@ from handler.engines.remote import State
 from handler.engines.worker import Spec
 from handler.errors import ConfigError
 from handler.formatters.loading import Formatters
+from handler.hosts.access import OPEN, Access
 from handler.hosts.http import App
 from handler.hosts.listen import Server, bind
 from handler.hosts.loaded import loaded_model
@@ -36,7 +37,7 @@ from handler.launch import (
 log = logging.getLogger("handler.server")
 
 
-def serve(config: Config, host: str, port: int) -> int:
+def serve(config: Config, host: str, port: int, access: Access = OPEN) -> int:
     """Serve until a signal; returns the exit status.
 
     Raises:
@@ -50,7 +51,7 @@ def serve(config: Config, host: str, port: int) -> int:
         formatters = model_formatters(config)
         spec = engine_spec(config)
         adapters = adapter_home(config, spec)
-        return event_loop.run(_serve(config, spec, listener, formatters, adapters))
+        return event_loop.run(_serve(config, spec, listener, formatters, adapters, access))
 
 
 def _leave(sig: int, frame: FrameType | None) -> None:
@@ -59,7 +60,7 @@ def _leave(sig: int, frame: FrameType | None) -> None:
 
 
 async def _serve(
-    config: Config, spec: Spec, listener: socket.socket, formatters: Formatters, adapters: AdapterHome
+    config: Config, spec: Spec, listener: socket.socket, formatters: Formatters, adapters: AdapterHome, access: Access
 ) -> int:
     began = time.perf_counter()
     what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
@@ -80,11 +81,17 @@ async def _serve(
         elif state is State.READY and not engine.restarts:
             seconds = time.perf_counter() - began
             print(f"{_CLEAR}ready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
-            print(_greeting(listener), file=sys.stderr, flush=True)
+            print(_greeting(listener, access), file=sys.stderr, flush=True)
 
     calm_garbage_collector()
     service = Service(loaded_model(config, spec, engine, tokenizer, formatters, adapters))
-    server = Server(App(service), drain=service.drain, busy=lambda: service.num_requests, give_up=service.give_up)
+    server = Server(
+        App(service, access),
+        access,
+        drain=service.drain,
+        busy=lambda: service.num_requests,
+        give_up=service.give_up,
+    )
     service.start(changed)
     try:
         await server.serve(sockets=[listener])
@@ -117,8 +124,10 @@ def _describe(info: EngineInfo | None) -> str:
     return f"{info.name} {info.version} on {info.device}, dtype {info.dtype}, {info.max_total_tokens} tokens"
 
 
-def _greeting(listener: socket.socket) -> str:
+def _greeting(listener: socket.socket, access: Access) -> str:
     host, port = listener.getsockname()[:2]
-    at = f"http://{'[' + host + ']' if ':' in host else host}:{port}"
+    at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
+    key = ' -H "Authorization: Bearer $LMI_API_KEY"' if access.keys else ""  # its name, never the key itself
     body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}'
-    return f"listening on {at}; try:\n  curl -s {at}/invocations -H 'Content-Type: application/json' -d '{body}'"
+    ask = f"curl -s {at}/invocations -H 'Content-Type: application/json'{key} -d '{body}'"
+    return f"listening on {at}; open it in a browser, or try:\n  {ask}"

@@ -13,11 +13,15 @@ from starlette.types import Receive, Scope, Send
 
 from handler import schemas
 from handler.errors import InvalidPayload
+from handler.hosts.access import OPEN, Access
 from handler.hosts.adapter_routes import AdapterRoutes
 from handler.hosts.asgi import Endpoint, send_answer, send_error, send_json
+from handler.hosts.cors import Cors
 from handler.hosts.inference import Inference
 from handler.hosts.intake import request_id
+from handler.hosts.lock import Lock
 from handler.hosts.openai_routes import OpenAiRoutes
+from handler.hosts.page_routes import OPEN_PATHS, PageRoutes
 from handler.hosts.rerouting import INVOKE
 from handler.hosts.service import Service
 from handler.hosts.tgi_routes import TgiRoutes
@@ -30,43 +34,54 @@ _ROUTE = re.compile(r"(?:^|[\s,;])route=([^\s,;]*)")
 
 
 class App:
-    """The ASGI application around a Service."""
+    """The ASGI application around a Service.
 
-    def __init__(self, service: Service) -> None:
+    Args:
+        access: who may speak to it.
+    """
+
+    def __init__(self, service: Service, access: Access = OPEN) -> None:
         self._service = service
         invoke = Endpoint({"POST": Inference(service)})
+        page = PageRoutes(service, lambda: self.routes, locked=bool(access.keys))
         own = [
-            Route(path, Endpoint({"POST": Inference(service, schema)}, refused=schema.refused))
+            Route(path, Endpoint({"POST": Inference(service, schema), **page.beside(path)}, refused=schema.refused))
             for path, schema in schemas.routes(service.config.root_schema).items()
         ]
         self._inference = [*[Route(path, invoke) for path in INVOKE], *own]
-        self._router = Router(
-            [
-                *self._inference,
-                Route("/ping", Endpoint({"GET": self._ping})),
-                Route("/models", Endpoint({"GET": self._models})),
-                Route("/models/{model}", Endpoint({"GET": self._model})),
-                Route("/metrics", Endpoint({"GET": self._metrics})),
-                *AdapterRoutes(service).routes,
-                *TgiRoutes(service).routes,
-                *OpenAiRoutes(service).routes,
-                *TritonRoutes(service).routes,
-            ],
-            default=_not_found,
-            redirect_slashes=False,
-        )
+        self.routes = [
+            *self._inference,
+            *page.routes,
+            Route("/ping", Endpoint({"GET": self._ping})),
+            Route("/models", Endpoint({"GET": self._models})),
+            Route("/models/{model}", Endpoint({"GET": self._model})),
+            Route("/metrics", Endpoint({"GET": self._metrics})),
+            *AdapterRoutes(service).routes,
+            *TgiRoutes(service).routes,
+            *OpenAiRoutes(service).routes,
+            *TritonRoutes(service).routes,
+        ]
+        self._router = Router(self.routes, default=_not_found, redirect_slashes=False)
+        self._lock = Lock(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
+        self._cors = Cors(access.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server runs without lifespan and websockets"
         headers = scope["headers_by_name"] = _headers(scope)
         scope["request_id"] = request_id(headers)
+        self._cors.prepare(scope)
+        if self._cors.is_preflight(scope):
+            return await self._cors.answer_preflight(scope, send)
+        admitted = self._lock.admits(scope)
         if scope["path"] == "/invocations" and (named := _ROUTE.search(headers.get(_ATTRIBUTES, ""))):
             path = named[1]
-            if not self._is_inference(scope, path):
+            if self._is_inference(scope, path):
+                scope["path"] = path
+            elif admitted:
                 error = InvalidPayload(f"header {_ATTRIBUTES}: route={path[:64]} is no route for inference")
                 return await send_answer(scope, send, self._service.refuse(error, scope["request_id"]))
-            scope["path"] = path
-        await self._router(scope, receive, send)
+        if admitted or not await self._lock.refuse(scope, send, self.routes):
+            await self._router(scope, receive, send)
 
     def _is_inference(self, scope: Scope, path: str) -> bool:
         """Whether a dialect has its inference there: adapters are not for those who may only invoke."""

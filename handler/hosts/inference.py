@@ -34,6 +34,11 @@ class Inference:
         self._service = service
         self._schema = schema
 
+    @property
+    def schema(self) -> Schema:
+        """The dialect of its bodies."""
+        return self._schema or self._service.schema
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._service.num_requests += 1
         try:
@@ -70,7 +75,11 @@ class Inference:
             exchange.cancel()
 
     async def _refuse(self, scope: Scope, send: Send, error: ServingError, body: Any) -> None:
-        await send_answer(scope, send, self._service.refuse(error, scope["request_id"], body, self._schema))
+        await send_answer(scope, send, self.refused(error, scope["request_id"], body))
+
+    def refused(self, error: ServingError, request_id: str, body: Any = None) -> Answer:
+        """The dialect's answer to a request that was never put to the engine, which is counted."""
+        return self._service.refuse(error, request_id, body, self._schema)
 
     def _check_model(self, scope: Scope) -> None:
         parameters = scope["path_params"]

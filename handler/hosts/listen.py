@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from handler.errors import ConfigError
+from handler.hosts.access import Access
 from handler.hosts.protocol import Protocol
 
 log = logging.getLogger("handler.server")
@@ -45,13 +46,20 @@ class Server(uvicorn.Server):
     """uvicorn, but SIGTERM first lets the answers under way finish while new requests get a 503.
 
     Args:
+        access: its certificate makes it HTTPS.
         drain: called once, when the server is asked to stop; new work is refused from then on.
         busy: how many requests are being answered.
         give_up: called when they take too long: what is still under way is told so.
     """
 
     def __init__(
-        self, app: ASGIApp, drain: Callable[[], None], busy: Callable[[], int], give_up: Callable[[], None]
+        self,
+        app: ASGIApp,
+        access: Access,
+        *,
+        drain: Callable[[], None],
+        busy: Callable[[], int],
+        give_up: Callable[[], None],
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -64,6 +72,8 @@ class Server(uvicorn.Server):
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=2,
+                ssl_certfile=access.certfile,
+                ssl_keyfile=access.keyfile,
             )
         )
         self._drain = drain

@@ -46,6 +46,7 @@ class Service:
     def __init__(self, loaded: LoadedModel) -> None:
         config, engine = loaded.config, loaded.engine
         self.config = config
+        self.context = loaded.context
         self.intake = Intake.of(loaded)
         self.schema = self.intake.schema
         self.draining = False

@@ -23,6 +23,11 @@ class ByShape:
         self._mode = mode
         self._others = others
 
+    @property
+    def dialects(self) -> tuple[Schema, ...]:
+        """All that it chooses from, the mode first."""
+        return self._mode, *self._others.values()
+
     def parse(self, body: Any, context: Context) -> Call:
         return self._dialect(body).parse(body, context)
 

@@ -12,14 +12,25 @@ from typing import Any, NamedTuple
 
 from handler.core import Sampling
 from handler.errors import InvalidParameter
+from handler.framing import FRAMINGS
 from handler.schemas.adapters import named_adapter
 from handler.schemas.agreement import DEFAULTS, Named, check_agreement, check_support
 from handler.schemas.agreement import show as show
 from handler.schemas.base import Context
+from handler.schemas.described import takes
 from handler.schemas.guides import choice, grammar, json_object, json_schema, regex, tgi_grammar
+
+_INT32 = (1 << 31) - 1
 
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2048
+
+_STRINGS = {
+    "type": "array",
+    "maxItems": MAX_STOPS,
+    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+}
+_STRING_OR_STRINGS = [_STRINGS["items"], _STRINGS]
 
 _LEAST_NORMAL, _MOST = 1.1754943508222875e-38, 3.4028234663852886e38  # of 32-bit floats
 
@@ -61,19 +72,22 @@ class Table(NamedTuple):
     prefix: str = ""
 
 
+@takes(type="boolean")
 def boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return value
 
 
+@takes(type="string")
 def string(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("must be a string")
     return value
 
 
-def integer(least: int, most: int = (1 << 31) - 1) -> Callable[[Any], int]:
+def integer(least: int, most: int = _INT32) -> Callable[[Any], int]:
+    @takes(type="integer", minimum=least, maximum=most)
     def read(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError(f"must be an integer from {least} to {most}")
@@ -90,7 +104,9 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
     wanted = f"must be a number {'above' if above else 'of at least'} {least:g}"
     if most < math.inf:
         wanted += f" and {'below' if below else 'at most'} {most:g}"
+    bounds = {"exclusiveMinimum" if above else "minimum": least, "exclusiveMaximum" if below else "maximum": most}
 
+    @takes(type="number", **{name: bound for name, bound in bounds.items() if math.isfinite(bound)})
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(wanted)
@@ -108,10 +124,12 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
     return read
 
 
+@takes(type="integer", minimum=-1, maximum=_INT32)
 def top_k(value: Any) -> int:
     return max(integer(-1)(value), 0)  # -1 (vLLM, LmiDist) and 0 (LMI) both mean: all
 
 
+@takes(anyOf=_STRING_OR_STRINGS)
 def strings(value: Any) -> tuple[str, ...]:
     """A list of strings; one string stands for a list of one."""
     found = [value] if isinstance(value, str) else value
@@ -123,10 +141,12 @@ def strings(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+@takes(anyOf=[*_STRING_OR_STRINGS, {"const": False}])
 def stop(value: Any) -> tuple[str, ...]:
     return () if value is False else strings(value)  # the seed's table calls TensorRT-LLM's `stop` a boolean
 
 
+@takes(type="array", maxItems=MAX_STOPS, items={"type": "integer", "minimum": 0, "maximum": _INT32})
 def token_ids(value: Any) -> tuple[int, ...]:
     read = integer(0)
     if not isinstance(value, list) or len(value) > MAX_STOPS:
@@ -137,6 +157,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
         raise ValueError("must hold token ids, which are integers of at least 0") from None
 
 
+@takes(type="object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100})
 def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """{"token id": what is added to its logit}, as OpenAI and vLLM have it; zeros go."""
     wanted = "must be an object of token ids, each with a number from -100 to 100"
@@ -152,16 +173,19 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple((id, item) for id, item in sorted(found.items()) if item)
 
 
+@takes(type="integer", minimum=0, maximum=1)
 def _flag_of_count(value: Any) -> bool:
     count = integer(0, 1)  # the log-probability of each prompt token itself, no alternatives
     return bool(count(value))
 
 
+@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _alternatives(value: Any) -> int:
     count = integer(0, MAX_TOP_TOKENS)(value)
     return count if count > 1 else 0  # one is the chosen token's own, which every token has
 
 
+@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _top_tokens(value: Any, context: Context) -> int:
     """TGI's count, of which 1 is the most likely token: when sampling, not the chosen one."""
     count = integer(0, MAX_TOP_TOKENS)(value)
@@ -173,6 +197,7 @@ def _top_tokens(value: Any, context: Context) -> int:
 def nothing(neutral: Any, why: str) -> Callable[[Any], None]:
     """A parameter of which we support the neutral value only."""
 
+    @takes(const=neutral)
     def read(value: Any) -> None:
         if type(value) is not type(neutral) or value != neutral:
             raise ValueError(f"is not supported: {why}")
@@ -232,7 +257,7 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "return_full_text": boolean,
     "truncate": integer(1),
     "stream": boolean,
-    "output_formatter": lambda value: value,
+    "output_formatter": takes(enum=[*FRAMINGS])(lambda value: value),
 }
 """Names under `parameters` that say something of the request, not of the sampling; the schema reads them."""
 

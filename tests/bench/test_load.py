@@ -129,3 +129,12 @@ def test_a_failed_request_shows_in_the_exit_status(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert sum(found["results"][0]["errors"].values()) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_locked_server_gets_the_key_that_the_environment_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target("http://127.0.0.1:1", TOKENS)
+    assert b"authorization" not in target.request(0)
+    monkeypatch.setenv("LMI_API_KEY", "one, two")
+    head, _, body = target.request(0).partition(b"\r\n\r\n")
+    assert head.endswith(b"\r\nauthorization: Bearer one")
+    assert json.loads(body)["stream"] is True

@@ -1,0 +1,36 @@
+"""What a dialect's bodies are described by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from handler.hosts.openapi.shapes import Shape
+from handler.schemas.base import Context
+
+Components = Mapping[str, Callable[[Context], Shape]]
+"""Schemas by name; one that holds parameters is made for the engine that is served."""
+
+
+def always(shape: Shape) -> Callable[[Context], Shape]:
+    """One that is the same for every engine."""
+    return lambda context: shape
+
+
+class Dialect(NamedTuple):
+    """Names of components, but for the examples, which any model can answer.
+
+    Attributes:
+        answer: one in one piece; "" where it has none.
+        chunk: one value of a stream; "" where it has none.
+        streams: content types of its streams, each value framed by itself.
+    """
+
+    title: str
+    request: str
+    answer: str
+    error: str
+    example: Any
+    answer_example: Any
+    chunk: str = ""
+    streams: tuple[str, ...] = ()

@@ -1,0 +1,15 @@
+"""All dialects: a line for each schema of `handler.schemas`, by its name. docs/wire.md is the text beside this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from handler.hosts.openapi import lmi_bodies
+from handler.hosts.openapi.base import Components, Dialect
+
+COMPONENTS: Components = {**lmi_bodies.COMPONENTS}
+
+DIALECTS: Mapping[str, Dialect] = {**lmi_bodies.DIALECTS}
+
+NOT_SERVED = frozenset({"no_dynamic_batch"})
+"""Schemas that only refuse: no one is told to use them."""

@@ -1,0 +1,167 @@
+// The API page: renders the OpenAPI document that the server makes of itself, and lets each route be tried.
+
+import { keep, key, reason, request } from "./client.js";
+
+const $ = (id) => document.getElementById(id);
+let api = null;
+
+/** An element with properties, attributes where a name has a dash, and children. */
+function el(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.includes("-")) made.setAttribute(key, value);
+    else made[key] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+const resolve = (schema) => (schema?.$ref ? api.components.schemas[schema.$ref.split("/").pop()] : (schema ?? {}));
+const nameOf = (schema) => schema.$ref?.split("/").pop();
+
+/** A schema in a few words. */
+function type(schema) {
+  if (schema.$ref) return nameOf(schema);
+  if ("const" in schema) return JSON.stringify(schema.const);
+  if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" | ");
+  if (schema.anyOf) return schema.anyOf.map(type).join(" | ");
+  const kinds = [schema.type ?? "any"].flat().map((kind) => (kind === "array" ? `array of ${type(schema.items ?? {})}` : kind));
+  const low = schema.minimum ?? schema.exclusiveMinimum;
+  const high = schema.maximum ?? schema.exclusiveMaximum;
+  const range = [
+    ...(low !== undefined ? [`${schema.minimum === undefined ? ">" : "≥"} ${low}`] : []),
+    ...(high !== undefined && high < 2 ** 31 - 1 ? [`${schema.maximum === undefined ? "<" : "≤"} ${high}`] : []),
+  ];
+  return kinds.join(" | ") + (range.length ? ` ${range.join(", ")}` : "");
+}
+
+function fields(schema) {
+  const found = resolve(schema);
+  const rows = Object.entries(found.properties ?? {}).map(([name, field]) => {
+    const inner = resolve(field).properties ? [el("details", {}, el("summary", {}, "fields"), fields(field))] : [];
+    const marks = found.required?.includes(name) ? " (required)" : "";
+    return el("tr", {}, el("th", { scope: "row" }, el("code", {}, name), marks), el("td", {}, type(field), ...inner),
+      el("td", {}, field.description ?? ""));
+  });
+  if (!rows.length) return el("p", {}, type(found));
+  const head = el("tr", {}, ...["Name", "Type", "Notes"].map((text) => el("th", { scope: "col" }, text)));
+  return el("div", { className: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
+}
+
+/** Each of the schemas that a body may have, under its name. */
+function shapes(schema) {
+  if (!schema || !Object.keys(schema).length) return [];
+  return (schema.anyOf ?? [schema]).map((one) =>
+    el("details", {}, el("summary", {}, el("code", {}, nameOf(one) ?? type(one))), fields(one)),
+  );
+}
+
+const pretty = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
+
+function answers(operation) {
+  return Object.entries(operation.responses).map(([status, response]) => {
+    const contents = Object.entries(response.content ?? {}).flatMap(([kind, content]) => {
+      const examples = Object.values(content.examples ?? {}).map(({ value }) => value);
+      if (content.example !== undefined) examples.push(content.example);
+      return [el("p", {}, el("code", {}, kind)), ...shapes(content.schema),
+        ...examples.map((value) => el("pre", { tabIndex: 0 }, pretty(value)))];
+    });
+    return el("details", {}, el("summary", {}, el("strong", {}, status), ` ${response.description}`), ...contents);
+  });
+}
+
+/** A form that sends the request and shows what comes, as it comes. */
+function trial(path, method, item, operation) {
+  const id = operation.operationId;
+  const media = operation.requestBody?.content["application/json"];
+  const examples = Object.entries(media?.examples ?? {});
+  const example = examples[0]?.[1].value ?? media?.schema.example;
+  const names = [...(item.parameters ?? []), ...(operation.parameters ?? [])];
+  const inputs = names.map(({ name }) => el("input", { id: `${id}-${name}`, name, value: name === "version" ? "1" : "" }));
+  const body = media && el("textarea", { id: `${id}-body`, rows: 8, spellcheck: false, value: example ? pretty(example) : "" });
+  const choice = el("select", { id: `${id}-example` }, ...examples.map(([name]) => el("option", {}, name)));
+  choice.addEventListener("change", () => (body.value = pretty(media.examples[choice.value].value)));
+  const output = el("pre", { tabIndex: 0, hidden: true, "aria-live": "polite", "aria-label": "Answer" });
+  const send = async () => {
+    const values = new Map(names.map((parameter, index) => [parameter, inputs[index].value]));
+    const query = new URLSearchParams();
+    let where = path.slice(1);
+    for (const [parameter, value] of values) {
+      if (parameter.in === "path") where = where.replace(`{${parameter.name}}`, encodeURIComponent(value));
+      else if (value) query.set(parameter.name, value);
+    }
+    if (query.size) where += `?${query}`;
+    const options = { method, headers: body?.value ? { "Content-Type": "application/json" } : {} };
+    if (body?.value) options.body = body.value;
+    output.hidden = false;
+    output.textContent = "…";
+    try {
+      const response = await request(where || ".", options);
+      output.textContent = `${response.status} ${response.headers.get("content-type") ?? ""}\n\n`;
+      for await (const text of response.body.pipeThrough(new TextDecoderStream())) output.append(text);
+    } catch (error) {
+      output.textContent = `${error.status || ""} ${error.message}`.trim();
+    }
+  };
+  const form = el("form", {},
+    ...inputs.flatMap((input) => [el("label", { htmlFor: input.id }, input.name), input]),
+    ...(examples.length > 1 ? [el("label", { htmlFor: choice.id }, "Example"), choice] : []),
+    ...(body ? [el("label", { htmlFor: body.id }, "Body"), body] : []),
+    el("button", { className: "main" }, "Send"),
+  );
+  form.className = "body";
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  return [form, output];
+}
+
+function render(path, method, item) {
+  const operation = item[method];
+  const badge = el("span", { className: `method ${method}` }, method.toUpperCase());
+  const panel = el("details", { className: "panel operation", id: operation.operationId },
+    el("summary", {}, badge, el("code", {}, path), el("span", {}, operation.summary)));
+  panel.addEventListener("toggle", () => {
+    if (!panel.open || panel.childElementCount > 1) return; // made when it is first wanted
+    const request = shapes(operation.requestBody?.content["application/json"].schema);
+    panel.append(el("div", { className: "body" },
+      ...(request.length ? [el("h3", {}, "Body"), ...request] : []),
+      el("h3", {}, "Answers"), ...answers(operation),
+      el("h3", {}, "Try it"), ...trial(path, method.toUpperCase(), item, operation)));
+  });
+  return panel;
+}
+
+async function load() {
+  $("error").hidden = true;
+  try {
+    api = await (await request("api-doc/openapi.json")).json();
+  } catch (error) {
+    $("key-form").hidden = error.status !== 401;
+    $("error").textContent = error.status === 401 && !key() ? "This server wants an API key." : reason(error.message);
+    $("error").hidden = false;
+    return;
+  } finally {
+    $("api").setAttribute("aria-busy", "false");
+  }
+  $("key-form").hidden = true;
+  $("raw").hidden = Boolean(api.security); // a browser opens links without the key
+  $("version").textContent = `version ${api.info.version}`;
+  $("description").textContent = api.info.description;
+  const groups = new Map();
+  for (const [path, item] of Object.entries(api.paths)) {
+    for (const method of ["get", "post", "delete"].filter((name) => item[name])) {
+      const tag = item[method].tags[0];
+      groups.set(tag, [...(groups.get(tag) ?? []), render(path, method, item)]);
+    }
+  }
+  for (const [tag, operations] of groups) $("api").append(el("h2", {}, tag), ...operations);
+}
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keep($("key-input").value.trim());
+  load();
+});
+load();

@@ -1,0 +1,25 @@
+// What /metrics says, made into the few figures that the page shows.
+
+/** Prometheus' text as a map from a line's name, labels included, to its value. */
+export function parse(text) {
+  const lines = text.split("\n").filter((line) => line && !line.startsWith("#"));
+  return new Map(lines.map((line) => [line.slice(0, line.lastIndexOf(" ")), Number(line.slice(line.lastIndexOf(" ")))]));
+}
+
+const mean = (found, name) => found.get(`${name}_sum`) / found.get(`${name}_count`);
+const milliseconds = (seconds) => (Number.isFinite(seconds) ? `${(seconds * 1000).toFixed(seconds < 0.1 ? 1 : 0)} ms` : "–");
+
+/** Figures by the ids of their places; `before` is what came `seconds` earlier, if anything did. */
+export function figures(found, before, seconds) {
+  const tokens = (map) => map.get("lmi_generated_tokens_total");
+  const speed = before ? Math.max(0, tokens(found) - tokens(before)) / seconds : NaN;
+  return {
+    "m-speed": Number.isFinite(speed) ? `${speed.toFixed(speed < 10 ? 1 : 0)} /s` : "–",
+    "m-tokens": String(tokens(found)),
+    "m-active": String(found.get("lmi_active_sequences")),
+    "m-queued": String(found.get("lmi_queued_requests")),
+    "m-ok": String(found.get('lmi_requests_total{outcome="ok"}')),
+    "m-first": milliseconds(mean(found, "lmi_time_to_first_token_seconds")),
+    "m-each": milliseconds(mean(found, "lmi_time_per_output_token_seconds")),
+  };
+}

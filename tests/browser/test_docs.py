@@ -1,0 +1,56 @@
+"""The API page in a real browser: it shows what the server's document says, and tries a route."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.browser.conftest import Open
+from tests.servers import LiveServer
+
+pytestmark = pytest.mark.browser
+
+
+def test_every_operation_is_there_and_opens(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server, "/docs")
+    page.wait_for_selector("details.operation")
+    api = httpx.get(echo_server.url + "/api-doc/openapi.json").json()
+    wanted = {
+        item[method]["operationId"] for item in api["paths"].values() for method in item if method != "parameters"
+    }
+    panels = page.query_selector_all("details.operation")
+    assert {panel.get_attribute("id") for panel in panels} == wanted
+    for panel in panels:
+        panel.query_selector("summary").click()
+        panel.wait_for_selector("form button")
+    row = page.locator("#post_invocations tr", has=page.locator("th", has_text="top_p")).first
+    assert "number | null ≥ 0, ≤ 1" in row.text_content()
+
+
+def test_a_route_is_tried(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server, "/docs")
+    page.click("#post_invocations > summary")
+    page.fill("#post_invocations-body", '{"inputs": "a b", "stream": true, "parameters": {"max_new_tokens": 2}}')
+    page.click("#post_invocations form button")
+    page.wait_for_selector("#post_invocations pre[aria-live] >> text=generated_text")
+    shown = page.inner_text("#post_invocations pre[aria-live]")
+    assert shown.startswith("200 application/jsonlines\n\n{")
+    assert shown.rstrip().endswith('"generated_text":" a b"}')
+    page.fill("#post_invocations-body", '{"inputs": 1}')
+    page.click("#post_invocations form button")
+    page.wait_for_selector("#post_invocations pre[aria-live] >> text=must be a non-empty string")
+    page.problems.clear()  # the browser's own note of the 424
+    page.click("#get_models_model > summary")
+    page.fill("#get_models_model-model", "model")
+    page.click("#get_models_model form button")
+    page.wait_for_selector("#get_models_model pre[aria-live] >> text=requestInQueue")
+
+
+def test_a_locked_document_asks_for_the_key(locked_server: LiveServer, open_page: Open) -> None:
+    page = open_page(locked_server, "/docs")
+    page.fill("#key-input", "first")
+    page.click("#key-form button")
+    page.wait_for_selector("details.operation")
+    assert page.is_hidden("#key-form")
+    assert all("401" in text for text in page.problems)
+    page.problems.clear()
