@@ -8,6 +8,7 @@ from typing import Any
 from handler.core import Adapter, Guide
 from handler.errors import InvalidParameter, ModelNotFound
 from handler.schemas.base import Context
+from handler.schemas.described import takes
 from handler.schemas.guides import choice, grammar, json_object, json_schema, regex, response_format, tgi_grammar
 from handler.schemas.parameters import (
     MAX_TOP_TOKENS,
@@ -23,12 +24,14 @@ from handler.schemas.parameters import (
 )
 
 
+@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def top_logprobs(value: Any, context: Context) -> int:
     """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     return 0 if count == 1 and "top_logprobs" in context.lacks else count
 
 
+@takes(type="object", required=["type"], properties={"type": {"type": "string"}})
 def _format(value: Any) -> Guide | None:
     """OpenAI's, or TGI's with `value`, into which huggingface_hub's client turns OpenAI's."""
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
@@ -37,6 +40,7 @@ def _format(value: Any) -> Guide | None:
 _GUIDES = {"json": json_schema, "regex": regex, "choice": choice, "grammar": grammar, "json_object": json_object}
 
 
+@takes(type="object", properties={name: {} for name in _GUIDES})
 def _structured_outputs(value: Any) -> Guide | None:
     """vLLM's, which has one of several names."""
     wanted = f"must be an object with one of {', '.join(_GUIDES)}"
@@ -47,12 +51,14 @@ def _structured_outputs(value: Any) -> Guide | None:
     return _GUIDES[name](item)
 
 
+@takes(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
 def _seed(value: Any) -> int:
     """OpenAI's and vLLM's are signed."""
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 
 def _none_of(what: str) -> Any:
+    @takes(enum=[[], {}])
     def read(value: Any) -> None:
         if value not in ([], {}):
             raise ValueError(f"is not supported: {what}")

@@ -30,7 +30,7 @@ Words = tuple[tuple[int, ...], ...]
 # -- shapes ------------------------------------------------------------------------------------------------------
 
 
-def _one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
+def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
     """The JSON schemas of a value, and of the tensors that hold it and nothing else."""
     forms = [schema]
     for _ in range(depth):
@@ -42,7 +42,7 @@ def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], An
     """A tensor of one element, or that element by itself."""
     depth = shape.count("1")
 
-    @takes(anyOf=_one_of(taken(read) or {}, depth))
+    @takes(anyOf=one_of(taken(read) or {}, depth))
     def read_one(value: Any) -> Any:
         for _ in range(depth):
             if isinstance(value, list):
@@ -93,7 +93,7 @@ def input_ids(value: Any, context: Context) -> tuple[int, ...]:
     return tuple(ids)
 
 
-@takes(anyOf=_one_of(_ID))
+@takes(anyOf=one_of(_ID))
 def end_id(value: Any, context: Context) -> dict[str, Any]:
     """-1 is no end token at all; another one takes the place of the model's own."""
     id = single(integer(-1))(value)
@@ -103,7 +103,7 @@ def end_id(value: Any, context: Context) -> dict[str, Any]:
     return {"ignore_eos": True, "end_id": id}
 
 
-@takes(anyOf=_one_of(_ID))
+@takes(anyOf=one_of(_ID))
 def pad_id(value: Any, context: Context) -> int:
     id: int = single(integer(-1))(value)
     _known((id,), context)
@@ -174,21 +174,21 @@ def _text(word: tuple[int, ...], context: Context) -> str:
 # -- what has a meaning of its own here ----------------------------------------------------------------------------
 
 
-@takes(anyOf=_one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
+@takes(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
 def _top_k(value: Any) -> dict[str, Any]:
     """TensorRT-LLM has no `do_sample`: more than one candidate is sampling."""
     k = max(single(integer(-1))(value), 0)
     return {"top_k": k, "do_sample": True} if k > 1 else {"top_k": k}
 
 
-@takes(anyOf=_one_of({"type": "number", "minimum": 0, "maximum": 1}))
+@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> dict[str, Any]:
     """0 is off, as it is TensorRT-LLM's own default; another value is sampling."""
     p = single(number(0, 1))(value)
     return {"top_p": p, "do_sample": True} if p else {"top_p": 1.0}
 
 
-@takes(anyOf=_one_of({"enum": [True, False, 0, 1]}))
+@takes(anyOf=one_of({"enum": [True, False, 0, 1]}))
 def _early_stopping(value: Any) -> bool:
     """LMI's boolean, or TensorRT-LLM's integer, whose other values have other searches."""
     value = single(lambda item: item)(value)
@@ -199,7 +199,7 @@ def _early_stopping(value: Any) -> bool:
     return bool(value)
 
 
-@takes(anyOf=_one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
+@takes(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
 def _ngram(value: Any) -> int:
     size: int = single(integer(0))(value)
     return 0 if size >= _NGRAM_OFF else size
@@ -258,7 +258,7 @@ TENSORS: Mapping[str, Parameter] = {
     "prompt_vocab_size": _never(_P_TUNING),
     "lora_task_id": Parameter(
         "adapter",
-        takes(anyOf=_one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
+        takes(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
             lambda value, context: numbered_adapter(single(integer(0, _UINT64))(value), context)
         ),
         informed=True,

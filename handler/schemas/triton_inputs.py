@@ -14,6 +14,7 @@ from handler.core import Adapter, Guide
 from handler.errors import InvalidParameter
 from handler.schemas.adapters import named_adapter
 from handler.schemas.base import Context
+from handler.schemas.described import takes
 from handler.schemas.guides import grammar, json_schema, regex
 from handler.schemas.parameters import (
     PARAMETERS,
@@ -27,7 +28,7 @@ from handler.schemas.parameters import (
     strings,
     top_k,
 )
-from handler.schemas.tensors import TENSORS, single
+from handler.schemas.tensors import TENSORS, one_of, single
 
 
 class Input(NamedTuple):
@@ -40,12 +41,14 @@ class Input(NamedTuple):
 # -- values ------------------------------------------------------------------------------------------------------
 
 
+@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
 def _words(value: Any) -> tuple[str, ...]:
     """A string or a list of them; empty ones are none at all, as TensorRT-LLM's examples send them."""
     found = [value] if isinstance(value, str) else value
     return strings([item for item in found if item != ""] if isinstance(found, list) else found)
 
 
+@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
 def _stop(value: Any) -> tuple[str, ...] | None:
     """vLLM's stop strings; of TensorRT-LLM, the flag that cancels an earlier request."""
     if isinstance(value, bool):
@@ -55,10 +58,12 @@ def _stop(value: Any) -> tuple[str, ...] | None:
     return _words(value)
 
 
+@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> float:
     return single(number(0, 1))(value) or 1.0  # TensorRT-LLM's 0 is off
 
 
+@takes(anyOf=one_of({"type": "string"}))
 def _adapter_name(value: Any, context: Context) -> Adapter | None:
     return named_adapter(single(string)(value), context)
 
@@ -78,6 +83,7 @@ _GUIDES: Mapping[str, Callable[[Any], Guide]] = {
 """By guided_decoding_guide_type."""
 
 
+@takes(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
 def _guide(value: Mapping[str, Any]) -> Guide:
     """`{type: guide}`, which `joined` makes of two inputs."""
     ((kind, content),) = value.items()
@@ -85,6 +91,7 @@ def _guide(value: Mapping[str, Any]) -> Guide:
 
 
 def _only_empty(why: str) -> Callable[[Any], None]:
+    @takes(enum=["", [], [""], 0, [0], False, [False]])
     def read(value: Any) -> None:
         if value not in ("", [], [""], 0, [0]):
             raise ValueError(f"is not supported: {why}")

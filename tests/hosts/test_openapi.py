@@ -16,11 +16,10 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from handler.framing import dumps
-from handler.hosts.openapi import Served, document
+from handler.hosts.openapi import ALL_OPERATIONS, Served, document
 from handler.hosts.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED
-from handler.hosts.openapi.operations import OPERATIONS
 from handler.hosts.openapi.shapes import parameters, taken_by
-from handler.schemas import ROUTES, SCHEMAS, chat, tensors
+from handler.schemas import ROOTS, ROUTES, SCHEMAS, chat, openai_parameters, tensors, triton_inputs
 from handler.schemas.base import Context, Schema
 from handler.schemas.by_shape import ByShape
 from handler.schemas.parameters import Parameter, integer, number
@@ -49,7 +48,7 @@ def values_of(kind: str, body: str) -> list[Any]:
 
 
 def known_schemas() -> Iterator[Schema]:
-    for schema in (*SCHEMAS.values(), *ROUTES.values()):
+    for schema in (*SCHEMAS.values(), *ROUTES.values(), *ROOTS.values()):
         yield from schema.dialects if isinstance(schema, ByShape) else (schema,)
 
 
@@ -59,7 +58,10 @@ def known_schemas() -> Iterator[Schema]:
 @pytest.mark.parametrize("mode", SCHEMAS)
 @pytest.mark.parametrize("locked", [False, True])
 def test_it_is_valid(mode: str, locked: bool) -> None:
-    routes = [Served("/invocations", ["POST"], SCHEMAS[mode]), *(Served(path, [method]) for method, path in OPERATIONS)]
+    routes = [
+        Served("/invocations", ["POST"], SCHEMAS[mode]),
+        *(Served(path, [method]) for method, path in ALL_OPERATIONS),
+    ]
     found = json.loads(dumps(document(routes, ECHO, locked=locked)))
     assert [str(error) for error in OpenAPIV31SpecValidator(found).iter_errors()] == []
     assert "anyOf" not in found["paths"]["/invocations"]["post"]["requestBody"] or mode != "dynamic_batch"
@@ -72,11 +74,11 @@ def test_every_dialect_is_described() -> None:
 def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: LiveServer) -> None:
     api = httpx.get(echo_server.url + "/api-doc/openapi.json").json()
     served = {(method.upper(), path) for path, item in api["paths"].items() for method in item.keys() - {"parameters"}}
-    inference = {("POST", path) for path in ROUTES} | {
+    inference = {("POST", path) for path in ("/", *ROUTES)} | {
         ("POST", path)
         for path in ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
     }
-    assert served == set(OPERATIONS) | inference
+    assert served == set(ALL_OPERATIONS) | inference
     for path, item in api["paths"].items():
         names = {one["name"] for one in item.get("parameters", [])}
         assert names == set(re.findall(r"\{(\w+)\}", path))
@@ -84,8 +86,8 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("option.tgi_compat=true",), ("option.rolling_batch=disable",)],
-    ids=["lmi", "tgi_compat", "dynamic_batch"],
+    [(), ("option.tgi_compat=true",), ("option.rolling_batch=disable",), ("option.root_schema=mindie",)],
+    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie"],
 )
 def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...]) -> None:
     with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
@@ -100,7 +102,7 @@ def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...
 def _try(server: LiveServer, api: Any, method: str, path: str, operation: Any) -> int:
     if "/adapters" in path:  # which echo has not without its option; tests/hosts/test_adapters.py
         return 0
-    where = server.url + path.replace("{model}", "model").replace("{version}", "1")
+    where = server.url + path.replace("{model}", "model").replace("{id}", "model").replace("{version}", "1")
     media = operation.get("requestBody", {"content": {"application/json": {}}})["content"]["application/json"]
     bodies = [example["value"] for example in media.get("examples", {}).values()]
     bodies = bodies or [media.get("schema", {}).get("example")]
@@ -120,12 +122,18 @@ def _try(server: LiveServer, api: Any, method: str, path: str, operation: Any) -
 # -- the bodies, held against the golden files -------------------------------------------------------------------
 
 CASES = [
-    path for name in ("lmi", "tgi_compat", "dynamic_batch", "chat") for path in sorted((GOLDEN / name).glob("*.txt"))
+    path
+    for name in ("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton")
+    for path in sorted((GOLDEN / name).glob("*.txt"))
 ]
 
 
 def dialect_of(path: Path) -> str:
     mode = path.parent.name
+    if mode == "tgi":
+        return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
+    if mode == "triton":
+        return "triton_shape"
     if mode != "chat":
         return mode
     if path.stem.startswith("dynamic_batch"):
@@ -137,7 +145,7 @@ def dialect_of(path: Path) -> str:
 def test_golden_files_are_as_described(path: Path) -> None:
     asked, _, answered = path.read_text().partition("\n< ")
     head, _, body = answered.partition("\n")
-    status, kind = head.split(" ", 1)
+    status, kind = head.partition(";")[0].split(" ", 1)
     dialect, values = DIALECTS[dialect_of(path)], values_of(kind, body)
     if status != "200":
         for value in values:
@@ -169,6 +177,9 @@ def test_the_shapes_refuse_what_is_something_else() -> None:
 TABLES = {
     "LmiRequest": (tensors.TABLE.parameters, {**VALUES, **TENSOR_VALUES}),
     "ChatRequest": (chat.TABLE.parameters, CHAT_VALUES),
+    "OpenAiChatRequest": (openai_parameters.CHAT.parameters, {}),
+    "OpenAiCompletionRequest": (openai_parameters.COMPLETIONS.parameters, {}),
+    "TritonRequest": (triton_inputs.TABLE.parameters, {}),
 }
 
 
@@ -205,7 +216,7 @@ SOME = st.one_of(
 def test_what_a_reader_takes_its_shape_takes(value: Any) -> None:
     for table, _ in TABLES.values():
         for name, found in table.items():
-            if found.informed:  # they look at the server's adapters and vocabulary too
+            if found.informed or name.startswith("guided_decoding_"):  # they look at more than the value
                 continue
             try:
                 taken = value is None or found.read(value) is not NotImplemented

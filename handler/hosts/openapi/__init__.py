@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from handler import __version__
 from handler.hosts.openapi.base import Dialect
+from handler.hosts.openapi.client_operations import CLIENT_OPERATIONS
 from handler.hosts.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED
 from handler.hosts.openapi.operations import OPERATIONS, PATH_PARAMETERS, Operation
 from handler.hosts.openapi.shapes import TEXT, Shape, ref
@@ -23,6 +24,9 @@ _HEADERS: Shape = {
     "x-lmi-ignored-parameters": {"description": "Names in the body that meant nothing", "schema": TEXT},
 }
 _LOCKED = {"description": "No key, or a wrong one", "headers": {"www-authenticate": {"schema": TEXT}}}
+
+
+ALL_OPERATIONS = {**OPERATIONS, **CLIENT_OPERATIONS}
 
 
 class Served(NamedTuple):
@@ -78,7 +82,7 @@ def _path_item(path: str) -> dict[str, Any]:
 def _operation(route: Served, method: str, locked: bool) -> dict[str, Any]:
     name = re.sub(r"\W+", "_", route.path.strip("/")) or "root"
     shared: dict[str, Any] = {"operationId": f"{method.lower()}_{name.strip('_')}"}
-    known = OPERATIONS.get((method, route.path))
+    known = ALL_OPERATIONS.get((method, route.path))
     if route.schema is not None and method == "POST":
         found = _inference(dialects_of(route.schema))
     elif known is not None:

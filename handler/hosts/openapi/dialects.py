@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.hosts.openapi import lmi_bodies
+from handler.hosts.openapi import lmi_bodies, openai_bodies, tgi_bodies, triton_bodies
 from handler.hosts.openapi.base import Components, Dialect
 
-COMPONENTS: Components = {**lmi_bodies.COMPONENTS}
+COMPONENTS: Components = {
+    **lmi_bodies.COMPONENTS,
+    **tgi_bodies.COMPONENTS,
+    **openai_bodies.COMPONENTS,
+    **triton_bodies.COMPONENTS,
+}
 
-DIALECTS: Mapping[str, Dialect] = {**lmi_bodies.DIALECTS}
+DIALECTS: Mapping[str, Dialect] = {
+    **lmi_bodies.DIALECTS,
+    **tgi_bodies.DIALECTS,
+    **openai_bodies.DIALECTS,
+    **triton_bodies.DIALECTS,
+}
 
 NOT_SERVED = frozenset({"no_dynamic_batch"})
 """Schemas that only refuse: no one is told to use them."""

@@ -116,4 +116,5 @@ PATH_PARAMETERS: dict[str, str] = {
     "model": "The model's name (option.model_name)",
     "version": "1, the only one",
     "adapter": "The adapter's name",
+    "id": "The model's name or an adapter's",
 }

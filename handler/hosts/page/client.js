@@ -1,7 +1,7 @@
 // Talks to the server: the key, one answer as it comes, and what went wrong in words.
 
 /** Where chats are asked for: any route that takes `messages`, in LMI's, TGI's or OpenAI's form of answer. */
-export const CHAT_ROUTE = "invocations";
+export const CHAT_ROUTE = "v1/chat/completions";
 
 const KEY = "lmi-api-key"; // in sessionStorage: gone with the tab, and never sent anywhere but here
 
