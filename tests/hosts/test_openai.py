@@ -78,6 +78,15 @@ def chunks(body: bytes) -> list[bytes]:
     return found
 
 
+def test_a_prompt_on_the_one_door_is_a_completion(echo_server: LiveServer) -> None:
+    whole, streamed = echo_server.post(COMPLETE), echo_server.post({**COMPLETE, "stream": True})
+    assert whole.json()["object"] == "text_completion"
+    assert whole.json()["choices"] == echo_server.post(COMPLETE, COMPLETIONS).json()["choices"]
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    refused = echo_server.post({**COMPLETE, "max_tokens": 0})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
 def test_a_chats_stream_byte_by_byte(paced: LiveServer) -> None:
     body = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     head, _, rest = raw(paced, post_bytes(body, CHAT)).partition(b"\r\n\r\n")
