@@ -21,7 +21,7 @@ _NO_TRITON = "'text_input': Triton's generate is not available for dynamic batch
 SCHEMAS: dict[str, Schema] = {
     schema.name: schema
     for schema in (
-        # OpenAI's completions have their place here: "prompt"
+        # By shape, "prompt" will be OpenAI's completions: in the first two, and Refusing in the third.
         ByShape(_LMI, {"messages": Chat(_LMI), "text_input": _TRITON}),
         ByShape(_TGI, {"messages": Chat(_TGI), "text_input": _TRITON}),
         ByShape(_BATCH, {"messages": Refusing(_BATCH, _NO_CHAT), "text_input": Refusing(_BATCH, _NO_TRITON)}),
