@@ -82,6 +82,7 @@ class Difference(NamedTuple):
 
 
 _ALL = ("rolling", "async", "dynamic")
+_EITHER = 0  # in a status's place: 200 or the error's
 
 
 def _refused(message: str) -> Callable[[Answer], Answer]:
@@ -115,9 +116,10 @@ DIFFERENCES = (
         lambda answer: answer._replace(content_type="application/json", ignored=None),
     ),
     Difference(
-        "a step's first piece begins the answer even when it is empty, so the status is spent with the first token",
+        "a step's first piece begins the answer even when it is empty, so the status is spent with the first token, "
+        "unless the failure follows before Java has looked",
         "0", "0.29", ("rolling",), ("failing: amid the answer",),
-        lambda answer: answer._replace(status=200),
+        lambda answer: answer._replace(status=_EITHER),
     ),
     Difference(
         "Java looks for an error's status in its body, so that one without gets it",
@@ -318,6 +320,9 @@ def test_djl_answers_as_the_embedded_server(
     found = post(server.url, row)
     if isinstance(wanted.body, dict):
         found = found._replace(body=_error(found))
+    if wanted.status == _EITHER:
+        assert found.status in (200, 424)
+        found = found._replace(status=_EITHER)
     assert found == wanted
 
 
