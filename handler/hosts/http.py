@@ -11,7 +11,6 @@ import time
 from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler import schemas
 from handler.errors import InvalidPayload
 from handler.hosts.access import OPEN, Access
 from handler.hosts.adapter_routes import AdapterRoutes
@@ -46,7 +45,7 @@ class App:
         page = PageRoutes(service, lambda: self.routes, locked=bool(access.keys))
         own = [
             Route(path, Endpoint({"POST": Inference(service, schema), **page.beside(path)}, refused=schema.refused))
-            for path, schema in schemas.routes(service.config.root_schema).items()
+            for path, schema in service.intake.routes.items()
         ]
         self._inference = [*[Route(path, invoke) for path in INVOKE], *own]
         self.routes = [

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from handler import schemas
 from handler.core import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.guide_checks import GuideChecks
@@ -62,6 +63,7 @@ class Intake:
         engine_info: what the engine says of itself; None while it has not been loaded.
         formatters: what a model.py has the bodies read and the answers written by.
         guides: tries what clients send; None where nothing has to be tried.
+        routes: the other dialects', by path.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Intake:
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
         guides: GuideChecks | None = None,
+        routes: Mapping[str, Schema] | None = None,
     ) -> None:
         self.schema = schema
+        self.routes = routes or {}
         self.runs_model_py = formatters.input is not None or formatters.output is not None
         self._output_formatter = formatters.output
         self._reader: CustomReader | None = None
@@ -98,7 +102,13 @@ class Intake:
         """That of a model that a host serves."""
         engine = loaded.engine
         return cls(
-            loaded.schema, loaded.context, loaded.tokenizer, lambda: engine.info, loaded.formatters, loaded.guides
+            loaded.schema,
+            loaded.context,
+            loaded.tokenizer,
+            lambda: engine.info,
+            loaded.formatters,
+            loaded.guides,
+            schemas.routes(loaded.config.root_schema),
         )
 
     def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:

@@ -76,7 +76,7 @@ class StepDriver:
         schema: Schema | None = None
         body: Any = None
         try:
-            schema = named_dialect(item.headers, intake.schema.name, intake.model_name)
+            schema = named_dialect(item.headers, intake.schema.name, intake.model_name, intake.routes)
             intake.check_headers(item.headers, schema)
             self.batcher.check_room()
             if schema is None and self._formatters is not None and (title := intake.input_formatter):

@@ -16,6 +16,7 @@ from handler.errors import (
     ServingError,
     TooLarge,
     TooSlow,
+    Unauthorized,
     Unavailable,
     UnsupportedMedia,
 )
@@ -49,6 +50,8 @@ def failure(error: ServingError) -> dict[str, Any]:
         code = "context_length_exceeded"
     elif isinstance(error, ModelNotFound):
         param, code = "model", "model_not_found"
+    elif isinstance(error, Unauthorized):
+        code = "invalid_api_key"
     elif number == 429:
         code = "rate_limit_exceeded"
     kind = _INVALID if number < 500 and number != 429 else "rate_limit_error" if number == 429 else "server_error"

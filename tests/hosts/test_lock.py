@@ -195,6 +195,11 @@ def test_the_dialect_says_it_in_its_own_form() -> None:
         assert server.post({**ASK, "stream": True}, headers=bearer("k")).status_code == 200
 
 
+def test_openai_is_told_as_it_knows(locked: LiveServer) -> None:
+    found = locked.post({"messages": []}, "/v1/chat/completions")
+    assert (found.status_code, found.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
 def test_refusals_are_counted(locked: LiveServer) -> None:
     def refused() -> Any:
         text = httpx.get(locked.url + "/metrics", headers=bearer("one")).text

@@ -130,7 +130,7 @@ class Async:
         service, headers = self._service, item.headers
         schema, body = None, None
         try:
-            schema = named_dialect(headers, service.schema.name, service.config.model_name)
+            schema = named_dialect(headers, service.schema.name, service.config.model_name, service.intake.routes)
             service.intake.check_headers(headers, schema)
             service.check_room()
             decoded = await service.decode(item.body, headers, schema)
