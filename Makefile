@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-djl test-browser accept-vllm accept-trtllm lint format bench clean
+.PHONY: install dev serve djl test test-clients test-djl test-browser accept-vllm accept-trtllm lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -43,7 +43,11 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest -m 'not djl and not vllm and not browser'
+	$(BIN)/pytest -m 'not clients and not djl and not vllm and not browser'
+
+# Real client libraries, each in an environment of its own.
+test-clients: dev
+	$(BIN)/pytest -m 'clients and not djl and not vllm'
 
 # What runs under DJL; needs a JDK and Maven.
 test-djl: dev

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.clients.checks import PARIS, PARIS_IDS, TOO_MANY, UNICODE
-from tests.clients.driver import Driver
+from tests.clients.driver import Driver, driving
 from tests.servers import LiveServer, serve, wait_for
 
 pytestmark = pytest.mark.clients
@@ -219,11 +219,10 @@ def fresh_cues() -> Any:
         yield server.url
 
 
-def test_a_client_that_leaves_is_forgotten(openai: Driver, openai_server: LiveServer) -> None:
-    if not openai.asynchronous:
-        pytest.skip("one of the two is enough")
+def test_a_client_that_leaves_is_forgotten(openai_server: LiveServer) -> None:
     before = openai_server.metric(CANCELLED)
-    found = openai.generate(openai_server.url, "Write a long story.", what="leave", max_tokens=2000)
+    with driving("openai", "drive_openai", "async") as openai:
+        found = openai.generate(openai_server.url, "Write a long story.", what="leave", max_tokens=2000)
     assert all(isinstance(text, str) for text in found)
     wait_for(lambda: openai_server.metric(CANCELLED) == before + 1, 5, "it was not cancelled")
     wait_for(lambda: openai_server.metric("lmi_active_sequences") == 0, 5, "it still runs")

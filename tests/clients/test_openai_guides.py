@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
-from handler.engines.base import EngineConfig
-from handler.engines.openvino.engine import capabilities
 from tests.clients.driver import Driver
 from tests.clients.test_openai import CITY, GREEDY, WEATHER
 from tests.servers import LiveServer
 
-pytestmark = [
-    pytest.mark.clients,
-    pytest.mark.skipif("guide" in capabilities(EngineConfig()).lacks, reason="OpenVINO takes no guides here"),
-]
+pytestmark = pytest.mark.clients
 
 ZONE = {"type": "object", "properties": {"zone": {"type": "string", "enum": ["UTC", "CET"]}}, "required": ["zone"]}
 TIME = {"type": "function", "function": {"name": "time", "parameters": ZONE}}
