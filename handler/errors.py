@@ -79,11 +79,19 @@ class NotJson(InvalidPayload):
 
 
 class PromptTooLong(InvalidPayload):
-    """Attributes: `num_prompt` tokens, of at most `most`."""
+    """Attributes: `name` is what the client calls it, with `num_prompt` tokens of at most `most`.
 
-    def __init__(self, name: str, num_prompt: int, most: int) -> None:
-        super().__init__(f"'{name}' has {num_prompt} tokens; the model takes at most {most}")
-        self.num_prompt, self.most = num_prompt, most
+    Where it was not counted to its end, `num_prompt` are the least that it can have; `given` says it in words.
+    """
+
+    def __init__(self, name: str, num_prompt: int, most: int, *, exact: bool = True) -> None:
+        given = f"{num_prompt}" if exact else f"at least {num_prompt}"
+        super().__init__(f"'{name}' has {given} tokens; the model takes at most {most}")
+        self.name, self.num_prompt, self.given, self.most, self._exact = name, num_prompt, given, most, exact
+
+    def named(self, name: str) -> PromptTooLong:
+        """The same of what another dialect calls it."""
+        return PromptTooLong(name, self.num_prompt, self.most, exact=self._exact)
 
 
 class AnswerTooLong(InvalidParameter):

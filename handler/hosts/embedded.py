@@ -127,7 +127,7 @@ def _describe(info: EngineInfo | None) -> str:
 def _greeting(listener: socket.socket, access: Access) -> str:
     host, port = listener.getsockname()[:2]
     at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
-    key = ' -H "Authorization: Bearer $LMI_API_KEY"' if access.keys else ""  # its name, never the key itself
+    key = ' -H "Authorization: Bearer ${LMI_API_KEY%%,*}"' if access.keys else ""  # its name, never the key itself
     body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}'
     ask = f"curl -s {at}/invocations -H 'Content-Type: application/json'{key} -d '{body}'"
     return f"listening on {at}; open it in a browser, or try:\n  {ask}"

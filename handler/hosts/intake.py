@@ -132,7 +132,8 @@ class Intake:
             return
         is_prompt = media == "text/plain" and schema is None
         if not is_prompt and not _JSON_TYPES.fullmatch(media):
-            raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json or text/plain")
+            others = "" if schema is not None else " or text/plain"
+            raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json{others}")
 
     def read(self, body: bytes, headers: Headers) -> Call:
         """What the body asks for, plain text being a prompt.
@@ -182,7 +183,10 @@ class Intake:
         elif request.messages:
             prompt = self._tokenizer.encode_chat(request.messages, request.tools)
         else:
-            prompt = self._tokenizer.encode(request.prompt)
+            try:
+                prompt = self._tokenizer.encode(request.prompt)
+            except PromptTooLong as error:
+                raise error.named(request.names.prompt) from None
         if request.truncate is not None:
             prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
         self._check(request, prompt)

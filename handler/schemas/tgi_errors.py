@@ -94,8 +94,9 @@ def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> 
         most += 1
         wanted = 0 if request is None or request.fill else min(request.sampling.max_new_tokens, SLICE)
         if error.num_prompt + wanted <= most:
-            return f"`inputs` must have less than {error.most} tokens. Given: {error.num_prompt}"
+            return f"`inputs` must have less than {error.most} tokens. Given: {error.given}"
     else:
         wanted = error.wanted
-    given = f"Given: {error.num_prompt} `inputs` tokens and {wanted} `max_new_tokens`"
+    shown = error.given if isinstance(error, PromptTooLong) else error.num_prompt
+    given = f"Given: {shown} `inputs` tokens and {wanted} `max_new_tokens`"
     return f"`inputs` tokens + `max_new_tokens` must be <= {most}. {given}"

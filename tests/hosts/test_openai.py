@@ -388,3 +388,14 @@ def test_dynamic_batching_serves_them_too() -> None:
         assert "".join(map(shown, events(server, CHAT, ASK))) == " user: a ü"
         found = server.post({**COMPLETE, "prompt": ["a", "b"]}, COMPLETIONS).json()
         assert [choice["text"] for choice in found["choices"]] == [" a a a", " b b b"]
+
+
+@pytest.mark.model
+def test_a_prompt_that_is_too_long_for_the_tokenizer_is_called_by_the_routes_name(exact_server: LiveServer) -> None:
+    for path, field, body in (
+        (COMPLETIONS, "prompt", {"prompt": "word " * 9000}),
+        (CHAT, "messages", {"messages": [{"role": "user", "content": "word " * 9000}]}),
+    ):
+        refused = error(exact_server.post(body, path), 400)
+        assert (refused["code"], refused["param"]) == ("context_length_exceeded", field)
+        assert "the model takes at most 8191" in refused["message"]

@@ -12,7 +12,7 @@ from handler import models
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import convert
 from handler.engines.openvino.gguf_weights import exact_model
-from handler.errors import ConfigError, InvalidPayload
+from handler.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.text import Prompt, Vocabulary
 
 log = logging.getLogger("handler.engine")
@@ -84,12 +84,12 @@ class OpenVinoTokenizer:
     def _check_size(self, num_characters: int, name: str) -> None:
         """The tokenizer holds the GIL for seconds on megabytes: what cannot fit is not given to it."""
         if num_characters > self._limit * self._longest:
-            raise InvalidPayload(f"'{name}' has more than the {self._limit} tokens that the tokenizer reads")
+            raise PromptTooLong(name, -(-num_characters // self._longest), self._limit - 1, exact=False)
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data[0].tolist()
         if len(ids) >= self._limit:
-            raise InvalidPayload(f"'{name}' has {self._limit} tokens or more, which is more than the tokenizer reads")
+            raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
         return Prompt(text, ids, self.vocabulary)
 
 

@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 const POLL = 1000; // milliseconds between looks at /metrics
 const FINISHED = { length: "cut at max_tokens", stop_sequence: "ended by a stop string" };
 
-const history = []; // the messages so far, without the system's
+let history = []; // the messages so far, without the system's; a new chat has one of its own
 let model = "";
 let locked = key() !== "";
 let running = null; // the AbortController of the answer that is coming
@@ -84,6 +84,7 @@ async function send() {
   const text = $("prompt").value.trim();
   if (!text || running || !$("parameters").reportValidity()) return;
   const asked = body(text);
+  const chat = history;
   const mine = addTurn("user", text);
   const turn = addTurn("assistant", "");
   const said = turn.querySelector(".text");
@@ -110,6 +111,7 @@ async function send() {
   }
   turn.classList.remove("busy");
   busy(null);
+  if (chat !== history) return; // a new chat was begun meanwhile
   settle({ text, mine, turn, failure, summary: summary(asked.stream, count, began, first, finish) });
 }
 
@@ -242,7 +244,7 @@ document.addEventListener("keydown", (event) => {
 });
 $("clear").addEventListener("click", () => {
   running?.abort();
-  history.length = 0;
+  history = [];
   $("log").replaceChildren();
   showError("");
   showSample();

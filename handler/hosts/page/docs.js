@@ -4,6 +4,8 @@ import { keep, key, reason, request } from "./client.js";
 
 const $ = (id) => document.getElementById(id);
 let api = null;
+let model = "";
+const GIVEN = { version: () => "1", model: () => model, id: () => model }; // what stands in a path to begin with
 
 /** An element with properties, attributes where a name has a dash, and children. */
 function el(name, properties = {}, ...children) {
@@ -77,7 +79,7 @@ function trial(path, method, item, operation) {
   const examples = Object.entries(media?.examples ?? {});
   const example = examples[0]?.[1].value ?? media?.schema.example;
   const names = [...(item.parameters ?? []), ...(operation.parameters ?? [])];
-  const inputs = names.map(({ name }) => el("input", { id: `${id}-${name}`, name, value: name === "version" ? "1" : "" }));
+  const inputs = names.map(({ name }) => el("input", { id: `${id}-${name}`, name, value: GIVEN[name]?.() ?? "" }));
   const body = media && el("textarea", { id: `${id}-body`, rows: 8, spellcheck: false, value: example ? pretty(example) : "" });
   const choice = el("select", { id: `${id}-example` }, ...examples.map(([name]) => el("option", {}, name)));
   choice.addEventListener("change", () => (body.value = pretty(media.examples[choice.value].value)));
@@ -98,7 +100,13 @@ function trial(path, method, item, operation) {
     try {
       const response = await request(where || ".", options);
       output.textContent = `${response.status} ${response.headers.get("content-type") ?? ""}\n\n`;
-      for await (const text of response.body.pipeThrough(new TextDecoderStream())) output.append(text);
+      const head = output.textContent;
+      let all = "";
+      for await (const text of response.body.pipeThrough(new TextDecoderStream())) {
+        all += text;
+        output.append(text);
+      }
+      if ((response.headers.get("content-type") ?? "") === "application/json") output.textContent = head + pretty(JSON.parse(all));
     } catch (error) {
       output.textContent = `${error.status || ""} ${error.message}`.trim();
     }
@@ -137,6 +145,7 @@ async function load() {
   $("error").hidden = true;
   try {
     api = await (await request("api-doc/openapi.json")).json();
+    model = (await (await request("models")).json()).models[0].modelName;
   } catch (error) {
     $("key-form").hidden = error.status !== 401;
     $("error").textContent = error.status === 401 && !key() ? "This server wants an API key." : reason(error.message);

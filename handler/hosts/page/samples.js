@@ -23,11 +23,11 @@ const curl = ({ base, route, locked, body }) =>
   [
     `curl -${body.stream ? "N" : ""}s ${quoted(`${base}/${route}`)} \\`,
     `  -H 'Content-Type: application/json' \\`,
-    ...(locked ? [`  -H "Authorization: Bearer $LMI_API_KEY" \\`] : []),
+    ...(locked ? [`  -H "Authorization: Bearer \${LMI_API_KEY%%,*}" \\`] : []),
     `  -d ${quoted(JSON.stringify(body, null, 2))}`,
   ].join("\n");
 
-const boto3 = ({ body }) => {
+const boto3 = ({ route, body }) => {
   const call = body.stream ? "invoke_endpoint_with_response_stream" : "invoke_endpoint";
   return [
     "import json",
@@ -40,6 +40,7 @@ const boto3 = ({ body }) => {
     `    EndpointName="my-endpoint",`,
     `    ContentType="application/json",`,
     `    Body=json.dumps(body),`,
+    `    CustomAttributes="route=/${route}",`,
     ")",
     ...(body.stream
       ? [
@@ -57,7 +58,7 @@ const openai = ({ base, locked, body }) => {
     ...(locked ? ["import os", ""] : []),
     "from openai import OpenAI",
     "",
-    `client = OpenAI(base_url="${base}/v1", api_key=${locked ? `os.environ["LMI_API_KEY"]` : `"none"`})`,
+    `client = OpenAI(base_url="${base}/v1", api_key=${locked ? `os.environ["LMI_API_KEY"].split(",")[0]` : `"none"`})`,
     `${body.stream ? "stream" : "answer"} = client.chat.completions.create(`,
     ...named.map(([name, value]) => `    ${name}=${python(value, "    ")},`),
     ")",

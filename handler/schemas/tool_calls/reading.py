@@ -17,7 +17,7 @@ from handler.schemas.tool_calls.parsing import CallParser, NamedCall, Parser
 MAX_TOOLS = 128  # OpenAI's limit
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-_CHOICES = "must be none, auto, required, or an object with 'type': 'function' and 'function' with a 'name' in tools"
+_CHOICES = "must be none, auto, required, a name in tools, or an object with 'type': 'function' and 'function' with such a 'name'"
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
@@ -90,9 +90,11 @@ def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
     if value is None:
         return "", ""
     if isinstance(value, str):
-        if value not in ("none", "auto", "required"):
+        if value in ("none", "auto", "required"):
+            return value, ""
+        if value not in names:
             raise choice.refused(_CHOICES)
-        return value, ""
+        return "named", value  # as TGI and its client have it
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if name not in names:

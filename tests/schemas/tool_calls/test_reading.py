@@ -55,6 +55,10 @@ def test_a_named_one_is_a_guide_for_its_arguments() -> None:
     assert found.guide == Guide("json_schema", json.dumps(CITY))
 
 
+def test_its_name_alone_names_it_too() -> None:
+    assert tools(tools=[WEATHER, TIME], tool_choice="weather") == tools(tools=[WEATHER, TIME], tool_choice=NAMED)
+
+
 def test_required_is_a_guide_for_a_list_of_calls() -> None:
     found = tools(tools=[WEATHER, TIME], tool_choice="required")
     assert found.guide is not None
@@ -102,7 +106,7 @@ def test_unknown_names_are_reported() -> None:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: must be 1 to 64"),
         ({"tools": [{"function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters: must be a JSON"),
         ({"tools": [{"function": {"name": "a", "description": 1}}]}, "tools[0].function.description: must be a"),
-        ({"tools": [TIME], "tool_choice": "any"}, 'tool_choice="any": must be none, auto, required'),
+        ({"tools": [TIME], "tool_choice": "any"}, 'tool_choice="any": must be none, auto, required, a name in tools'),
         ({"tools": [TIME], "tool_choice": NAMED}, "with a 'name' in tools"),
         ({"tools": [TIME], "tool_choice": 1}, "tool_choice=1: must be"),
         ({"tool_choice": "required"}, "needs tools"),
