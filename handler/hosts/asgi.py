@@ -64,8 +64,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) 
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
-    length = scope["headers_by_name"].get("content-length", "")
-    if length.isdigit() and int(length) > limit:
+    length = scope["headers_by_name"].get("content-length", "").lstrip("0")
+    if length.isdigit() and (len(length) > 18 or int(length) > limit):
         raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
     parts: list[bytes] = []
     size = 0

@@ -89,13 +89,21 @@ class WholeBody:
     """Gathers a stream for a client that can only take it whole."""
 
     def __init__(self) -> None:
-        self.body = b""
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        """Resolves to the whole; to None when it becomes more than is kept for a client."""
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        self.body += data
-        if last and not self.done.done():
+        if self.done.done():
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > _MAX_BACKLOG:
+            self._parts.clear()
             self.done.set_result(None)
+        elif last:
+            self.done.set_result(b"".join(self._parts))
 
 
 @types.coroutine

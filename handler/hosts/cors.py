@@ -21,6 +21,7 @@ EXPOSED = (
 """Headers of answers that a page may read: ours and TGI's."""
 
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,4096}")
+_READING = ("GET", "HEAD", "OPTIONS")
 _MAX_AGE = b"600"  # seconds that a browser need not ask again
 
 
@@ -51,6 +52,18 @@ class Cors:
 
     def _lets_in(self, origin: str) -> bool:
         return self._any or origin.lower() in self._origins
+
+    def is_forgery(self, scope: Scope) -> bool:
+        """A page of an origin that is not let in has a browser send what it may send unasked: a form's body, or none.
+
+        With JSON's own content type a browser asks first, and is told no.
+        """
+        headers = scope["headers_by_name"]
+        origin = headers.get("origin", "")
+        if not origin or scope["method"] in _READING or self._lets_in(origin):
+            return False
+        host = origin.partition("://")[2]
+        return host != headers.get("host") and "json" not in headers.get("content-type", "").partition(";")[0]
 
     def is_preflight(self, scope: Scope) -> bool:
         """A browser asking before it sends what a form could not."""

@@ -71,6 +71,9 @@ class App:
         self._cors.prepare(scope)
         if self._cors.is_preflight(scope):
             return await self._cors.answer_preflight(scope, send)
+        if self._cors.is_forgery(scope):
+            message = "a page of another origin may only send JSON under its own content type (--allow-origin)"
+            return await send_error(scope, send, 403, "ForbiddenException", message)
         admitted = self._lock.admits(scope)
         if scope["path"] == "/invocations" and (named := _ROUTE.search(headers.get(_ATTRIBUTES, ""))):
             path = named[1]

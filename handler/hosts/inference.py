@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from handler.errors import InternalError, ModelNotFound, ServingError
+from handler.errors import GenerationFailed, InternalError, ModelNotFound, ServingError
 from handler.hosts.asgi import Headers, read_body, send_answer, send_start
 from handler.hosts.body import BodyWriter, WholeBody
 from handler.hosts.exchange import Exchange
@@ -113,7 +113,11 @@ async def _send(scope: Scope, send: Send, call: Call, exchange: Exchange, gone: 
         exchange.stream_to(whole)
         await asyncio.wait((whole.done, gone), return_when=asyncio.FIRST_COMPLETED)
         if whole.done.done():
-            answer = Answer(200, call.reply.content_type, whole.body)
+            body = whole.done.result()
+            if body is None:
+                error = GenerationFailed("the answer is too large to be sent whole; HTTP/1.1 has streams")
+                return await send_answer(scope, send, call.reply.refused(error))
+            answer = Answer(200, call.reply.content_type, body)
             await send_answer(scope, send, answer, _bytes([*exchange.headers(), *ignored]))
     else:
         if not started:

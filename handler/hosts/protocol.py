@@ -1,15 +1,17 @@
-"""uvicorn's HTTP protocol with two corrections, heads have a limit and an offer to upgrade to HTTP/2 is passed over,
+"""uvicorn's HTTP protocol with two corrections, heads have limits and an offer to upgrade to HTTP/2 is passed over,
 and with one extension: a streamed chunk's short way to the socket.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+HEAD_SECONDS = 60.0  # that request line and headers may take, and a new connection until they come
 _MAX_HEAD = 1 << 16  # bytes of request line and headers; SageMaker's are a few hundred
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _TOO_LARGE = (
@@ -31,6 +33,24 @@ class Protocol(HttpToolsProtocol):
 
     _in_head = True
     _head_size = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head_timer()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _end_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and b"pgrade" in data:
@@ -45,10 +65,12 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_size = True, 0
+        self._await_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._end_head_timer()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # else it was turned away
             extensions: dict[Any, Any] = {CHUNK: functools.partial(_write_chunk, self.cycle)}

@@ -18,6 +18,7 @@ from handler.schemas.parameters import integer, read_all
 from handler.schemas.reading import reported
 
 MAX_PROMPTS = 256
+MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default
 _READ = {*COMPLETIONS.parameters, "prompt", "model", "stream", "stream_options"}
@@ -43,6 +44,9 @@ class OpenAiCompletions:
         sampling, echo = found.sampling, found.others.get("echo", False)
         logprobs = body.get("logprobs")
         _check(found.sampling.best_of, sampling.n, stream, scored=echo and logprobs is not None)
+        if len(prompts) * sampling.num_sequences > MAX_SEQUENCES:
+            most = MAX_SEQUENCES // len(prompts)
+            raise InvalidParameter(f"n={sampling.num_sequences}: with {len(prompts)} prompts at most {most}")
         ranked = sampling.best_of > sampling.n
         sampling = replace(
             sampling, logprobs=logprobs is not None or ranked, prompt_logprobs=echo and logprobs is not None

@@ -11,6 +11,7 @@ from handler.schemas.base import Context
 from handler.schemas.described import takes
 from handler.schemas.guides import choice, grammar, json_object, json_schema, regex, response_format, tgi_grammar
 from handler.schemas.parameters import (
+    MAX_NAME,
     MAX_TOP_TOKENS,
     PARAMETERS,
     Parameter,
@@ -162,6 +163,8 @@ def read_model(body: Mapping[str, Any], context: Context) -> tuple[str, Adapter 
         name = string(given)
     except ValueError as error:
         raise InvalidParameter(f"model: {error}") from None
+    if len(name) > MAX_NAME:  # each chunk repeats it
+        raise InvalidParameter(f"model: has {len(name)} characters; at most {MAX_NAME}")
     if name in _ANY_TIME or name in context.model_names:
         return name, None
     adapter = None if context.no_adapters else context.adapters.find(name)

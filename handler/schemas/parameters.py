@@ -22,6 +22,7 @@ from handler.schemas.guides import choice, grammar, json_object, json_schema, re
 
 _INT32 = (1 << 31) - 1
 
+MAX_NAME = 256  # characters of what an answer repeats all the time: a model's name, a request's id
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2048
 

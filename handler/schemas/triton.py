@@ -14,7 +14,7 @@ from handler.core import Names, Request, Sampling
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.schemas.base import Answer, Call, Context
 from handler.schemas.outputs import wanted
-from handler.schemas.parameters import Found, read_all, show
+from handler.schemas.parameters import MAX_NAME, Found, read_all, show
 from handler.schemas.reading import reported
 from handler.schemas.triton_inputs import INPUTS, LLMAPI, PROMPT, TABLE, joined, samples
 from handler.schemas.triton_replies import Asked, OneEventReply, OneResponse, ResponseReply, StreamReply, refusal
@@ -51,6 +51,8 @@ class Triton:
         id = body.get("id", "")
         if not isinstance(id, str):
             raise InvalidPayload("Unable to parse 'id': attempt to access JSON non-string as string")
+        if len(id) > MAX_NAME:  # each response repeats it
+            raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; at most {MAX_NAME}")
         given, unknown = _read_names(body)
         prompt = _read_prompt(given, id, context)
         given = joined(given)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from handler.hosts.body import BodyWriter
+import pytest
+
+from handler.hosts import body
+from handler.hosts.body import BodyWriter, WholeBody
 
 
 class Socket:
@@ -99,5 +102,19 @@ def test_a_short_way_that_is_cut_ends_the_writer() -> None:
         assert writer.broken.done()
         writer.write(b"b", last=True)
         assert socket.sent == []
+
+    asyncio.run(story())
+
+
+def test_a_whole_that_grows_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(body, "_MAX_BACKLOG", 3)
+        small, large = WholeBody(), WholeBody()
+        small.write(b"ab")
+        small.write(b"c", last=True)
+        large.write(b"ab")
+        large.write(b"cd")
+        large.write(b"e", last=True)
+        assert (small.done.result(), large.done.result()) == (b"abc", None)
 
     asyncio.run(story())

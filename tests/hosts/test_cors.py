@@ -11,6 +11,7 @@ from tests.hosts.test_http import post_bytes, raw
 from tests.servers import LiveServer, serve
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
+FORM = b'{"inputs":"a","parameters":{"max_new_tokens":2}}'
 HOME = "https://app.example.com"
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
@@ -24,7 +25,8 @@ def some() -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def everyone() -> Iterator[LiveServer]:
-    with serve("--engine", "echo", "--allow-origin", "*") as server:
+    pace = ("-o", "option.echo_tokens_per_second=50")  # a chunk a token
+    with serve("--engine", "echo", *pace, "--allow-origin", "*") as server:
         yield server
 
 
@@ -91,3 +93,17 @@ def test_a_stream_is_the_same_but_for_its_head(everyone: LiveServer) -> None:
 def test_header_names_that_are_none_are_not_sent_back(everyone: LiveServer) -> None:
     headers = {"origin": "https://a.b", **PREFLIGHT, "access-control-request-headers": 'x"<script>'}
     assert "access-control-allow-headers" not in httpx.options(everyone.url + "/", headers=headers).headers
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/generate", "/adapters?name=x&src=y"])
+def test_a_foreign_page_cannot_send_what_a_form_could(echo_server: LiveServer, path: str) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    foreign = httpx.post(echo_server.url + path, headers={**form, "origin": HOME}, content=FORM)
+    assert (foreign.status_code, foreign.json()["type"]) == (403, "ForbiddenException")
+    own = httpx.post(echo_server.url + path, headers={**form, "origin": echo_server.url}, content=FORM)
+    assert own.status_code != 403
+
+
+def test_an_origin_that_is_let_in_may_send_a_form(everyone: LiveServer) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded", "origin": HOME}
+    assert httpx.post(everyone.url + "/invocations", headers=headers, content=b'{"inputs":"a"}').status_code == 200

@@ -176,6 +176,12 @@ def test_an_offer_of_http_2_is_passed_over(echo_server: LiveServer) -> None:
     assert b'{"generated_text":" a b a"}' in raw(echo_server, post_bytes(ASK, headers=headers), until=b"a b a")
 
 
+def test_a_length_beyond_all_numbers_is_too_large(echo_server: LiveServer) -> None:
+    for length, status in (("9" * 5000, b"413"), ("0" * 5000 + "9" * 30, b"413")):
+        head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        assert raw(echo_server, head.encode(), until=b"}")[9:12] in (status, b"400"), length
+
+
 def test_endless_headers_are_431(echo_server: LiveServer) -> None:
     found = raw(echo_server, b"GET /ping HTTP/1.1\r\nx: " + b"a" * 300_000, until=b"}")
     assert found.startswith(b"HTTP/1.1 431")

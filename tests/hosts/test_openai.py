@@ -399,3 +399,9 @@ def test_a_prompt_that_is_too_long_for_the_tokenizer_is_called_by_the_routes_nam
         refused = error(exact_server.post(body, path), 400)
         assert (refused["code"], refused["param"]) == ("context_length_exceeded", field)
         assert "the model takes at most 8191" in refused["message"]
+
+
+def test_what_each_chunk_repeats_and_how_many_there_are_is_bounded(echo_server: LiveServer) -> None:
+    long = error(echo_server.post({**COMPLETE, "model": "m" * 257}, COMPLETIONS), 400)
+    many = error(echo_server.post({"prompt": ["a"] * 256, "n": 5}, COMPLETIONS), 400)
+    assert (long["param"], many["param"]) == ("model", "n")

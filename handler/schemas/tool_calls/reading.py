@@ -17,7 +17,10 @@ from handler.schemas.tool_calls.parsing import CallParser, NamedCall, Parser
 MAX_TOOLS = 128  # OpenAI's limit
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-_CHOICES = "must be none, auto, required, a name in tools, or an object with 'type': 'function' and 'function' with such a 'name'"
+_CHOICES = (
+    "must be none, auto, required, a name in tools, or an object with 'type': 'function' and 'function' with a 'name' "
+    "in tools"
+)
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
