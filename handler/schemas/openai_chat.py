@@ -113,12 +113,14 @@ def unread(body: Mapping[str, Any], read: set[str]) -> list[str]:
 
 def names(prompt: str, found: Found) -> Names:
     """What the client calls what is checked later on."""
+    guide = found.names.get("guide", "response_format")
     return Names(
         prompt=prompt,
         max_new_tokens=found.names.get("max_new_tokens", "max_tokens"),
         stop_token_ids="stop_token_ids",
         bad_token_ids="bad_words",
         logit_bias="logit_bias",
+        guide={"tool_choice": "tools"}.get(guide, guide),  # whose schemas it is made of
     )
 
 
