@@ -131,7 +131,6 @@ def test_alternatives_are_refused_where_the_engine_has_none() -> None:
 @pytest.mark.parametrize(
     ("messages", "wanted"),
     [
-        (None, "'messages' must be a non-empty list"),
         ("hi", "'messages' must be a non-empty list"),
         ([], "'messages' must be a non-empty list"),
         (["hi"], "messages[0] must be an object"),
@@ -183,6 +182,13 @@ def test_inputs_win_and_messages_beside_them_are_reported() -> None:
     found = parse(inputs="text")
     assert (found.requests[0].prompt, found.requests[0].messages) == ("text", ())
     assert list(found.ignored) == ["messages"]
+
+
+@pytest.mark.parametrize("schema", ["lmi", "tgi_compat"])
+def test_null_messages_are_none_so_that_another_field_says_whose_a_body_is(schema: str) -> None:
+    found = SCHEMAS[schema].parse({"messages": None, "prompt": "x"}, CONTEXT)
+    assert (found.requests[0].prompt, list(found.ignored)) == ("x", [])
+    assert "has no 'inputs'" in value(schema, {"messages": None})["error"]
 
 
 @pytest.mark.parametrize("schema", ["lmi", "tgi_compat"])
