@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.core import NO_TOKEN, Delta, Finish, Token
 from handler.errors import ServingError
-from handler.framing import JSON, Framing
+from handler.framing import JSON, Framing, around
 from handler.schemas.base import Answer
 from handler.schemas.replies import Continuation, WholeReply
 
@@ -45,9 +45,6 @@ def _shown(token: Token) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
 
 
-_MARK = "\0text\0"  # stands in no id
-
-
 class ChatStream:
     """A chunk a token; the role comes with the first, the reason of the end with the last."""
 
@@ -74,8 +71,7 @@ class ChatStream:
                 return before + JSON.encode(delta.tokens[0].text) + after
             chunks = b"".join([encode(self._chunk(token, None)) for token in delta.tokens])
             if self._begun and not self._completion.logprobs:
-                before, _, after = encode(self._chunk(Token(0, _MARK, None, False), None)).partition(JSON.encode(_MARK))
-                self._around = before, after
+                self._around = around(lambda text: encode(self._chunk(Token(0, text, None, False), None)))
             return chunks
         *tokens, last = delta.tokens or (NO_TOKEN,)
         lines = [encode(self._chunk(token, None)) for token in tokens]
