@@ -10,7 +10,9 @@ from handler.schemas.base import Answer, Call, Context, Schema
 
 
 class ByShape:
-    """A body with `inputs` is the mode's own; of the others the first dialect whose field it has reads it. Null is none.
+    """A body with `inputs` is the mode's own; of the others the first dialect whose field it has reads it.
+
+    Null is absent.
 
     Args:
         mode: the dialect of this configuration, which also answers what no dialect can read.

@@ -190,8 +190,11 @@ def test_prompt_tokens_may_be_cut() -> None:
         ({"stream": 1}, "stream=1: must be true or false"),
         ({"stream_options": {}}, "stream_options={}: needs stream=true"),
         ({"stream": True, "stream_options": []}, "stream_options=[]: must be an object"),
-        ({"stream": True, "stream_options": {"x": True}}, "stream_options.x: is not known"),
-        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage=1: must be true"),
+        ({"stream": True, "stream_options": {"x": True}}, "stream_options={\"x\": true}: 'x' is not known"),
+        (
+            {"stream": True, "stream_options": {"include_usage": 1}},
+            "stream_options={\"include_usage\": 1}: 'include_usage' must be true",
+        ),
         ({"response_format": {"type": "yaml"}}, "response_format="),
         ({"response_format": {"type": "structural_tag"}}, "response_format="),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs="),
