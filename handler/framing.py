@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import orjson
@@ -36,6 +37,18 @@ JSONLINES = Framing("jsonlines", "application/jsonlines", b"", b"\n")
 SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
 SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
 """Chat's events, as OpenAI ends them."""
+
+_MARK = "\0text\0"
+
+
+def around(make: Callable[[str], bytes]) -> tuple[bytes, bytes]:
+    """What stands about a text in the bytes that `make` makes with it, so that another's need only be put between.
+
+    What comes after the text must be fixed; before it there may be clients' own words, the mark itself among them.
+    """
+    before, _, after = make(_MARK).rpartition(JSON.encode(_MARK))
+    return before, after
+
 
 FRAMINGS = {framing.name: framing for framing in (JSON, JSONLINES, SSE)}
 """By the names that `option.output_formatter` uses (contract djl.md, section 4.3)."""

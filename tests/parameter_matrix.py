@@ -105,6 +105,8 @@ CHAT_VALUES: Values = {
     "logprobs": (True, {}),
     "top_logprobs": (2, {"logprobs": True}),
     "max_tokens": (2, {}),
+    "max_completion_tokens": (4, {}),  # as many as the check's max_tokens
+    "stream_options": ({"include_usage": True}, {"stream": True}),
     "n": (2, {}),
     "seed": (7, {}),
     "stop": (["b"], {}),

@@ -65,6 +65,11 @@ def triton(name: str, says: str | None, status: int = 200, **names: Any) -> Row:
     return Row(f"triton: {name}", status, says, {"text_input": "a b c", "max_tokens": 5, **names}, JSON)
 
 
+def completion(name: str, says: str, status: int = 200, **fields: Any) -> Row:
+    """A body of OpenAI's completions."""
+    return Row(f"completion: {name}", status, says, {"prompt": "a b c", "max_tokens": 5, **fields}, JSON)
+
+
 def routed(name: str, path: str, status: int, says: str, body: Any) -> Row:
     """SageMaker's custom attributes name a route."""
     return send(f"route: {name}", status, says, body, {**JSON, "x-amzn-sagemaker-custom-attributes": f"route={path}"})
@@ -166,6 +171,9 @@ GENERATION = (
 AMID = refuse("failing: amid the answer", "raised on cue", "a b <raise>")
 _STOP = ask("stop across tokens", " a b c", "a b c d", stop=["b c"], include_stop_str_in_output=True, details=True)
 _TRITON = {"text_input": "a b", "max_tokens": 3}
+_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+_TALK = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+_TOP_P = {"inputs": "a", "parameters": {"top_p": 1.0}}
 _PART = {"type": "text", "text": "a"}
 _IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
@@ -252,6 +260,27 @@ ROLLING = (
     routed("not JSON", "/v2/models/model/generate", 400, "failed to parse the request JSON buffer", b"x"),
     triton("stream failing amid", " a b", text_input="a b <raise>", stream=True),
     routed("the mode's own", "/invocations", 200, " a b a", _ASK),
+    chat("stream with usage", " user: a assistant: user: a", "a", **_USAGE),
+    completion("plain", " a b c a b"),
+    completion("several", " a b a b a", prompt=["a b", "c"], n=2),
+    completion("unknown names", " a b c a b", user="me", x=1),
+    completion("stream", " a b c a b", **_USAGE),
+    completion("stream of unicode", WORDS, prompt=UNICODE, stream=True, max_tokens=len(UNICODE.split())),
+    completion("stream failing amid", " a b", prompt="a b <raise>", stream=True),
+    completion("stream refused", "top_p=7: ", 400, stream=True, top_p=7),
+    completion("refused", "top_p=7: ", 400, top_p=7),
+    completion("failing", "raised on cue", 500, prompt="<raise> a"),
+    completion("more than the context", "prompt tokens it must be at most", 400, max_tokens=1 << 21),
+    routed("openai chat", "/v1/chat/completions", 200, " user: a", _TALK),
+    routed("openai chat, stream", "/v1/chat/completions", 200, " user: a", {**_TALK, **_USAGE}),
+    routed("openai chat, no such model", "/v1/chat/completions", 404, "other", {**_TALK, "model": "other"}),
+    routed("openai chat, a completion", "/v1/chat/completions", 400, "'messages'", {"prompt": "a"}),
+    routed("openai completions", "/v1/completions", 200, " a b a", {"prompt": "a b", "max_tokens": 3}),
+    routed("tgi", "/", 200, "a b a b a", _ASK),
+    routed("tgi generate", "/generate", 200, " a b a", _ASK),
+    routed("tgi stream", "/generate_stream", 200, " a b a", _ASK),
+    routed("tgi refused", "/generate", 422, "`top_p` must be > 0.0 and < 1.0", _TOP_P),
+    routed("tgi stream refused", "/generate_stream", 200, "", _TOP_P),
     send("chat: parts", 200, " user: a", {"messages": [{"role": "user", "content": [_PART]}], "max_tokens": 2}),
 )
 """LMI's schema and TGI_COMPAT, under rolling batch and in async mode."""

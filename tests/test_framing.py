@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.framing import FRAMINGS, JSONLINES, SSE
+from handler.framing import FRAMINGS, JSON, JSONLINES, SSE, around
 
 
 @given(st.text())
@@ -25,3 +25,12 @@ def test_ordinary_text_is_raw() -> None:
 def test_what_json_cannot_say_is_null() -> None:
     for framing in FRAMINGS.values():
         assert b'{"logprob":null}' in framing.encode({"logprob": float("-inf")})
+
+
+@given(st.text(), st.sampled_from(["", "\0text\0", '"']))
+def test_what_stands_about_a_text_is_the_same_for_every_text(text: str, name: str) -> None:
+    def make(text: str) -> bytes:
+        return SSE.encode({"model": name, "text": text, "end": None})
+
+    before, after = around(make)
+    assert before + JSON.encode(text) + after == make(text)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from handler import engines
-from handler.schemas import mindie, tensors, tgi_reading
+from handler.schemas import mindie, openai_parameters, tensors, tgi_reading
 from handler.schemas.chat import TABLE as CHAT_TABLE
+from handler.schemas.openai_parameters import HARMLESS
 from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
 from handler.schemas.triton_inputs import INPUTS
 from tests import parameter_matrix as matrix
@@ -57,6 +59,24 @@ def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
         if known := row["as"].strip("`"):
             assert INPUTS[name].parameter.field == tensors.TABLE.parameters[known].field, name
         assert row["meaning"].startswith("refused") == _refuses(name), name
+
+
+def test_every_field_of_openais_has_its_row() -> None:
+    section = matrix.DOCUMENT.read_text().split("\n## OpenAI\n")[1].split("\n#")[0]
+    found: dict[str, list[str]] = {"chat": [], "completions": []}
+    for line in section.splitlines():
+        if not line.startswith("| `"):
+            continue
+        fields, routes = [cell.strip() for cell in line.split("|")[1:3]]
+        shared, _, chats = fields.partition("chat: ")  # of a row for both, what comes after that is the chat's
+        for name, where in re.findall(r"`(\w+)`(?: \((\w+)\))?", shared):
+            for route in found if (where or routes) == "both" else (where or routes,):
+                found[route].append(name)
+        found["chat"] += re.findall(r"`(\w+)`", chats)
+    every = {*HARMLESS, "model", "stream", "stream_options"}
+    tools = {"tools", "tool_choice", "parallel_tool_calls"}
+    assert sorted(found["chat"]) == sorted({*openai_parameters.CHAT.parameters, *every, *tools, "messages"})
+    assert sorted(found["completions"]) == sorted({*openai_parameters.COMPLETIONS.parameters, *every, "prompt"})
 
 
 def _refuses(name: str) -> bool:

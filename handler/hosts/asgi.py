@@ -40,7 +40,8 @@ class Endpoint:
             await send_json(scope, send, 200, {})
         else:
             error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
-            allow = [(b"allow", ", ".join(self.handlers).encode())]
+            allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
+            allow = [(b"allow", ", ".join(allowed).encode())]
             if self.refused is not None:
                 await send_answer(scope, send, self.refused(error), allow)
             else:

@@ -12,6 +12,8 @@ from handler.schemas.base import Answer, Call, Context, Schema
 class ByShape:
     """A body with `inputs` is the mode's own; of the others the first dialect whose field it has reads it.
 
+    Null is absent.
+
     Args:
         mode: the dialect of this configuration, which also answers what no dialect can read.
         others: the field by which a dialect is known -> the dialect.
@@ -34,7 +36,7 @@ class ByShape:
     def _dialect(self, body: Any) -> Schema:
         if isinstance(body, dict) and body.get("inputs") is None:
             for field, dialect in self._others.items():
-                if field in body:
+                if body.get(field) is not None:
                     return dialect
         return self._mode
 

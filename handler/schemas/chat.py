@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from handler.core import Names, Request, Sampling
+from handler.core import Names, Request
 from handler.errors import InvalidParameter, ServingError
 from handler.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.schemas.adapters import read_adapters
@@ -16,15 +16,19 @@ from handler.schemas.base import Answer, Call, Context
 from handler.schemas.chat_replies import ChatDocument, ChatStream, Completion, Failures
 from handler.schemas.messages import read_messages
 from handler.schemas.openai_parameters import CHAT_OF_LMI
-from handler.schemas.parameters import Parameter, Table, nothing, read_parameters, string
+from handler.schemas.openai_reading import read_usage
+from handler.schemas.openai_replies import Usage
+from handler.schemas.parameters import Found, Parameter, Table, nothing, read_all, show, string
 from handler.schemas.reading import read_stream, reported
 
 TABLE = Table(
     {
         **CHAT_OF_LMI,
+        # OpenAI's, which its clients send to LMI too: to leave them out would change the answer
+        "max_completion_tokens": CHAT_OF_LMI["max_tokens"],
+        "stream_options": Parameter("usage", read_usage),
         "model": Parameter("", string),
         "user": Parameter("", string),
-        # OpenAI's, which its clients send to LMI too: to leave them out would change the answer's kind
         "tools": Parameter("", nothing([], "LMI's form has no tool calls; /v1/chat/completions has")),
     }
 )
@@ -60,17 +64,21 @@ class Chat:
         messages, unknown = read_messages(body["messages"])
         framing = self._framing(read_stream(body, {}), context)
         ignored = reported([*(name for name in body if name not in _READ), *unknown], body, context)
-        sampling = _read_sampling(body, context)
+        found = _read_parameters(body, context)
+        sampling, usage = found.sampling, found.others.get("usage", Usage())
         (adapter,) = read_adapters(body, 1, context)
-        request = Request("", sampling, messages=messages, adapter=adapter, names=_NAMES)
+        names = _NAMES._replace(max_new_tokens=found.names.get("max_new_tokens", _NAMES.max_new_tokens))
+        request = Request("", sampling, messages=messages, adapter=adapter, names=names)
         completion = Completion(
             *identity(), logprobs=bool(body.get("logprobs")), top_logprobs=bool(body.get("top_logprobs"))
         )
         if framing is JSON:
+            if "usage" in found.others:
+                raise InvalidParameter(f"stream_options={show(body['stream_options'])}: needs stream=true")
             return Call((request,), ChatDocument(self._mode, completion, sampling.num_sequences), ignored)
         if sampling.n > 1:
             raise InvalidParameter(f"n={sampling.n}: must be 1 when streaming: only whole answers hold more")
-        return Call((request,), ChatStream(self._mode, completion, framing), ignored, streams=True)
+        return Call((request,), ChatStream(self._mode, completion, framing, usage), ignored, streams=True)
 
     def _framing(self, stream: bool, context: Context) -> Framing:
         """`option.output_formatter` streams by itself; `json` leaves it to the client's `stream`, as in LMI."""
@@ -82,14 +90,14 @@ class Chat:
         return self._mode.refused(error)
 
 
-def _read_sampling(body: Mapping[str, Any], context: Context) -> Sampling:
+def _read_parameters(body: Mapping[str, Any], context: Context) -> Found:
     """`Context.sampling_defaults` are for LMI's `parameters`: the chat's document has defaults of its own."""
     defaults = {"do_sample": body.get("temperature") != 0}  # of what is no number, nothing comes but a refusal
-    sampling = read_parameters(body, context, defaults=defaults, table=TABLE)
+    found = read_all(body, context, defaults=defaults, table=TABLE)
     if (count := body.get("top_logprobs")) and not body.get("logprobs"):
         raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-    wanted = bool(body.get("logprobs")) or sampling.num_sequences > 1  # which are ranked by them
-    return replace(sampling, logprobs=wanted)
+    wanted = bool(body.get("logprobs")) or found.sampling.num_sequences > 1  # which are ranked by them
+    return found._replace(sampling=replace(found.sampling, logprobs=wanted))
 
 
 def identity() -> tuple[str, int]:

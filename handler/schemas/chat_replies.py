@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.core import NO_TOKEN, Delta, Finish, Token
 from handler.errors import ServingError
-from handler.framing import JSON, Framing
+from handler.framing import JSON, Framing, around
 from handler.schemas.base import Answer
+from handler.schemas.openai_replies import Usage, usage
 from handler.schemas.replies import Continuation, WholeReply
 
 
@@ -45,23 +46,28 @@ def _shown(token: Token) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
 
 
-_MARK = "\0text\0"  # stands in no id
+_CHUNK = "chat.completion.chunk"
 
 
 class ChatStream:
-    """A chunk a token; the role comes with the first, the reason of the end with the last."""
+    """A chunk a token; the role comes with the first, the reason of the end with the last.
 
-    def __init__(self, failures: Failures, completion: Completion, framing: Framing) -> None:
+    `usage` comes after them where it was asked for, as OpenAI has it.
+    """
+
+    def __init__(self, failures: Failures, completion: Completion, framing: Framing, wanted: Usage) -> None:
         self._failures = failures
         self._completion = completion
         self._framing = framing
+        self._usage = wanted
+        self._num_prompt_tokens = self._num_tokens = 0
         self._begun = False
         self._around: tuple[bytes, bytes] | None = None  # what stands about the text in a chunk of nothing else
         self.content_type = framing.content_type
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
-        pass
+        self._num_prompt_tokens = num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
         self.finished = delta.finish is not None
@@ -71,17 +77,18 @@ class ChatStream:
         if delta.finish is None:
             if self._around is not None and len(delta.tokens) == 1:  # the hot path: all but the text is always the same
                 before, after = self._around
+                self._num_tokens += 1
                 return before + JSON.encode(delta.tokens[0].text) + after
             chunks = b"".join([encode(self._chunk(token, None)) for token in delta.tokens])
-            if self._begun and not self._completion.logprobs:
-                before, _, after = encode(self._chunk(Token(0, _MARK, None, False), None)).partition(JSON.encode(_MARK))
-                self._around = before, after
+            if self._begun and not self._completion.logprobs and not self._usage.always:
+                self._around = around(lambda text: encode(self._chunk(NO_TOKEN._replace(text=text), None)))
             return chunks
         *tokens, last = delta.tokens or (NO_TOKEN,)
         lines = [encode(self._chunk(token, None)) for token in tokens]
-        return b"".join([*lines, encode(self._chunk(last, delta.finish)), self._framing.end])
+        return b"".join([*lines, encode(self._chunk(last, delta.finish)), self._end()])
 
     def _chunk(self, token: Token, finish: Finish | None) -> dict[str, Any]:
+        self._num_tokens += token.id >= 0
         delta = {"content": token.text}
         if not self._begun:
             self._begun, delta["role"] = True, "assistant"
@@ -91,7 +98,19 @@ class ChatStream:
             "logprobs": self._completion.probabilities([token]),
             "finish_reason": None if finish is None else finish.value,
         }
-        return self._completion.object("chat.completion.chunk", [choice])
+        value = self._completion.object(_CHUNK, [choice])
+        if self._usage.at_end:
+            value["usage"] = self._count() if self._usage.always else None
+        return value
+
+    def _end(self) -> bytes:
+        if not self._usage.at_end:
+            return self._framing.end
+        value = {**self._completion.object(_CHUNK, []), "usage": self._count()}
+        return self._framing.encode(value) + self._framing.end
+
+    def _count(self) -> dict[str, int]:
+        return usage(self._num_prompt_tokens, self._num_tokens)
 
     def refused(self, error: ServingError) -> Answer:
         return self._failures.refused(error)
@@ -108,12 +127,8 @@ class ChatDocument(WholeReply):
     def _document(self) -> dict[str, Any]:
         choices = [self._choice(sequence) for sequence in self._sequences]
         num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
-        usage = {
-            "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": num_tokens,
-            "total_tokens": self._num_prompt_tokens + num_tokens,
-        }
-        return {**self._completion.object("chat.completion", choices), "usage": usage}
+        count = usage(self._num_prompt_tokens, num_tokens)
+        return {**self._completion.object("chat.completion", choices), "usage": count}
 
     def _choice(self, sequence: Continuation) -> dict[str, Any]:
         return {

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from handler.core import Delta, Finish, Token
-from handler.framing import JSON
+from handler.framing import JSON, around
 from handler.schemas.chat_replies import Completion
-from handler.schemas.openai_replies import MARK, REASONS, Choice, Head, Stream, Usage, Whole
+from handler.schemas.openai_replies import REASONS, Choice, Head, Stream, Usage, Whole
 from handler.schemas.replies import Continuation
 from handler.schemas.tool_calls.parsing import Arguments, Begun, Parser, Piece
 
@@ -89,9 +89,9 @@ class ChatStream(Stream):
         ):
             return super()._chunks(choice, delta)
         if choice.beside is None:
-            choice.beside = self._around(self._text_part(choice, MARK))
+            choice.beside = around(lambda text: self._chunk(self._text_part(choice, text)))
         (token,) = delta.tokens
-        choice.num_tokens += 1
+        self._num_tokens += 1
         pieces = parser.feed(self._form.text(token))
         if not pieces:
             return b""

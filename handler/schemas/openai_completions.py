@@ -10,9 +10,9 @@ from handler.core import Request
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.schemas import openai_errors
 from handler.schemas.base import Answer, Call, Context
-from handler.schemas.openai_chat import defaults, names, read_stream, streaming, unread
 from handler.schemas.openai_completion_replies import Form, TextDocument, TextStream
 from handler.schemas.openai_parameters import COMPLETIONS, harmless, read_model
+from handler.schemas.openai_reading import defaults, names, read_stream, streaming, unread
 from handler.schemas.openai_replies import Head, identity
 from handler.schemas.parameters import integer, read_all
 from handler.schemas.reading import reported

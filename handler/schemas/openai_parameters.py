@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from handler.core import Adapter, Guide
@@ -141,7 +141,7 @@ HARMLESS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
         "prediction", "reasoning_effort", "verbosity", "priority", "request_id", "guided_decoding_backend",
-        "tool_prompt", "cache_salt", "parallel_tool_calls",
+        "tool_prompt", "cache_salt",
     }
 )  # fmt: skip
 """Names that OpenAI's, vLLM's or TGI's clients send and that change no answer here: reported, never refused."""
@@ -173,6 +173,6 @@ def read_model(body: Mapping[str, Any], context: Context) -> tuple[str, Adapter 
     return name, adapter
 
 
-def harmless(body: Mapping[str, Any], known: Sequence[str] = ()) -> list[str]:
+def harmless(body: Mapping[str, Any]) -> list[str]:
     """Those of HARMLESS that the body has a value for."""
-    return [name for name, value in body.items() if name in HARMLESS and name not in known and value is not None]
+    return [name for name, value in body.items() if name in HARMLESS and value is not None]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from handler.core import NO_TOKEN, Delta, Finish, Token
 from handler.errors import ServingError
-from handler.framing import JSON, SSE_DONE
+from handler.framing import JSON, SSE_DONE, around
 from handler.schemas import openai_errors
 from handler.schemas.base import Answer
 from handler.schemas.replies import Continuation, WholeReply
@@ -23,8 +23,6 @@ REASONS: Mapping[Finish | None, str | None] = {
     Finish.LENGTH: "length",
     Finish.ERROR: "stop",
 }
-
-MARK = "\0text\0"  # a text that stands nowhere else in a chunk
 
 
 class Head(NamedTuple):
@@ -72,13 +70,12 @@ class Choice:
     `around` is what stands about the text in a chunk of nothing else, once that is always the same.
     """
 
-    __slots__ = ("around", "begun", "index", "num_tokens")
+    __slots__ = ("around", "begun", "index")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.begun = False
         self.around: tuple[bytes, bytes] | None = None
-        self.num_tokens = 0
 
 
 class Stream:
@@ -100,6 +97,7 @@ class Stream:
         self._usage = wanted
         self._unfinished = len(choices)
         self._num_prompt_tokens = 0
+        self._num_tokens = 0  # of all choices
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
@@ -112,7 +110,7 @@ class Stream:
         choice = self._choices[index * self._num_sequences + delta.sequence]
         around = choice.around
         if around is not None and delta.finish is None and len(delta.tokens) == 1:  # the hot path: all but the text is
-            choice.num_tokens += 1  # always the same
+            self._num_tokens += 1  # always the same
             return around[0] + JSON.encode(delta.tokens[0].text) + around[1]
         return self._chunks(choice, delta)
 
@@ -121,7 +119,7 @@ class Stream:
         last = len(tokens) - 1
         chunks = []
         for index, token in enumerate(tokens):
-            choice.num_tokens += token.id >= 0
+            self._num_tokens += token.id >= 0
             prefill = delta.prefill or () if not choice.begun else ()
             part = self._part(choice, token, delta.finish if index == last else None, prefill)
             if part is not None:
@@ -133,13 +131,8 @@ class Stream:
             if self.finished:
                 chunks.append(self._end())
         elif choice.begun and choice.around is None and self._is_plain:
-            choice.around = self._around(self._text_part(choice, MARK))
+            choice.around = around(lambda text: self._chunk(self._text_part(choice, text)))
         return b"".join(chunks)
-
-    def _around(self, part: Mapping[str, Any]) -> tuple[bytes, bytes]:
-        """What stands about the text in the chunk of a part whose text is MARK."""
-        before, _, after = self._chunk(part).partition(JSON.encode(MARK))
-        return before, after
 
     @property
     def _is_plain(self) -> bool:
@@ -175,7 +168,7 @@ class Stream:
         return chunk + SSE_DONE.end
 
     def _count(self) -> dict[str, int]:
-        return usage(self._num_prompt_tokens, sum(choice.num_tokens for choice in self._choices))
+        return usage(self._num_prompt_tokens, self._num_tokens)
 
     def refused(self, error: ServingError) -> Answer:
         return openai_errors.refused(error)

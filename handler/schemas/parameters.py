@@ -263,13 +263,6 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
 """Names under `parameters` that say something of the request, not of the sampling; the schema reads them."""
 
 
-def read_parameters(
-    given: Mapping[str, Any], context: Context, *, defaults: Mapping[str, Any], table: Table = LMI
-) -> Sampling:
-    """The sampling that `given` asks for; see `read_all`."""
-    return read_all(given, context, defaults=defaults, table=table).sampling
-
-
 def read_all(given: Mapping[str, Any], context: Context, *, defaults: Mapping[str, Any], table: Table) -> Found:
     """All that `given` asks for.
 

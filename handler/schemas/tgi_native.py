@@ -101,7 +101,7 @@ class Tgi(TgiLayout):
         if stream:
 
             def failed(error: ServingError) -> bytes:
-                return SSE.encode(self.stream_failure(error))
+                return SSE.encode(self.stream_failure(error, request))
 
             reply = Stream(self, request)
             return Call((request,), reply, ignored, True, headers=told, keep_alive=KEEP_ALIVE, failed=failed)
@@ -182,8 +182,8 @@ class Tgi(TgiLayout):
             return Answer(200, SSE.content_type, SSE.encode(value))
         return Answer(said.status, JSON.content_type, JSON.encode(value))
 
-    def stream_failure(self, error: ServingError) -> Any:
-        said = failure(error, begun=True)
+    def stream_failure(self, error: ServingError, request: Request | None = None) -> Any:
+        said = failure(error, request, begun=True)
         return {"error": said.error, "error_type": said.error_type}
 
 

@@ -160,6 +160,7 @@ def _request(prompt: str, found: Found, *, ignores_end: bool) -> Request:
             max_new_tokens=names.get("max_new_tokens", "max_tokens"),
             stop_token_ids="end_id",
             logits=names.get("return_generation_logits", "return_context_logits"),
+            guide="guided_decoding_guide",
         ),
     )
 

@@ -18,7 +18,7 @@ from handler.errors import (
     TooSlow,
     Unavailable,
 )
-from handler.framing import JSON, SSE
+from handler.framing import JSON, SSE, around
 from handler.schemas.base import Answer
 from handler.schemas.outputs import Generated, Lines, Wanted, document
 from handler.schemas.replies import Continuation, WholeReply, finish_of, returned
@@ -163,9 +163,6 @@ class OneEventReply(_Events, ResponseReply):
         return EVENTS.before + data + EVENTS.after if data else b""
 
 
-_MARK = "\0text\0"  # stands in no other value
-
-
 class StreamReply(_Events):
     """An event a token."""
 
@@ -177,8 +174,7 @@ class StreamReply(_Events):
         self._logprob = 0.0
         self._around: tuple[bytes, bytes] | None = None  # what stands about the text where nothing else changes
         if self._lines is None and asked.extras <= {"finish_reason"}:
-            before, _, after = EVENTS.encode(asked.response(_MARK, {})).rpartition(JSON.encode(_MARK))
-            self._around = before, after
+            self._around = around(lambda text: EVENTS.encode(asked.response(text, {})))
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:

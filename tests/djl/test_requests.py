@@ -136,12 +136,21 @@ DIFFERENCES = (
 
 def _error(answer: Answer) -> dict[str, Any]:
     """What all bodies of an error say; some dialects leave the code to the status, or make it a stream's event."""
-    value = json.loads(answer.body.removeprefix("data:")) if isinstance(answer.body, str) else answer.body
-    return {"error": value["error"], "code": value.get("code", answer.status)}
+    value = _told(answer)
+    error = value["error"]
+    return {
+        "error": error["message"] if isinstance(error, dict) else error,  # OpenAI has an object
+        "code": value.get("code", answer.status),
+    }
+
+
+def _told(answer: Answer) -> dict[str, Any]:
+    value: dict[str, Any] = answer.body
+    return json.loads(answer.body.removeprefix("data:")) if isinstance(answer.body, str) else value
 
 
 def _codeless(answer: Answer) -> bool:
-    return isinstance(answer.body, str) and '"code":' not in answer.body
+    return isinstance(answer.body, str) and "code" not in _told(answer)
 
 
 def differences(version: str, mode: str, row: Row) -> list[Difference]:
@@ -171,7 +180,7 @@ def post(url: str, row: Row) -> Answer:
 
 def settled(text: str, row: Row) -> str:
     """Without what differs between two answers to the same request."""
-    text = re.sub(r'"id":"chatcmpl-[^"]+","', '"id":"chatcmpl-","', text)
+    text = re.sub(r'"id":"((?:chat)?cmpl-)[^"]+","', r'"id":"\1","', text)
     text = re.sub(r'"created":1\d{9},', '"created":1,', text)
     return re.sub(r'"seed":\d+', '"seed":1', text) if b'"seed"' not in row.content else text
 
@@ -207,12 +216,16 @@ def said(answer: Answer) -> str:
     return "".join(_piece(value) for value in found)
 
 
+def _choice(choice: dict[str, Any]) -> str:
+    said = choice if "text" in choice else {"text": (choice.get("message") or choice["delta"]).get("content")}
+    return str(said["text"] or "") if choice["index"] == 0 else ""
+
+
 def _piece(value: dict[str, Any]) -> str:
     if "outputs" in value:
         return str(value["outputs"][0])
     if "choices" in value:
-        choice = value["choices"][0]
-        return str((choice.get("message") or choice["delta"])["content"])
+        return "".join(_choice(choice) for choice in value["choices"])
     if "text_output" in value:
         return str(value["text_output"])
     return str(value["token"]["text"]) if "token" in value else ""  # else the error at the end of a stream

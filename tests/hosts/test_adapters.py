@@ -197,7 +197,7 @@ def test_statuses_of_names_that_are_taken_or_unknown(server: LiveServer, files: 
         assert told(call(server, method, path)) == (404, "The adapter b was not found")
     assert told(call(server, "POST", "/a/update", params={"name": "b"}))[0] == 400
     response = call(server, "PUT", "/a")
-    assert (response.status_code, response.headers["allow"]) == (405, "GET, DELETE")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD, DELETE")
     assert call(server, "POST", params=[("name", "a"), ("name", "b")]).status_code == 400
 
 

@@ -356,6 +356,10 @@ def test_info_and_health(echo_server: LiveServer) -> None:
     ]  # fmt: skip
     assert (found["max_total_tokens"], found["max_input_tokens"]) == (1 << 20, (1 << 20) - 1)
     assert (found["max_concurrent_requests"], found["max_best_of"], found["max_stop_sequences"]) == (1032, 2, 4)
+    prompts = ["a"] * found["max_client_batch_size"]
+    for more, status in (([], 200), (["a"], 400)):
+        body = {"prompt": [*prompts, *more], "max_tokens": 1}
+        assert echo_server.post(body, "/v1/completions").status_code == status
     health = httpx.get(echo_server.url + "/health")
     assert (health.status_code, health.content) == (200, b"")
 
@@ -397,7 +401,17 @@ def test_chat_tokenize(echo_server: LiveServer) -> None:
     assert found.json()["templated_text"] == "user: hi\nassistant:"
     assert [token["text"] for token in found.json()["tokenize_response"]] == ["user:", " hi", "assistant:"]
     assert found.headers["x-lmi-ignored-parameters"] == "other"
-    for wrong in ({}, {"messages": []}, {**chat, "tools": [{}]}, []):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chat["messages"] = [
+        {"role": "developer", "content": "Be brief.", "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "5", "tool_call_id": "1"},
+    ]
+    laid_out = echo_server.post({**chat, "max_completion_tokens": 1, "echo": False, "other": None}, "/chat_tokenize")
+    assert "x-lmi-ignored-parameters" not in laid_out.headers
+    answer = echo_server.post({**chat, "max_tokens": 1}, "/v1/chat/completions").json()
+    assert len(laid_out.json()["tokenize_response"]) == answer["usage"]["prompt_tokens"]
+    for wrong in ({}, {"messages": []}, {**chat, "tools": [{}]}, {**chat, "continue_final_message": True}, []):
         refused = echo_server.post(wrong, "/chat_tokenize")
         assert (refused.status_code, refused.json()["error_type"]) == (422, "validation")
 

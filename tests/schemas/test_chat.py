@@ -61,6 +61,7 @@ def test_null_means_absent(name: str) -> None:
     ("name", "given", "field", "wanted"),
     [
         ("max_tokens", 7, "max_new_tokens", 7),
+        ("max_completion_tokens", 7, "max_new_tokens", 7),
         ("temperature", 0, "do_sample", False),
         ("temperature", 0.0, "do_sample", False),
         ("temperature", 2, "temperature", 2.0),
@@ -91,6 +92,9 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
     ("name", "given", "wanted"),
     [
         ("max_tokens", 0, "must be an integer from 1"),
+        ("max_completion_tokens", 0, "must be an integer from 1"),
+        ("stream_options", [], "must be an object"),
+        ("stream_options", {}, "needs stream=true"),
         ("temperature", 2.1, "at most 2"),
         ("temperature", -0.1, "at least 0"),
         ("temperature", False, "must be a number"),
@@ -131,7 +135,6 @@ def test_alternatives_are_refused_where_the_engine_has_none() -> None:
 @pytest.mark.parametrize(
     ("messages", "wanted"),
     [
-        (None, "'messages' must be a non-empty list"),
         ("hi", "'messages' must be a non-empty list"),
         ([], "'messages' must be a non-empty list"),
         (["hi"], "messages[0] must be an object"),
@@ -183,6 +186,43 @@ def test_inputs_win_and_messages_beside_them_are_reported() -> None:
     found = parse(inputs="text")
     assert (found.requests[0].prompt, found.requests[0].messages) == ("text", ())
     assert list(found.ignored) == ["messages"]
+
+
+@pytest.mark.parametrize("schema", ["lmi", "tgi_compat"])
+def test_null_messages_are_none_so_that_another_field_says_whose_a_body_is(schema: str) -> None:
+    found = SCHEMAS[schema].parse({"messages": None, "prompt": "x"}, CONTEXT)
+    assert (found.requests[0].prompt, list(found.ignored)) == ("x", [])
+    assert "has no 'inputs'" in value(schema, {"messages": None})["error"]
+
+
+def test_what_limits_an_answer_is_named_as_the_client_has_it() -> None:
+    assert parse(max_completion_tokens=7).requests[0].names.max_new_tokens == "max_completion_tokens"
+    assert sampling(max_tokens=7, max_completion_tokens=7).max_new_tokens == 7
+    assert refusal(max_tokens=7, max_completion_tokens=8) == "max_completion_tokens=8 contradicts max_tokens"
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}])
+@pytest.mark.parametrize(("schema", "num_ends"), [("lmi", 0), ("tgi_compat", 1)])
+def test_a_stream_counts_its_tokens_where_asked(schema: str, num_ends: int, more: dict[str, Any]) -> None:
+    def lines(**options: bool) -> list[Any]:
+        found = answer(schema, {**ASK, **more, "stream": True, "stream_options": options}).body.decode()
+        parts = [line.removeprefix("data: ") for line in found.splitlines() if line]
+        assert parts.count("[DONE]") == num_ends
+        return [json.loads(part) for part in parts[: len(parts) - num_ends]]
+
+    def count(num_tokens: int) -> dict[str, int]:
+        return {"prompt_tokens": 2, "completion_tokens": num_tokens, "total_tokens": 2 + num_tokens}
+
+    plain, told, always = lines(), lines(include_usage=True), lines(include_usage=True, continuous_usage_stats=True)
+    assert all("usage" not in value for value in plain)
+    assert [value["usage"] for value in told] == [None] * 5 + [count(5)]
+    assert [value["usage"] for value in always] == [count(n) for n in (1, 2, 3, 4, 5, 5)]
+    assert (told[-1]["choices"], told[-1]["object"]) == ([], "chat.completion.chunk")
+    assert [value["choices"] for value in told[:-1]] == [value["choices"] for value in plain]
+
+
+def test_what_stream_options_hold_is_known() -> None:
+    assert refusal(stream=True, stream_options={"x": True}) == "stream_options={\"x\": true}: 'x' is not known"
 
 
 @pytest.mark.parametrize("schema", ["lmi", "tgi_compat"])

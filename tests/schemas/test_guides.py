@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from handler.core import Guide
 from handler.errors import InvalidParameter
+from handler.hosts.intake import check_guide
 from handler.schemas import SCHEMAS
-from tests.schemas.answers import CAPABLE
+from tests.schemas.answers import CAPABLE, DIALECTS
 
 SCHEMA = {"type": "object", "properties": {"\u00fc": {"type": "integer"}}}
 TEXT = '{"type": "object", "properties": {"\u00fc": {"type": "integer"}}}'
@@ -91,6 +93,41 @@ def test_what_is_refused(name: str, given: Any, wanted: str) -> None:
     prefix = "" if name == "response_format" else "parameters."
     assert str(caught.value).startswith(f"{prefix}{name}=")
     assert wanted in str(caught.value)
+
+
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+_CHAT = {"messages": [{"role": "user", "content": "a"}]}
+_FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "wanted"),
+    [
+        ("lmi", {"inputs": "a", "parameters": {"guided_regex": "a"}}, "parameters.guided_regex"),
+        ("lmi", {**_CHAT, "response_format": _FORMAT}, "response_format"),
+        ("tgi", {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "a"}}}, "parameters.grammar"),
+        ("openai_chat", {**_CHAT, "response_format": _FORMAT}, "response_format"),
+        ("openai_chat", {**_CHAT, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ("openai_chat", {**_CHAT, "guided_choice": ["a"]}, "guided_choice"),
+        ("openai_chat", {**_CHAT, "tools": [_TOOL], "tool_choice": "required"}, "tools"),
+        ("openai_completions", {"prompt": "a", "response_format": _FORMAT}, "response_format"),
+        ("openai_completions", {"prompt": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        (
+            "triton_generate",
+            {"text_input": "a", "guided_decoding_guide_type": "regex", "guided_decoding_guide": "a"},
+            "guided_decoding_guide",
+        ),
+    ],
+)
+def test_what_cannot_be_followed_is_named_as_the_client_has_it(dialect: str, body: dict[str, Any], wanted: str) -> None:
+    call = DIALECTS[dialect].parse(body, CAPABLE)
+    (request,) = call.requests
+    assert request.sampling.guide is not None
+    with pytest.raises(InvalidParameter) as caught:
+        check_guide(request, "no")
+    assert str(caught.value) == f"{wanted}: the engine cannot follow it: no"
+    if dialect.startswith("openai"):
+        assert json.loads(DIALECTS[dialect].refused(caught.value).body)["error"]["param"] == wanted
 
 
 def test_there_is_one_guide() -> None:

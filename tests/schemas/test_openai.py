@@ -81,7 +81,12 @@ def error(found: Any) -> dict[str, Any]:
 def test_a_chat_fills_the_context_unless_limited() -> None:
     found = parse().requests[0]
     names = Names(
-        "messages", "max_tokens", bad_token_ids="bad_words", stop_token_ids="stop_token_ids", logit_bias="logit_bias"
+        "messages",
+        "max_tokens",
+        bad_token_ids="bad_words",
+        stop_token_ids="stop_token_ids",
+        logit_bias="logit_bias",
+        guide="response_format",
     )
     wanted = Sampling(max_new_tokens=1 << 30, do_sample=True, logprobs=False)
     assert found == Request("", wanted, messages=(USER,), fill=True, names=names)
@@ -185,8 +190,11 @@ def test_prompt_tokens_may_be_cut() -> None:
         ({"stream": 1}, "stream=1: must be true or false"),
         ({"stream_options": {}}, "stream_options={}: needs stream=true"),
         ({"stream": True, "stream_options": []}, "stream_options=[]: must be an object"),
-        ({"stream": True, "stream_options": {"x": True}}, "stream_options.x: is not known"),
-        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage=1: must be true"),
+        ({"stream": True, "stream_options": {"x": True}}, "stream_options={\"x\": true}: 'x' is not known"),
+        (
+            {"stream": True, "stream_options": {"include_usage": 1}},
+            "stream_options={\"include_usage\": 1}: 'include_usage' must be true",
+        ),
         ({"response_format": {"type": "yaml"}}, "response_format="),
         ({"response_format": {"type": "structural_tag"}}, "response_format="),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs="),
@@ -440,3 +448,24 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
     for schema in (CHAT, COMPLETIONS):
         found = answer(schema, body, context=CONTEXT)
         assert (found.status, error(found)["param"]) == (400, None)
+
+
+MARKS = "\0text\0"
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS}])
+def test_no_name_of_a_clients_takes_the_texts_place(more: dict[str, Any]) -> None:
+    any_name = replace(NAMED, model_names=("model", "*"))
+    for ask in (chat, completion):
+        body = {"model": MARKS, "stream": True, **(more if ask is chat else {})}
+        found = events(ask(body, saying("abcdefghijkl"), any_name))
+        assert {event["model"] for event in found} == {MARKS}
+        texts = [one.get("text", one.get("delta", {}).get("content")) for one in choices(found)]
+        assert "".join(text or "" for text in texts) == "abcdefghijkl"
+
+
+def test_what_comes_with_every_chunk_counts_all_choices() -> None:
+    body = {"prompt": ["a", "b"], "stream": True}
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    found = events(completion(body, saying("abcdef")))
+    assert [event["usage"]["completion_tokens"] for event in found] == [1, 2, 3, 4, 5, 6, 6]

@@ -341,3 +341,11 @@ def test_an_answer_that_the_server_cannot_finish_is_incomplete() -> None:
     stream.feed(0, deltas()[0])
     assert stream.feed(0, deltas()[0]._replace(tokens=(), error=stopping)) == b"data: " + incomplete + b"\n\n"
     assert stream.finished
+
+
+@pytest.mark.parametrize("error", [PromptTooLong("inputs", 12, 9), AnswerTooLong("max_new_tokens", 12, 50, 10)])
+def test_what_is_refused_after_signs_of_life_is_told_as_before_them(error: ServingError) -> None:
+    call = STREAM.parse({"inputs": "a", "parameters": {"max_new_tokens": 50}}, ABLE)
+    assert call.failed is not None
+    assert call.failed(error) == call.reply.refused(error).body
+    assert b"and 50 `max_new_tokens`" in call.failed(error)

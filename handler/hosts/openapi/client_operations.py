@@ -22,7 +22,7 @@ _INFO: Shape = record(
 _INFO_EXAMPLE = {
     "model_id": "model", "model_sha": None, "model_pipeline_tag": "text-generation", "max_concurrent_requests": 1032,
     "max_best_of": 2, "max_stop_sequences": 4, "max_input_tokens": 8191, "max_total_tokens": 8192,
-    "validation_workers": 2, "max_client_batch_size": 4, "router": "lmi-handler", "version": "0.1.0", "sha": None,
+    "validation_workers": 2, "max_client_batch_size": 256, "router": "lmi-handler", "version": "0.1.0", "sha": None,
     "docker_label": None,
 }  # fmt: skip
 _PIECES = listing(record({"id": COUNT, "text": TEXT, "start": COUNT, "stop": COUNT}))
@@ -41,7 +41,7 @@ _TGI = {
         "TGI", "A chat's text as the model gets it, and its tokens",
         {200: (_JSON, record({"tokenize_response": _PIECES, "templated_text": TEXT}),
                {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
-        body={**ref("ChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
+        body={**ref("OpenAiChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
     ),
 }  # fmt: skip
 

@@ -77,10 +77,14 @@ def _details(token: Shape, beside: dict[str, Shape]) -> Shape:
     return record({"finish_reason": _FINISH, "generated_tokens": COUNT, **beside}, more)
 
 
-def _chat_answer(kind: str, choice: dict[str, Shape], more: dict[str, Shape]) -> Shape:
+_USAGE = record({"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT})
+
+
+def _chat_answer(kind: str, choice: dict[str, Shape], *, whole: bool) -> Shape:
     shared = {"index": COUNT, "logprobs": _PROBABILITIES, "finish_reason": nullable(_FINISH)}
     choices = listing(record({**shared, **choice}))
-    return record({"id": TEXT, "object": {"const": kind}, "created": COUNT, "choices": choices, **more})
+    head = {"id": TEXT, "object": {"const": kind}, "created": COUNT, "choices": choices}
+    return record({**head, "usage": _USAGE}) if whole else record(head, {"usage": nullable(_USAGE)})
 
 
 _FAILED = {"error": TEXT, "code": COUNT}
@@ -142,13 +146,15 @@ COMPONENTS: Components = {
         _chat_answer(
             "chat.completion",
             {"message": record({"role": {"const": "assistant"}, "content": TEXT})},
-            {"usage": record({"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT})},
+            whole=True,
         )
     ),
     "ChatChunk": always(
         {
             "anyOf": [
-                _chat_answer("chat.completion.chunk", {"delta": record({}, {"role": TEXT, "content": TEXT})}, {}),
+                _chat_answer(
+                    "chat.completion.chunk", {"delta": record({}, {"role": TEXT, "content": TEXT})}, whole=False
+                ),
                 ref("LmiError"),
                 ref("TgiError"),
             ]

@@ -82,6 +82,12 @@ class JsonEnd:
 
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
+"""A call whose name has not ended."""
+
+_LONGEST_HEAD = 512
+"""Characters that a call's head is looked for in: tools' names have at most 64, each perhaps written as an escape."""
+
 _BETWEEN = " \t\r\n,;[]"  # what stands between calls: one format has them in a list
 
 
@@ -118,11 +124,10 @@ class CallParser:
         return pieces
 
     def _show(self, text: str, pieces: list[Piece]) -> None:
-        if self._count:
-            text = self._space + text
-            self._space = "" if text.strip() else text
-            text = "" if self._space else text
-        if text:
+        if self._count and not text.strip():
+            self._space += text
+        elif text:
+            text, self._space = self._space + text, ""
             pieces.append(text)
 
     # -- states: each takes of `_held` what it can; false when it needs more -------------------------------------
@@ -158,7 +163,8 @@ class CallParser:
 
     def _object(self, pieces: list[Piece]) -> bool:
         """In a call whose name is not known."""
-        if head := _HEAD.match(self._held):
+        head = _HEAD.match(self._held, 0, _LONGEST_HEAD) if self._scanned < _LONGEST_HEAD else None
+        if head:
             try:
                 name = json.loads(head[1])
             except ValueError:
@@ -167,13 +173,16 @@ class CallParser:
             self._held = self._held[head.end() :]
             self._scanner, self._read = JsonEnd(), self._arguments
             return True
+        if self._scanned <= _LONGEST_HEAD < len(self._held) and _OPEN.fullmatch(self._held, 0, _LONGEST_HEAD):
+            return self._give_up(pieces)
         end = self._scanner.feed(self._held[self._scanned :])
         if end is None:
             self._scanned = len(self._held)
             return False
         end += self._scanned
         call = _call(self._held[:end])
-        if call is None:
+        if call is None:  # nor is anything in it: to look would be to read nested ones again and again
+            self._raw, self._held = self._raw + self._held[:end], self._held[end:]
             return self._give_up(pieces)
         self._begun(call[0], pieces)
         pieces.append(Arguments(self._count - 1, call[1]))

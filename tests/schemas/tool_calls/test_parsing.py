@@ -69,6 +69,24 @@ CASES = {
         '<tool_call>{"name": "\\x", "arguments": {}}</tool_call>',
         [],
     ),
+    "a name that no tool has": (
+        "hermes",
+        f'<tool_call>{{"name": "{"x" * 600}", "arguments": {{}}}}</tool_call>',
+        f'<tool_call>{{"name": "{"x" * 600}", "arguments": {{}}}}</tool_call>',
+        [],
+    ),
+    "the longest name, in escapes": (
+        "hermes",
+        '<tool_call>{"name": "%s", "arguments": {}}</tool_call>' % ("\\u0066" * 64),
+        "",
+        [("f" * 64, "{}")],
+    ),
+    "a call in an object that is none": (
+        "hermes",
+        f"<tool_call>{{<tool_call>{TWO}}}</tool_call>{ONE}",
+        f"<tool_call>{{<tool_call>{TWO}}}</tool_call>{ONE}",
+        [],
+    ),
     "no object": ("hermes", "<tool_call> f(a=1) </tool_call>", "<tool_call> f(a=1) </tool_call>", []),
     "no name": ("hermes", '<tool_call>{"a": 1}</tool_call>!', '<tool_call>{"a": 1}</tool_call>!', []),
     "no JSON": ("hermes", "<tool_call>{'name': 1}</tool_call>!", "<tool_call>{'name': 1}</tool_call>!", []),
@@ -107,6 +125,14 @@ def test_text_is_held_back_only_while_it_may_be_a_mark() -> None:
     one = parser("hermes")
     assert one.feed("a <tool") == ["a "]
     assert one.feed("box>") == ["<toolbox>"]
+
+
+@pytest.mark.parametrize("begun", ['{"name": "', "{"])
+def test_a_name_without_end_is_text_before_the_answers_end(begun: str) -> None:
+    """What is held is looked through again with each piece."""
+    one, text = parser("hermes"), "<tool_call>" + begun + ("x" if begun[-1] == '"' else " ") * 1000
+    pieces = [piece for sign in text for piece in one.feed(sign)]
+    assert "".join(map(str, pieces)) == text
 
 
 def test_a_named_call_is_its_arguments() -> None:
