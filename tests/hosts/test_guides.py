@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from handler.config import load_config
 from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.engines.guide_checks import GuideChecks
+from handler.errors import InvalidParameter
 from handler.formatters.loading import Formatters
 from handler.hosts.exchange import Exchange
 from handler.hosts.intake import Intake
@@ -99,14 +101,18 @@ async def answered(exchange: Exchange) -> tuple[int, Any]:
     return exchange.answer.status, json.loads(exchange.answer.body)
 
 
-def run(checks: GuideChecks, story: Any) -> None:
+def run(checks: GuideChecks | None, story: Any, *options: str) -> None:
+    """With `checks`, echo takes guides, as if it followed them."""
+
     async def all() -> None:
-        config = load_config(overrides=["option.llm_engine=echo"], environ={})
+        config = load_config(overrides=["option.llm_engine=echo", *options], environ={})
         spec = engine_spec(config)
         adapters = AdapterHome(AdapterRegistry())
         loaded = loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
         assert loaded.guides is None, "echo has no guides"
-        service = Service(loaded._replace(guides=checks, context=replace(loaded.context, lacks={})))
+        if checks is not None:
+            loaded = loaded._replace(guides=checks, context=replace(loaded.context, lacks={}))
+        service = Service(loaded)
         service.start()
         await service.opened
         await story(service)
@@ -145,6 +151,46 @@ def test_a_client_that_leaves_takes_no_other_ones_trial_along(checks: GuideCheck
         assert service._batcher.num_active == 0
 
     run(checks, story)
+
+
+class Pace:
+    """When the parts of a stream came."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.ended = asyncio.Event()
+
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        self.times.append(time.monotonic())
+        if last:
+            self.ended.set()
+
+    @property
+    def longest_gap(self) -> float:
+        return max(after - before for before, after in itertools.pairwise(self.times))
+
+
+@pytest.mark.parametrize("tried", [False, True], ids=["echo", "an engine with guides"])
+def test_an_expression_that_takes_long_to_compile_stops_no_stream(checks: GuideChecks, tried: bool) -> None:
+    """Python's own compiler needs seconds for it, in which no other thread runs."""
+    hostile = item("a b", "(?i)" + "[a-\U0010ffff]" * 800)
+
+    async def story(service: Service) -> None:
+        body = item("a b", max_new_tokens=60).body.replace(b'"inputs"', b'"stream": true, "inputs"')
+        stream, pace = service.exchange(await service.read(body, {}), "id"), Pace()
+        await stream.begun
+        stream.stream_to(pace)
+        if tried:
+            status, _ = await answered(service.exchange(await service.read(hostile.body, {}), "id"))
+            assert status == 200, "to try it is the double's business"
+        else:
+            with pytest.raises(InvalidParameter, match="the engine echo lacks it"):
+                await service.read(hostile.body, {})
+        await pace.ended.wait()
+        assert len(pace.times) >= 30
+        assert pace.longest_gap < 1.0
+
+    run(checks if tried else None, story, "option.echo_tokens_per_second=50")
 
 
 def test_only_engines_that_a_guide_can_harm_have_theirs_tried() -> None:

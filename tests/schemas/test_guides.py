@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -65,9 +66,8 @@ def test_what_it_comes_to(name: str, given: Any, wanted: Guide | None) -> None:
         ("guided_json", '{"a": "\\ud800"}', "without lone surrogates"),
         ("guided_json", {"a": "x" * 70_000}, "at most 16384 characters; it has 70009"),
         ("guided_json_object", 1, "true or false"),
-        ("guided_regex", "(", "a regular expression: missing )"),
         ("guided_regex", "", "non-empty"),
-        ("guided_regex", "(" * 16_000, "a regular expression"),
+        ("guided_regex", "x" * 16_385, "at most 16384 characters"),
         ("guided_regex", 5, "a regular expression"),
         ("guided_choice", [], "a list of 1 to 256 strings"),
         ("guided_choice", ["a"] * 257, "a list of 1 to 256 strings"),
@@ -78,7 +78,7 @@ def test_what_it_comes_to(name: str, given: Any, wanted: Guide | None) -> None:
         ("grammar", {"value": {}}, "a 'type' that is"),
         ("grammar", {"type": "json"}, "a JSON schema"),
         ("grammar", {"type": "json_schema", "value": SCHEMA}, "a 'value' with 'schema'"),
-        ("grammar", {"type": "regex", "value": "["}, "a regular expression"),
+        ("grammar", {"type": "regex", "value": ""}, "a regular expression"),
         ("grammar", {"type": "json", "value": {}, "values": 1}, "an unknown name 'values'"),
         ("response_format", {"type": "json_schema"}, "a 'json_schema' with 'schema'"),
         ("response_format", {"type": "json_schema", "json_schema": {"schema": "{}"}}, "which is an object"),
@@ -91,6 +91,19 @@ def test_what_is_refused(name: str, given: Any, wanted: str) -> None:
     prefix = "" if name == "response_format" else "parameters."
     assert str(caught.value).startswith(f"{prefix}{name}=")
     assert wanted in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["(", "(" * 16_000, "(?i)" + "[a-\U0010ffff]" * 800])
+def test_a_clients_expression_is_not_compiled_where_all_clients_wait(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def compile(*arguments: Any) -> None:
+        raise AssertionError("it may take seconds")
+
+    for name in ("compile", "match", "search", "fullmatch", "sub"):
+        monkeypatch.setattr(re, name, compile)
+    assert guide("guided_regex", text) == Guide("regex", text)
+    assert guide("grammar", {"type": "regex", "value": text}) == Guide("regex", text)
 
 
 def test_there_is_one_guide() -> None:

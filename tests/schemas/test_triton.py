@@ -150,7 +150,7 @@ def test_guided_decoding(kind: Any, guide: Any, wanted: Guide | None) -> None:
         ({"guided_decoding_guide_type": "xml"}, 'guided_decoding_guide_type="xml": must be one of json, json_schema'),
         ({"guided_decoding_guide_type": 7}, "guided_decoding_guide_type=7: must be one of"),
         ({"guided_decoding_guide_type": "regex"}, "must be a regular expression, a non-empty string"),
-        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a("}, "must be a regular expression"),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": 5}, "must be a regular expression"),
         ({"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{"}, "its text is not JSON"),
         ({"guided_decoding_guide_type": "json", "guided_decoding_guide": "x"}, "must be left out"),
     ],

@@ -20,6 +20,7 @@ from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
 from handler.engines.family import end_with_this_process
 from handler.engines.hf_tokenizer import HfTokenizer
 from handler.engines.trtllm.arguments import constructed, llm_arguments, named
+from handler.engines.trtllm.guides import guide_trial as guide_trial
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.setup import check_rank, leave_mpi, max_prompt, visible_gpus, vocabulary_size

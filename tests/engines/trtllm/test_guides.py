@@ -1,0 +1,39 @@
+"""What is found out of a guide before TensorRT-LLM gets it, in the process that tries them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from handler.core import Guide
+from handler.engines.base import EngineConfig
+from handler.engines.guide_checks import GuideChecks
+from handler.engines.trtllm.guides import guide_trial
+
+
+@pytest.fixture(scope="module")
+def checks() -> Iterator[GuideChecks]:
+    found = GuideChecks(partial(guide_trial, EngineConfig()), seconds=1.0, memory=64 << 20)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("guide", "wanted"),
+    [
+        (Guide("regex", r"\d+|\p{Lu}[\P{N}x]*"), ""),
+        (Guide("regex", "("), "it is no regular expression: missing )"),
+        (Guide("regex", "(" * 16_000), "it is no regular expression"),
+        (Guide("regex", "(?i)" + "[a-\U0010ffff]" * 800), "more than 1 s (option.guide_timeout)"),
+        (Guide("grammar", "("), ""),
+        (Guide("json_schema", "{}"), ""),
+    ],
+)
+def test_an_expression_that_is_none_or_takes_too_long_is_refused(
+    checks: GuideChecks, guide: Guide, wanted: str
+) -> None:
+    found = checks.check(guide).result(60)
+    assert wanted in found
+    assert bool(found) == bool(wanted)
