@@ -84,10 +84,10 @@ def start_engine(config: Config, spec: Spec) -> RemoteEngine:
 
 def guide_checks(spec: Spec) -> GuideChecks | None:
     """What tries clients' guides; None where the engine takes none, or none can harm it."""
-    seconds = spec.config.options.get("guide_timeout", 5.0)
-    if not engines.tries_guides(spec.engine) or not seconds:
+    if not engines.tries_guides(spec.engine) or "guide" in engines.capabilities(spec.engine, spec.config).lacks:
         return None
-    if "guide" in engines.capabilities(spec.engine, spec.config).lacks:
+    seconds = spec.config.options["guide_timeout"]
+    if not seconds:
         return None
     return GuideChecks(functools.partial(engines.guide_trial, spec.engine, spec.config), seconds=seconds)
 

@@ -61,6 +61,7 @@ class GuideChecks:
     """
 
     def __init__(self, make: Callable[[], GuideTrial], *, seconds: float, memory: int = _MEMORY) -> None:
+        self.seconds = seconds
         self._process = TrialProcess(make)
         self._excess = (
             f"the engine would need more than {seconds:g} s (option.guide_timeout) or {memory >> 20} MiB to make it "

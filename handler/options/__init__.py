@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from handler.options.common import COMMON, OF_JAVA
 from handler.options.kinds import Option
-from handler.options.of_engines import ECHO, GPU
+from handler.options.of_engines import ECHO, GPU, GUIDED
 from handler.options.trtllm import TRTLLM
 from handler.options.vllm import VLLM
 
 __all__ = ["ENVIRONMENT", "KNOWN", "OF_JAVA", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
 
-OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GPU, *VLLM, *TRTLLM)
+OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *GPU, *VLLM, *TRTLLM)
 
 KNOWN: dict[str, list[Option]] = {}
 """Options by every name that they have; two engines may mean different ones by a name."""

@@ -1,14 +1,19 @@
-"""Options of the echo engine, and those that the GPU engines share."""
+"""Options of the echo engine, of those that try guides, and those that the GPU engines share."""
 
 from __future__ import annotations
 
 from handler.options.kinds import Option, boolean, integer, json_object, number, string
 
 _GPU = ("vllm", "trtllm")
+_GUIDED = ("openvino", *_GPU)
 
 ECHO = (
     Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "tokens a second for each request; 0: as fast as it goes", engines=("echo",), idle="only echo keeps a pace"),
     Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> do so (for tests)", engines=("echo",), idle="only echo has cues"),
+)  # fmt: skip
+
+GUIDED = (
+    Option("option.guide_timeout", "guide_timeout", number(0, 600), 5.0, "seconds of computing that a client's guide may take to be made ready; one that takes more is refused; 0 tries none", engines=_GUIDED),
 )  # fmt: skip
 
 GPU = (

@@ -13,7 +13,6 @@ def _gone(key: str, why: str) -> Option:
 
 VLLM = (
     Option("option.guided_decoding", "guided_decoding", boolean, True, "take guides (schemas, expressions, grammars) from clients; each is tried apart before the engine gets it (docs/vllm.md)", engines=_VLLM),
-    Option("option.guide_timeout", "guide_timeout", number(0, 600), 5.0, "seconds of computing that a client's guide may take to be made ready; one that takes more is refused; 0 tries none", engines=_VLLM),
     Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "share of a GPU's memory that weights and KV cache may take (vLLM: 0.9 or so)", engines=_VLLM),
     Option("option.enforce_eager", "enforce_eager", boolean, None, "no CUDA graphs and no compilation: starts sooner, runs slower", engines=_VLLM),
     Option("option.load_format", "load_format", string, None, "how weights are read: auto, safetensors, dummy, runai_streamer, ...", engines=_VLLM),

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from handler import engines
 from handler.adapter_registry import AdapterHome, AdapterRegistry
 from handler.batcher import Batcher
 from handler.config import load_config
-from handler.engines.base import EngineInfo
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.engines.guide_checks import GuideChecks
+from handler.engines.worker import Spec
 from handler.errors import InvalidParameter
 from handler.formatters.loading import Formatters
 from handler.hosts.exchange import Exchange
@@ -196,3 +198,22 @@ def test_an_expression_that_takes_long_to_compile_stops_no_stream(checks: GuideC
 def test_only_engines_that_a_guide_can_harm_have_theirs_tried() -> None:
     config = load_config(overrides=["option.llm_engine=echo"], environ={})
     assert guide_checks(engine_spec(config)) is None
+
+
+@pytest.mark.parametrize("engine", ["openvino", "vllm", "trtllm"])
+def test_how_long_a_guide_may_take_is_an_option_of_all_that_try_them(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # installed or not
+    monkeypatch.setattr(engines, "capabilities", lambda name, config: Capabilities())
+
+    def checked(**more: str) -> GuideChecks | None:
+        given = [f"option.{name}={value}" for name, value in more.items()]
+        config = load_config(overrides=[f"option.llm_engine={engine}", *given], environ={})
+        return guide_checks(Spec(engine, EngineConfig(options=config.engine_options)))
+
+    for given, wanted in (({}, 5.0), ({"guide_timeout": "2"}, 2.0)):
+        found = checked(**given)
+        assert found is not None
+        assert found.seconds == wanted
+    assert checked(guide_timeout="0") is None

@@ -110,7 +110,15 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
         {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 3}},
     ),
 ]
-NOT_HERE = {"revision", "lora_target_modules", "max_loras", "max_lora_rank", "max_cpu_loras", "enable_lora"}
+NOT_HERE = {
+    "revision",
+    "lora_target_modules",
+    "max_loras",
+    "max_lora_rank",
+    "max_cpu_loras",
+    "enable_lora",
+    "guide_timeout",
+}
 
 
 @pytest.mark.parametrize(("option", "wanted"), ROWS, ids=[option for option, _ in ROWS])

@@ -34,6 +34,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "option.max_cpu_loras": ("8", {}),
     "option.max_lora_rank": ("64", {}),
     "option.guided_decoding": ("false", {}),  # we refuse them
+    "option.guide_timeout": ("2", {}),  # ours
     "option.guided_decoding_backend": ("guidance", {"structured_outputs_config": {"backend": "guidance"}}),
     "option.engine_args": ('{"seed": 5, "max_num_seqs": 9}', {"seed": 5, "max_num_seqs": 9}),
     "option.gpu_memory_utilization": ("0.8", {"gpu_memory_utilization": 0.8}),
