@@ -126,7 +126,8 @@ class OpenVino:
         )
 
     def cancel(self, key: int) -> None:
-        self._unguided.pop(key, None)
+        if self._unguided.pop(key, None) is not None:
+            self._guides.cancel(key)
         if self._unscored.pop(key, None) is not None:
             self._scorer.cancel(key)
         running = self._running.pop(key, None)

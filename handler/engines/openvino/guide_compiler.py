@@ -13,7 +13,7 @@ from handler.core import Guide
 
 _NICE = 10  # those who get tokens go first
 _MAX_KNOWN = 1024
-_SOON = 0.005  # seconds that a step waits for a guide: those which are known to GenAI are ready by then
+_SOON = 0.005  # seconds that one step waits for a guide: those which are known to GenAI are ready by then
 _IDLE = 0.05  # seconds, where a step has nothing else to do
 
 
@@ -44,13 +44,18 @@ class GuideCompiler:
     def add(self, key: int, guide: Guide) -> None:
         self._waiting.append(_Waiting(key, guide))
 
+    def cancel(self, key: int) -> None:
+        """Nobody waits for it any more; what is being compiled goes on, others may ask for it."""
+        self._waiting = deque(one for one in self._waiting if one.key != key)
+
     def step(self, *, idle: bool) -> list[tuple[int, str]]:
-        """Requests whose guides are ready, or what is wrong with those.
+        """Requests whose guides are ready, or what is wrong with those; the one that is compiled may have been cancelled.
 
         Args:
             idle: the engine has nothing else to do.
         """
         found: list[tuple[int, str]] = []
+        patience = 0.0  # in the step that has it compiled only: those after that are other requests' tokens
         while self._current is not None or self._waiting:
             if self._current is None:
                 if self._waiting[0].guide in self._known:
@@ -62,8 +67,9 @@ class GuideCompiler:
                     break
                 self._current = self._waiting.popleft()
                 self._start(self._current.guide)
+                patience = _SOON
             try:
-                error = self._results.get(timeout=_IDLE if idle else _SOON)
+                error = self._results.get(timeout=_IDLE if idle else patience)
             except queue.Empty:
                 break
             key, guide = self._current
