@@ -77,6 +77,7 @@ class GuideChecks:
         self._known_seconds = 0.0
         self._asked: dict[Guide, list[Future[str]]] = {}
         self._running = False
+        self._closed = False
 
     def start(self) -> None:
         """Have the process loaded, in the background; else the first guide does. Again is once."""
@@ -93,6 +94,8 @@ class GuideChecks:
         with self._lock:
             if not guide.value:  # nothing of it is the client's
                 found.set_result("")
+            elif self._closed:
+                found.set_exception(_stopping())
             elif guide in self._known:
                 self._known.move_to_end(guide)
                 found.set_result(self._known[guide].refusal)
@@ -106,11 +109,17 @@ class GuideChecks:
         return found
 
     def close(self) -> None:
-        """End the process; what is not known yet stays so."""
+        """End the process; what is not known yet stays so, and who waits for it is told."""
+        with self._lock:
+            self._closed = True
+            asked, self._asked = self._asked, {}
         self._process.close()
         for lane in self._lanes:
             for _ in range(max(_THREADS)):
                 lane.waiting.put(None)
+        for futures in asked.values():
+            for future in futures:
+                future.set_exception(_stopping())
 
     @property
     def pid(self) -> int | None:
@@ -120,7 +129,7 @@ class GuideChecks:
     # -- lanes ---------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._running:
+        if self._running or self._closed:
             return
         self._running = True
         # The process ends with the thread that started it (PR_SET_PDEATHSIG), so that is one that stays.
@@ -137,7 +146,7 @@ class GuideChecks:
     def _run(self, number: int) -> None:
         lane = self._lanes[number]
         if number == 0:
-            with contextlib.suppress(NotTried):  # the guide that needs it finds that out again
+            with contextlib.suppress(Exception):  # the guide that needs it finds that out again
                 self._process.start()
         while (waiting := lane.waiting.get()) is not None:
             try:
@@ -159,7 +168,7 @@ class GuideChecks:
 
     def _settle(self, guide: Guide, outcome: Verdict | ServingError) -> None:
         with self._lock:
-            asked = self._asked.pop(guide)
+            asked = self._asked.pop(guide, ())  # none: it is closed, and they know
             if isinstance(outcome, Verdict):
                 self._remember(guide, outcome)
         for future in asked:
@@ -175,6 +184,10 @@ class GuideChecks:
         while len(self._known) > _MAX_KNOWN or self._known_seconds > _MAX_SECONDS:
             _, gone = self._known.popitem(last=False)
             self._known_seconds -= 0.0 if gone.refusal else gone.seconds
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("guides: the server is stopping")
 
 
 def _busy() -> Unavailable:

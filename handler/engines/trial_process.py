@@ -21,6 +21,8 @@ _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.guide_proc
 _LOAD_SECONDS = 240.0
 _PAUSE = 30.0  # seconds after a start that failed, before the next
 _FORK_SECONDS = 20.0  # to begin a trial, beside its own limit
+_DEATH_SECONDS = 0.01  # from the end of a trial whose process was killed until that can be seen of the process
+_STOPPING = "the server is stopping"
 
 
 class NotTried(Exception):
@@ -57,24 +59,22 @@ class TrialProcess:
         ours, theirs = socket.socketpair()
         with contextlib.closing(ours):
             with contextlib.closing(theirs):
-                self._hand_over(theirs)
+                process = self._hand_over(theirs)  # by now there may be another one
             try:
                 return _outcome(ours, job)
             except TooMuch:
-                if self._closed or self._process is None or self._process.poll() is not None:
+                if self._closed or _ended(process):
                     raise NotTried("the process that tries guides has ended") from None
                 raise
 
     def close(self) -> None:
         """It ends, trials under way too, when it finds its socket closed, or that this process has ended."""
         self._closed = True
-        control, self._control = self._control, None
-        if control is not None:
-            with contextlib.suppress(OSError):  # a thread may be using it
+        # Without the lock, which a thread holds for as long as the process takes to load.
+        if (control := self._control) is not None:
+            with contextlib.suppress(OSError):  # a thread has closed it
                 control.shutdown(socket.SHUT_RDWR)
-            control.close()
-        if self._process is not None:
-            threading.Thread(target=self._process.wait, name="guides-reaper", daemon=True).start()
+        threading.Thread(target=self._reap, name="guides-reaper", daemon=True).start()
 
     def start(self) -> None:
         """Start it where it is not there; returns when it is loaded.
@@ -87,60 +87,75 @@ class TrialProcess:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        process = self._process
+        return None if process is None else process.pid
 
-    def _hand_over(self, theirs: socket.socket) -> None:
+    def _hand_over(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         for _ in range(2):
             with self._lock:
-                control = self._started()
+                control, process = self._started()
                 try:
                     socket.send_fds(control, [b"\0"], [theirs.fileno()])
-                    return
+                    return process
                 except OSError:  # it has died since the last guide
                     self._forget()
         raise NotTried("the process that tries guides does not live")
 
-    def _started(self) -> socket.socket:
+    def _started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """Called with the lock."""
         if self._closed:
-            raise NotTried("the server is stopping")
-        if self._control is None:
+            raise NotTried(_STOPPING)
+        if self._control is None or self._process is None:
             if self._failed_at is not None and time.monotonic() - self._failed_at < _PAUSE:
                 raise NotTried(self._reason)
             try:
-                self._start()
-            except (OSError, NotTried) as error:
+                self._failed_at = None
+                return self._start()
+            except Exception as error:  # the system's, or foreign code's
                 self._forget()
+                if self._closed:
+                    raise NotTried(_STOPPING) from None
                 self._failed_at, self._reason = (
                     time.monotonic(),
                     f"guides cannot be tried (option.guide_timeout=0 has them taken as they are): {error}",
                 )
                 log.error("%s", self._reason)
                 raise NotTried(self._reason) from None
-            self._failed_at = None
-        assert self._control is not None
-        return self._control
+        return self._control, self._process
 
-    def _start(self) -> None:
-        self._control, theirs = socket.socketpair()
+    def _start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        control, theirs = socket.socketpair()
+        self._control = control
         began = time.monotonic()
         with contextlib.closing(theirs):
-            self._process = subprocess.Popen(
+            if self._closed:  # which has not seen this socket
+                raise NotTried(_STOPPING)
+            process = self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # signals to the terminal's group are the host's business
             )
-        self._control.settimeout(_LOAD_SECONDS)
-        send(self._control, self._make)
+        control.settimeout(_LOAD_SECONDS)
         try:
-            loaded: Loaded = Messages(self._control).next()
+            send(control, self._make)
+            loaded: Loaded = Messages(control).next()
         except HostGone:
             raise NotTried("the process that tries them ended while it was loading") from None
         if loaded.reason:
             log.error("guides cannot be tried\n%s", loaded.trace.rstrip())
             raise NotTried(loaded.reason)
-        self._control.settimeout(None)
-        log.info("guides are tried by process %d, loaded in %.1f s", self._process.pid, time.monotonic() - began)
+        control.settimeout(None)
+        log.info("guides are tried by process %d, loaded in %.1f s", process.pid, time.monotonic() - began)
+        return control, process
+
+    def _reap(self) -> None:
+        with self._lock:
+            if self._control is not None:
+                self._control.close()
+                self._control = None
+            if self._process is not None:
+                self._process.wait()
 
     def _forget(self) -> None:
         if self._control is not None:
@@ -150,6 +165,14 @@ class TrialProcess:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_DEATH_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _outcome(channel: socket.socket, job: Job) -> Verdict:

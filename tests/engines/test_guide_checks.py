@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from handler.core import Guide
+from handler.engines import trial_process
 from handler.engines.guide_checks import GuideChecks
+from handler.engines.guide_process import Job, Limits, Verdict
+from handler.engines.trial_process import NotTried, TooMuch, TrialProcess
 from handler.errors import Unavailable
 from tests.engines import fake_guides
 from tests.servers import wait_for
@@ -113,6 +120,85 @@ def test_what_cannot_be_loaded_turns_guides_away(caplog: pytest.LogCaptureFixtur
             outcome(checks, value)
     assert caplog.text.count("Traceback") == 1, "it is not tried again at once"
     checks.close()
+
+
+def test_what_cannot_be_sent_to_the_process_turns_guides_away(caplog: pytest.LogCaptureFixture) -> None:
+    """All of them: no lane's thread is lost over it."""
+    checks = GuideChecks(lambda: fake_guides.try_guide, seconds=1.0)
+    checks.start()
+    for value in ("one", "two", "three"):
+        with pytest.raises(Unavailable, match=r"cannot be tried .*pickle"):
+            outcome(checks, value)
+    checks.close()
+
+
+def test_who_waits_is_told_when_it_is_closed_and_who_comes_later_too() -> None:
+    checks = GuideChecks(fake_guides.make, seconds=1000.0)
+    assert outcome(checks, "fine") == ""
+    waiting = [checks.check(Guide("regex", f"sleep 100{n}")) for n in range(5)]
+    checks.close()
+    for future in [*waiting, checks.check(Guide("regex", "late"))]:
+        assert future.done()
+        with pytest.raises(Unavailable, match="stopping"):
+            future.result()
+
+
+def test_it_can_be_closed_while_it_loads() -> None:
+    """Threads that raise fail the test."""
+    before = threading.enumerate()
+    checks = GuideChecks(fake_guides.slow_to_make, seconds=1.0)
+    waiting = checks.check(Guide("regex", "fine"))
+    wait_for(lambda: checks.pid is not None, 10, "no process")
+    pid = checks.pid
+    assert pid is not None
+    threads = [thread for thread in threading.enumerate() if thread not in before]
+    began = time.monotonic()
+    checks.close()
+    assert time.monotonic() - began < 0.5
+    with pytest.raises(Unavailable, match="stopping"):
+        waiting.result(0)
+    wait_for(lambda: not alive(pid), 10, "it lives on")
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert checks.pid is None or not alive(checks.pid)
+
+
+def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = GuideChecks(fake_guides.make, seconds=1.0)
+
+    def tried(self: TrialProcess, job: Job) -> Verdict:
+        checks.close()
+        raise TooMuch
+
+    monkeypatch.setattr(TrialProcess, "tried", tried)
+    with pytest.raises(Unavailable, match="stopping"):
+        outcome(checks, "fine")
+
+
+def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = TrialProcess(fake_guides.make)
+    process.start()
+    first = process.pid
+    assert first is not None
+
+    def outcome(channel: socket.socket, job: Job) -> Verdict:
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: not alive(first), 10, "it lives on")
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            process._hand_over(theirs)  # another lane's guide
+        raise TooMuch
+
+    monkeypatch.setattr(trial_process, "_outcome", outcome)
+    try:
+        with pytest.raises(NotTried, match="has ended"):
+            process.tried(Job(Guide("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0), ""))
+        assert process.pid not in (None, first)
+    finally:
+        process.close()
 
 
 def test_it_can_be_loaded_before_anybody_asks_and_ends_with_its_host() -> None:

@@ -49,7 +49,7 @@ class GuideCompiler:
         self._waiting = deque(one for one in self._waiting if one.key != key)
 
     def step(self, *, idle: bool) -> list[tuple[int, str]]:
-        """Requests whose guides are ready, or what is wrong with those; the one that is compiled may have been cancelled.
+        """Requests whose guides are ready, or what is wrong with those; one of them may have been cancelled.
 
         Args:
             idle: the engine has nothing else to do.
