@@ -82,14 +82,14 @@ def start_engine(config: Config, spec: Spec) -> RemoteEngine:
     )
 
 
-def guide_checks(spec: Spec) -> GuideChecks | None:
+def guide_checks(spec: Spec, engine: RemoteEngine | None = None) -> GuideChecks | None:
     """What tries clients' guides; None where the engine takes none, or none can harm it."""
     if not engines.tries_guides(spec.engine) or "guide" in engines.capabilities(spec.engine, spec.config).lacks:
         return None
     seconds = spec.config.options["guide_timeout"]
     if not seconds:
         return None
-    return GuideChecks(functools.partial(engines.guide_trial, spec.engine, spec.config), seconds=seconds)
+    return GuideChecks(functools.partial(engines.guide_trial, spec.engine, spec.config), seconds=seconds, engine=engine)
 
 
 def make_batcher(config: Config, engine: RemoteEngine) -> Batcher:

@@ -141,8 +141,12 @@ class Tokenizer(Protocol):
 class GuideTrial(Protocol):
     """Does with a guide what the engine would do, where that may be lost over it (`engines/guide_process.py`)."""
 
-    def __call__(self, guide: Guide) -> None:
-        """Raises any exception that says why the engine cannot follow it."""
+    def __call__(self, guide: Guide) -> int | None:
+        """Raises any exception that says why the engine cannot follow it.
+
+        Returns:
+            Bytes that the engine keeps of it for as long as it lives, where it does so.
+        """
 
 
 NO_LORA = "it was started without option.enable_lora=true"

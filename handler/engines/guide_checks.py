@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from handler.core import Guide
 from handler.engines.base import GuideTrial
@@ -34,6 +34,19 @@ _MAX_KNOWN = 1024  # guides of at most 16,384 characters, and what is wrong with
 _MAX_SECONDS = (
     30.0  # of computing that the good ones took: many that need much could otherwise reach the engine at once
 )
+
+_WORN = 512 << 20  # bytes of guides in an engine, from which on it is replaced as soon as it has nothing to do
+_FULL = 1 << 30  # bytes, beyond which it gets none that it does not have
+_NO_ROOM = f"guides: the engine keeps {_FULL >> 20} MiB of them already; it takes new ones when it has been idle"
+
+
+class Renewable(Protocol):
+    """An engine that keeps guides for as long as it lives (`engines.remote.RemoteEngine`)."""
+
+    restarts: int
+
+    def renew(self) -> None:
+        """Have another one in its place as soon as nothing is in flight. Thread-safe."""
 
 
 class _Waiting(NamedTuple):
@@ -58,9 +71,18 @@ class GuideChecks:
         make: gives what tries a guide, in a process that is started for it; it is pickled.
         seconds: of computing that a guide may take.
         memory: bytes that it may take.
+        engine: that gets the guides, where it may have to be replaced for what it keeps of them.
     """
 
-    def __init__(self, make: Callable[[], GuideTrial], *, seconds: float, memory: int = _MEMORY) -> None:
+    def __init__(
+        self,
+        make: Callable[[], GuideTrial],
+        *,
+        seconds: float,
+        memory: int = _MEMORY,
+        engine: Renewable | None = None,
+    ) -> None:
+        self._kept = _Kept(engine)
         self.seconds = seconds
         self._process = TrialProcess(make)
         self._excess = (
@@ -98,7 +120,10 @@ class GuideChecks:
                 found.set_exception(_stopping())
             elif guide in self._known:
                 self._known.move_to_end(guide)
-                found.set_result(self._known[guide].refusal)
+                if self._kept.add(guide, self._known[guide]):
+                    found.set_result(self._known[guide].refusal)
+                else:
+                    found.set_exception(Unavailable(_NO_ROOM))
             elif guide in self._asked:
                 self._asked[guide].append(found)
             elif not self._enter(self._lanes[0], _Waiting(guide, time.monotonic())):
@@ -171,6 +196,8 @@ class GuideChecks:
             asked = self._asked.pop(guide, ())  # none: it is closed, and they know
             if isinstance(outcome, Verdict):
                 self._remember(guide, outcome)
+                if not self._kept.add(guide, outcome):
+                    outcome = Unavailable(_NO_ROOM)
         for future in asked:
             if isinstance(outcome, Verdict):
                 future.set_result(outcome.refusal)
@@ -184,6 +211,33 @@ class GuideChecks:
         while len(self._known) > _MAX_KNOWN or self._known_seconds > _MAX_SECONDS:
             _, gone = self._known.popitem(last=False)
             self._known_seconds -= 0.0 if gone.refusal else gone.seconds
+
+
+class _Kept:
+    """What an engine keeps of guides in this life of it."""
+
+    def __init__(self, engine: Renewable | None) -> None:
+        self._engine = engine
+        self._life = 0
+        self._guides: set[int] = set()  # hashes
+        self._bytes = 0
+
+    def add(self, guide: Guide, verdict: Verdict) -> bool:
+        """Whether the engine may have it; false where there is no room for what it would keep."""
+        if self._engine is None or not verdict.kept:
+            return True
+        if self._engine.restarts != self._life:
+            self._life, self._bytes = self._engine.restarts, 0
+            self._guides.clear()
+        if hash(guide) in self._guides:
+            return True
+        if self._bytes + verdict.kept > _WORN:
+            self._engine.renew()
+        if self._bytes + verdict.kept > _FULL:
+            return False
+        self._guides.add(hash(guide))
+        self._bytes += verdict.kept
+        return True
 
 
 def _stopping() -> Unavailable:

@@ -58,10 +58,17 @@ class Begun(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`refusal` is what is wrong with the guide; "" where nothing is. `seconds` of computing were needed to tell."""
+    """What came of a trial.
+
+    Attributes:
+        refusal: what is wrong with the guide; "" where nothing is.
+        seconds: of computing that were needed to tell.
+        kept: bytes that the engine keeps of it for as long as it lives.
+    """
 
     refusal: str = ""
     seconds: float = 0.0
+    kept: int = 0
 
 
 def main(fd: int) -> None:
@@ -118,8 +125,7 @@ def _try_one(channel: socket.socket, trial: GuideTrial) -> None:
         _be_quiet()
         _obey(job.limits)
         send(channel, Begun())
-        refusal = _refusal(trial, job)
-        send(channel, Verdict(refusal, time.process_time()))
+        send(channel, _verdict(trial, job)._replace(seconds=time.process_time()))
     finally:
         os._exit(0)
 
@@ -151,11 +157,10 @@ def _data_bytes() -> int:
     return int(fields["VmData"].split()[0]) << 10
 
 
-def _refusal(trial: GuideTrial, job: Job) -> str:
+def _verdict(trial: GuideTrial, job: Job) -> Verdict:
     try:
-        trial(job.guide)
+        return Verdict(kept=trial(job.guide) or 0)
     except MemoryError:
-        return job.excess
+        return Verdict(job.excess)
     except Exception as error:  # as the engine itself would say of the request
-        return (str(error).strip() or type(error).__name__)[:_REASON_CHARACTERS]
-    return ""
+        return Verdict((str(error).strip() or type(error).__name__)[:_REASON_CHARACTERS])

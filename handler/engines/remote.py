@@ -138,6 +138,7 @@ class RemoteEngine:
         self._start_at = 0.0
         self._expecting = False  # a step is due
         self._failed: str | None = None  # what the worker said before it ended
+        self._worn = False  # it is to be replaced
         self.info: EngineInfo | None = None
         self.restarts = 0
         self.reason = ""
@@ -183,6 +184,7 @@ class RemoteEngine:
             self._died(self._worker.exit_reason())
         if messages is None:
             self._check_clock()
+            self._replace_worn()
             return steps
         self._since = time.monotonic()
         for message in messages:
@@ -200,7 +202,12 @@ class RemoteEngine:
         self._expecting = bool(self._active)
         if self._failed is not None and not steps:
             self._died(self._failed)
+        self._replace_worn()
         return steps
+
+    def renew(self) -> None:
+        """Have a new worker as soon as nothing is in flight; requests wait while it loads. Thread-safe."""
+        self._worn = True
 
     def close(self, grace: float = 2.0) -> None:
         if self._worker is not None:
@@ -240,6 +247,7 @@ class RemoteEngine:
     def _start(self) -> None:
         self._reader = FrameReader()
         self._failed = None
+        self._worn = False
         self._expecting = False
         self._since = time.monotonic()
         try:
@@ -267,6 +275,17 @@ class RemoteEngine:
             self._died(f"no step for {self._timeout:g} s (option.engine_timeout)")
         elif not self.ready and silent > self._load_timeout:
             self._died(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
+
+    def _replace_worn(self) -> None:
+        if not self._worn or self._active or not self.ready or self._worker is None or self._failed is not None:
+            return
+        log.info("nothing is in flight: the engine is started anew, as it holds memory that it does not give back")
+        self._watch(None)
+        self._worker.stop()
+        self._worker = None
+        self.restarts += 1
+        self._start_at = time.monotonic()
+        self._change(State.RESTARTING)
 
     def _died(self, reason: str) -> NoReturn:
         """Give this life up and plan the next; raises what the requests in flight are told."""

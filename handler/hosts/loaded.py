@@ -39,4 +39,4 @@ def loaded_model(
 ) -> LoadedModel:
     schema = schemas.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
     context = schema_context(config, spec, adapters.registry)
-    return LoadedModel(config, engine, tokenizer, schema, context, formatters, adapters, guide_checks(spec))
+    return LoadedModel(config, engine, tokenizer, schema, context, formatters, adapters, guide_checks(spec, engine))

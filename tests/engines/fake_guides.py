@@ -13,7 +13,7 @@ from handler.core import Guide
 from handler.engines.base import GuideTrial
 
 
-def try_guide(guide: Guide) -> None:
+def try_guide(guide: Guide) -> int | None:
     """Says on stdout that it runs; then acts as the first word of the guide says, the second being its measure."""
     act, _, more = guide.value.partition(" ")
     print(f"a client's own words: {guide.value}", flush=True)
@@ -29,6 +29,8 @@ def try_guide(guide: Guide) -> None:
                 pass
         case "sleep":
             time.sleep(float(more))
+        case "keep":  # MiB
+            return int(more.split()[0]) << 20
         case "memory":
             bytearray(int(more) << 20)
         case "abort":
@@ -39,6 +41,7 @@ def try_guide(guide: Guide) -> None:
         case "orphan":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(10)
+    return None
 
 
 def deeper() -> None:

@@ -38,7 +38,10 @@ def outcome(checks: GuideChecks, value: str) -> str:
 
 
 def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_good_one_is_fine_and_a_wrong_one_says_why(checks: GuideChecks) -> None:
@@ -211,6 +214,42 @@ def test_it_can_be_loaded_before_anybody_asks_and_ends_with_its_host() -> None:
     time.sleep(0.2)
     checks.close()
     wait_for(lambda: not alive(pid), 10, "it lives on")
+
+
+class Engine:
+    """What keeps guides."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self.renewals = 0
+
+    def renew(self) -> None:
+        self.renewals += 1
+
+
+def test_an_engine_that_keeps_guides_is_replaced_in_time_and_gets_no_more_than_it_may_have() -> None:
+    engine = Engine()
+    checks = GuideChecks(fake_guides.make, seconds=1.0, engine=engine)
+    try:
+        for n in range(2):
+            assert outcome(checks, f"keep 250 {n}") == ""
+            assert outcome(checks, f"keep 250 {n}") == "", "known, and kept already"
+        assert engine.renewals == 0
+        for n in range(2, 4):
+            assert outcome(checks, f"keep 250 {n}") == ""
+        assert engine.renewals == 2
+        for _ in range(2):  # tried, then known
+            with pytest.raises(Unavailable, match="keeps 1024 MiB of them already"):
+                outcome(checks, "keep 250 more")
+        assert outcome(checks, "keep 250 3") == outcome(checks, "fine") == outcome(checks, "keep 20") == ""
+        engine.restarts += 1
+        renewals = engine.renewals
+        assert outcome(checks, "keep 250 more") == outcome(checks, "keep 250 0") == ""
+        assert engine.renewals == renewals
+        assert outcome(checks, "keep 250 1") == ""
+        assert engine.renewals == renewals + 1, "what it had before it has no longer"
+    finally:
+        checks.close()
 
 
 _HOST = """

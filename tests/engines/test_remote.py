@@ -71,3 +71,34 @@ def test_closing_ends_the_worker() -> None:
     engine.close()
     assert (engine.state, engine.pid) == (State.CLOSED, None)
     engine.close()
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["process", "thread"])
+def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: bool) -> None:
+    engine = RemoteEngine(Spec("echo", EngineConfig()), isolated=isolated)
+    seen: list[State] = []
+    engine.attach(watch=lambda fd: None, on_change=seen.append)
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    first = engine.pid
+    engine.add(1, [4], Sampling(max_new_tokens=1 << 19))
+    engine.renew()
+    for _ in range(20):
+        engine.step(timeout=1)
+    assert engine.ready
+    engine.cancel(1)
+    deadline = time.monotonic() + 20
+    while engine.restarts == 0 or not engine.ready:
+        assert time.monotonic() < deadline
+        engine.step(timeout=0.1)
+    assert seen == [State.LOADING, State.READY, State.RESTARTING, State.READY]
+    assert first is None or engine.pid != first
+    engine.add(2, [4], Sampling(max_new_tokens=3))
+    ids: list[int] = []
+    while len(ids) < 3:
+        for step in engine.step(timeout=1):
+            ids += [*step.ids, *(id for output in step.others for id in output.ids)]
+    for _ in range(5):
+        engine.step(timeout=0.05)
+    assert engine.restarts == 1
+    engine.close()

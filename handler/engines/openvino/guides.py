@@ -27,6 +27,9 @@ MASK_SECONDS = 0.05
 _WALKS = (1, 2)  # seeds
 _STEPS = 64  # that each of them goes at most
 
+_FIRST = Guide("choice", '["a"]')
+"""Compiled before a guide is measured: what all guides share is made then."""
+
 
 def structured_output(guide: Guide) -> dict[str, str]:
     """What `openvino_genai.StructuredOutputConfig` is told; ValueError where it has no such thing."""
@@ -65,11 +68,19 @@ class OpenVinoGuideTrial:
         self._num_logits = _num_logits(model) or len(self._tokenizer.get_vocab())
         self._pipeline: Any = None  # it has threads, which no fork takes along
 
-    def __call__(self, guide: Guide) -> None:
-        """Raises ValueError: it cannot be followed, or its allowed tokens take too long to find."""
+    def __call__(self, guide: Guide) -> int:
+        """Bytes that the engine will keep of it: GenAI never frees what it has compiled.
+
+        Raises:
+            ValueError: it cannot be followed, or its allowed tokens take too long to find.
+        """
+        self.compile(_FIRST)
+        before = _anonymous_bytes()
         self.compile(guide)
+        kept = max(_anonymous_bytes() - before, 0)
         for seed in _WALKS:
             self._walk(guide, seed)
+        return kept
 
     def compile(self, guide: Guide) -> None:
         """Have the guide made ready for all pipelines that have this tokenizer; other threads run meanwhile.
@@ -136,6 +147,13 @@ def _num_logits(model: Path) -> int | None:
         return None  # a GGUF file, where they are as many
     last = openvino.Core().read_model(model / "openvino_model.xml").output("logits").get_partial_shape()[-1]
     return int(last.get_length()) if last.is_static else None
+
+
+def _anonymous_bytes() -> int:
+    """This process's own memory: of a copy that does nothing else it grows by what is compiled, or by more."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields["RssAnon"].split()[0]) << 10
 
 
 def _reason(error: RuntimeError) -> str:

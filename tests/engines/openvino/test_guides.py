@@ -110,6 +110,25 @@ def test_a_copy_of_the_process_that_made_it_can_try(model: Path) -> None:
         assert wanted in answers.get()
 
 
+def measure_in_a_copy(trial: OpenVinoGuideTrial, guide: Guide, answers: Any) -> None:
+    answers.put(trial(guide))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_what_the_engine_will_keep_of_a_guide_is_measured(model: Path) -> None:
+    """A usual schema's half a megabyte, and an expression's that takes half a second."""
+    fresh = guide_trial(EngineConfig(model=model))
+    context = multiprocessing.get_context("fork")
+    fields = {f"field_{n}": {"type": "string"} for n in range(5)}
+    usual = Guide("json_schema", json.dumps({"type": "object", "properties": fields, "required": ["field_0"]}))
+    for guide, least, most in ((usual, 50_000, 3 << 20), (SLOW, 1 << 20, 30 << 20)):
+        answers = context.SimpleQueue()
+        copy = context.Process(target=measure_in_a_copy, args=(fresh, guide, answers))
+        copy.start()
+        copy.join(20)
+        assert least < answers.get() < most
+
+
 # -- in the engine -----------------------------------------------------------------------------------------------
 
 
