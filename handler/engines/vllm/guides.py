@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 import time
@@ -16,11 +17,14 @@ from typing import Any
 
 from handler.core import Guide
 from handler.engines.base import EngineConfig
+from handler.engines.schema_keywords import Follows, dropped
 from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments
 
 _OF_AUTO = "xgrammar"
 """What vLLM's core compiles with where it may choose: whatever the first guide that it gets needs, from then on. That
 is a plain one of ours (`engine.py`)."""
+
+_FOLLOWS = Follows(bounds=True, others=True)
 
 CHECK_SECONDS = 0.1
 """Of computing, in the process that steps vLLM: as long nobody gets a token, however often the guide comes. Honest ones
@@ -98,6 +102,7 @@ class VllmGuideTrial:
             raise ValueError(_PLACE.sub("", str(error).strip())) from None
 
     def _try(self, guide: Guide) -> None:
+        self._check_keywords(guide)
         began = time.process_time()
         params = self._checked(guide)
         if time.process_time() - began > CHECK_SECONDS:
@@ -110,6 +115,24 @@ class VllmGuideTrial:
         for longest in (False, True):
             grammar.reset()
             self._walk(grammar, longest=longest)
+
+    def _check_keywords(self, guide: Guide) -> None:
+        if self._name != _OF_AUTO or guide.kind != "json_schema":
+            return
+        if found := dropped(json.loads(guide.value), _FOLLOWS):
+            other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(guide) else ""
+            raise ValueError(f"the schema's {found} cannot be followed by xgrammar{other}")
+
+    def _guidance_takes(self, guide: Guide) -> bool:
+        """Guidance says itself what it does not know."""
+        params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
+        try:
+            from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
+
+            validate_guidance_grammar(params)
+        except Exception:  # foreign code: then it is not named
+            return False
+        return True
 
     def _checked(self, guide: Guide) -> Any:
         """A guide after what `SamplingParams.verify` does; it may write another guide in its place."""
