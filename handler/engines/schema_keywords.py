@@ -73,7 +73,6 @@ _FORMATS = frozenset(
     )
 )
 
-_TYPE_DEPTH = 16  # of references and branches, after which the types are not known
 _SHOWN = 150  # characters of a path
 
 
@@ -189,7 +188,7 @@ def _target(reference: str, root: Any) -> Any:
 
 def _has_types(value: Any, head: str, types: Any, root: Any) -> bool:
     """A `type` beside a keyword has no effect, as whatever that allows is of such a type."""
-    allowed, found = _names(types), _types({head: value}, root, _TYPE_DEPTH)
+    allowed, found = _names(types), _types({head: value}, root)
     return found is not None and all(kind in allowed or (kind == "integer" and "number" in allowed) for kind in found)
 
 
@@ -199,29 +198,29 @@ def _names(value: Any) -> list[str]:
     return several if all(isinstance(name, str) for name in several) else []
 
 
-def _types(schema: Any, root: Any, depth: int) -> set[str] | None:
+def _types(schema: Any, root: Any) -> set[str] | None:
     """The types of what a subschema allows, as far as they are easily told."""
-    if not isinstance(schema, dict) or not depth:
-        return None
-    if isinstance(reference := schema.get("$ref"), str):
-        return _types(_target(reference, root), root, depth - 1)
-    if "const" in schema:
-        return {_type_of(schema["const"])}
-    if isinstance(values := schema.get("enum"), list):
-        return {_type_of(value) for value in values}
-    for name in ("anyOf", "oneOf", "allOf"):
-        if isinstance(branches := schema.get(name), list):
-            return _types_of_all(branches, root, depth - 1)
-    return set(_names(schema.get("type", _implied(schema)))) or None
-
-
-def _types_of_all(branches: Sequence[Any], root: Any, depth: int) -> set[str] | None:
-    found = set[str]()
-    for branch in branches:
-        types = _types(branch, root, depth)
-        if types is None:
+    found, places, seen = set[str](), [schema], set[int]()
+    while places:
+        said = places.pop()
+        if not isinstance(said, dict):
             return None
-        found |= types
+        if id(said) in seen:  # it has been counted
+            continue
+        seen.add(id(said))
+        branches = next((said[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(said.get(name), list)), None)
+        if isinstance(reference := said.get("$ref"), str):
+            places.append(_target(reference, root))
+        elif "const" in said:
+            found.add(_type_of(said["const"]))
+        elif isinstance(values := said.get("enum"), list):
+            found |= set(map(_type_of, values))
+        elif branches is not None:
+            places += branches
+        elif names := _names(said.get("type", _implied(said))):
+            found |= set(names)
+        else:
+            return None
     return found
 
 

@@ -1,6 +1,6 @@
-"""What becomes of each keyword of a JSON schema: drafts 2020-12's, and older ones that clients still send.
+"""What becomes of each keyword of a JSON schema: draft 2020-12's, and older ones that clients still send.
 
-ARR case has an instance that the schema allows and one that it does not, or None where there is none to show. Each engine
+A case has an instance that the schema allows and one that it does not, or NONE where there is none to show. An engine
 either takes the schema, and then the first instance and not the second, or refuses it by the name that stands here.
 """
 
@@ -54,10 +54,12 @@ TYPES = [
     Case({"enum": ["a", "abc"], "minLength": 2}, "abc", "a", "minLength beside enum"),
     Case({"enum": ["a", "b"], "const": "a"}, "a", "b", "enum beside const"),
     Case({}, 1, NONE),
-    Case({"title": "T", "description": "D", "default": 1, "examples": [2], "deprecated": True, "readOnly": True}, 3, NONE),
+    Case(
+        {"title": "T", "description": "D", "default": 1, "examples": [2], "deprecated": True, "readOnly": True}, 3, NONE
+    ),
     Case({**STR, "$comment": "C", "$id": "I", "$anchor": "A", "x-mine": {"not": {}}, "nullable": True}, "a", 1),
     Case({**STR, "contentEncoding": "base64", "contentMediaType": "text/plain"}, "?", 1),
-]  # fmt: skip
+]
 
 NUMBERS = [
     *(
@@ -82,8 +84,14 @@ NUMBERS = [
     Case({"minimum": 3}, 4, 2, "minimum without type"),
     Case({"multipleOf": 3}, 3, 2, "multipleOf without type"),
     # Beside what only GenAI's own converter knows.
-    Case(some(a={**INT, "minimum": 3}, b={**STR, "pattern": "^a$"}), {"a": 3, "b": "a"}, {"a": 2, "b": "a"}, "", "properties.a.minimum"),
-]  # fmt: skip
+    Case(
+        some(a={**INT, "minimum": 3}, b={**STR, "pattern": "^a$"}),
+        {"a": 3, "b": "a"},
+        {"a": 2, "b": "a"},
+        "",
+        "properties.a.minimum",
+    ),
+]
 
 FORMATS = {
     "date": "2020-01-01",
@@ -155,44 +163,135 @@ OBJECTS = [
     Case({"additionalProperties": INT}, {"b": 2}, {"b": "x"}),
     Case({**some(a=INT), "additionalProperties": True}, {"a": 1}, {"a": "x"}),
     Case({**some(a=INT), "additionalProperties": {}}, {"a": 1}, {"a": "x"}),
-    Case({**some(a=INT), "additionalProperties": STR}, {"a": 1, "b": "x"}, {"a": 1, "b": 2}, "", "additionalProperties beside properties"),
-    Case({**OBJ, "properties": {"a": INT}, "additionalProperties": STR}, {"a": 1}, {"a": "x"}, "", "additionalProperties beside properties"),
-    Case({**OBJ, "properties": {"a": {**STR, "format": "date"}}, "additionalProperties": True}, {"b": 1}, {"a": "x"}, "", "additionalProperties beside properties"),
+    Case(
+        {**some(a=INT), "additionalProperties": STR},
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": 2},
+        "",
+        "additionalProperties beside properties",
+    ),
+    Case(
+        {**OBJ, "properties": {"a": INT}, "additionalProperties": STR},
+        {"a": 1},
+        {"a": "x"},
+        "",
+        "additionalProperties beside properties",
+    ),
+    Case(
+        {**OBJ, "properties": {"a": {**STR, "format": "date"}}, "additionalProperties": True},
+        {"b": 1},
+        {"a": "x"},
+        "",
+        "additionalProperties beside properties",
+    ),
     Case({**some(a=INT), "unevaluatedProperties": False}, {"a": 1}, {"a": 1, "b": 1}),
     Case({**OBJ, "unevaluatedProperties": STR}, {"b": "x"}, {"b": 1}),
-    Case({**OBJ, "properties": {"a": INT}, "unevaluatedProperties": STR}, {"a": 1}, {"a": "x"}, "", "unevaluatedProperties beside properties"),
+    Case(
+        {**OBJ, "properties": {"a": INT}, "unevaluatedProperties": STR},
+        {"a": 1},
+        {"a": "x"},
+        "",
+        "unevaluatedProperties beside properties",
+    ),
     Case({**OBJ, "patternProperties": {"^a": INT}}, {"a": 1}, {"a": "x"}),
     Case({**OBJ, "patternProperties": {"^a$": INT}, "additionalProperties": False}, {"a": 1}, {"b": "x"}),
-    Case({**OBJ, "patternProperties": {"^a+$": INT}, "minProperties": 1, "maxProperties": 1}, {"a": 1}, {"a": 1, "aa": 2}),
-    Case({**OBJ, "properties": {"a": {}}, "patternProperties": {"^a$": INT}}, {"a": 1}, {"a": "x"}, "patternProperties beside properties"),
-    Case({**OBJ, "patternProperties": {"^a+$": {}, "^[ab]+$": STR}}, {"a": "x"}, {"a": 1}, "patternProperties of several patterns"),
-    Case({**OBJ, "patternProperties": {"^a+$": INT}, "required": ["a"]}, {"a": 1}, {}, "required of what is not in properties"),
+    Case(
+        {**OBJ, "patternProperties": {"^a+$": INT}, "minProperties": 1, "maxProperties": 1}, {"a": 1}, {"a": 1, "aa": 2}
+    ),
+    Case(
+        {**OBJ, "properties": {"a": {}}, "patternProperties": {"^a$": INT}},
+        {"a": 1},
+        {"a": "x"},
+        "patternProperties beside properties",
+    ),
+    Case(
+        {**OBJ, "patternProperties": {"^a+$": {}, "^[ab]+$": STR}},
+        {"a": "x"},
+        {"a": 1},
+        "patternProperties of several patterns",
+    ),
+    Case(
+        {**OBJ, "patternProperties": {"^a+$": INT}, "required": ["a"]},
+        {"a": 1},
+        {},
+        "required of what is not in properties",
+    ),
     Case({"patternProperties": {"^a": INT}}, {"a": 1}, {"a": "x"}, "patternProperties without type"),
     Case({**OBJ, "propertyNames": {"pattern": "^a+$"}}, {"a": 1}, {"b": 1}),
     Case({**OBJ, "propertyNames": {"enum": ["a"]}}, {"a": 1}, {"b": 1}),
     Case({**OBJ, "propertyNames": {"maxLength": 1}}, {"a": 1}, {"bb": 1}),
     Case({**OBJ, "propertyNames": {**STR, "pattern": "^a+$"}, "minProperties": 1}, {"a": 1}, {}),
-    Case({**OBJ, "propertyNames": {"pattern": "^a+$", "maxLength": 2}}, {"a": 1}, {"aaa": 1}, "propertyNames.maxLength beside pattern"),
-    Case({**OBJ, "propertyNames": {"pattern": "^a+$"}, "additionalProperties": INT}, {"a": 1}, {"a": "x"}, "", "additionalProperties beside propertyNames"),
-    Case({**OBJ, "propertyNames": {"pattern": "^a+$"}, "additionalProperties": False}, {}, {"a": 1}, "additionalProperties beside propertyNames"),
-    Case({**OBJ, "properties": {"b": INT}, "propertyNames": {"pattern": "^a+$"}}, NONE, {"b": 1}, "propertyNames beside properties"),
-    Case({**OBJ, "propertyNames": {"pattern": "^a+$"}, "patternProperties": {"^b": INT}}, NONE, {"b": 1}, "propertyNames beside patternProperties"),
+    Case(
+        {**OBJ, "propertyNames": {"pattern": "^a+$", "maxLength": 2}},
+        {"a": 1},
+        {"aaa": 1},
+        "propertyNames.maxLength beside pattern",
+    ),
+    Case(
+        {**OBJ, "propertyNames": {"pattern": "^a+$"}, "additionalProperties": INT},
+        {"a": 1},
+        {"a": "x"},
+        "",
+        "additionalProperties beside propertyNames",
+    ),
+    Case(
+        {**OBJ, "propertyNames": {"pattern": "^a+$"}, "additionalProperties": False},
+        {},
+        {"a": 1},
+        "additionalProperties beside propertyNames",
+    ),
+    Case(
+        {**OBJ, "properties": {"b": INT}, "propertyNames": {"pattern": "^a+$"}},
+        NONE,
+        {"b": 1},
+        "propertyNames beside properties",
+    ),
+    Case(
+        {**OBJ, "propertyNames": {"pattern": "^a+$"}, "patternProperties": {"^b": INT}},
+        NONE,
+        {"b": 1},
+        "propertyNames beside patternProperties",
+    ),
     Case({"propertyNames": {"pattern": "^a+$"}}, {"a": 1}, {"b": 1}, "propertyNames without type"),
     Case({**OBJ, "additionalProperties": INT, "minProperties": 1}, {"a": 1}, {}),
     Case({**OBJ, "additionalProperties": INT, "maxProperties": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}),
-    Case({**OBJ, "additionalProperties": INT, "minProperties": 2}, {"a": 1, "b": 2}, Text('{"a": 1, "a": 2}'), "minProperties beside names that are free"),
+    Case(
+        {**OBJ, "additionalProperties": INT, "minProperties": 2},
+        {"a": 1, "b": 2},
+        Text('{"a": 1, "a": 2}'),
+        "minProperties beside names that are free",
+    ),
     Case({**OBJ, "properties": ABC, "minProperties": 2}, {"a": 1, "c": 2}, {"a": 1}),
     Case({**OBJ, "properties": ABC, "maxProperties": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}),
     Case({**OBJ, "properties": ABC, "required": ["c"], "maxProperties": 2}, {"b": 1, "c": 2}, {"a": 1, "b": 2, "c": 3}),
-    Case({**OBJ, "properties": ABC, "required": ["b"], "minProperties": 2, "maxProperties": 2}, {"b": 1, "c": 2}, {"b": 1}),
+    Case(
+        {**OBJ, "properties": ABC, "required": ["b"], "minProperties": 2, "maxProperties": 2},
+        {"b": 1, "c": 2},
+        {"b": 1},
+    ),
     Case({"minProperties": 1}, {"a": 1}, {}, "minProperties without type"),
-    Case({**OBJ, "properties": {"a": INT, "b": INT}, "dependentRequired": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}, "dependentRequired"),
-    Case({**OBJ, "properties": {"a": INT, "b": INT}, "dependentSchemas": {"a": {"required": ["b"]}}}, {"b": 1}, {"a": 1}, "dependentSchemas"),
-    Case({**OBJ, "properties": {"a": INT, "b": INT}, "dependencies": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}, "dependencies"),
+    Case(
+        {**OBJ, "properties": {"a": INT, "b": INT}, "dependentRequired": {"a": ["b"]}},
+        {"a": 1, "b": 1},
+        {"a": 1},
+        "dependentRequired",
+    ),
+    Case(
+        {**OBJ, "properties": {"a": INT, "b": INT}, "dependentSchemas": {"a": {"required": ["b"]}}},
+        {"b": 1},
+        {"a": 1},
+        "dependentSchemas",
+    ),
+    Case(
+        {**OBJ, "properties": {"a": INT, "b": INT}, "dependencies": {"a": ["b"]}},
+        {"a": 1, "b": 1},
+        {"a": 1},
+        "dependencies",
+    ),
     Case(some(a=some(**{"not": STR})), {"a": {"not": "x"}}, {"a": {"not": 1}}),  # names of properties are no keywords
     Case(some(multipleOf=INT, **{"if": INT}), {"multipleOf": 1, "if": 2}, {"multipleOf": "x", "if": 2}),
     Case(some(a={**INT, "multipleOf": 5}), {"a": 5}, {"a": 6}, "properties.a.multipleOf"),
-]  # fmt: skip
+]
 
 APPLICATORS = [
     Case({**INT, "not": {"const": 3}}, 4, 3, "not"),
@@ -206,10 +305,19 @@ APPLICATORS = [
     Case({**some(a=INT), "anyOf": [{"required": ["a"]}]}, {"a": 1}, {"b": 1}, "type beside anyOf"),
     Case({"anyOf": [INT, STR], "oneOf": [STR, {"type": "null"}]}, "a", 1, "oneOf beside anyOf"),
     Case({"oneOf": [INT, STR]}, 1, None),
-    Case({"oneOf": [some(a={"const": 1}), some(a={"const": 2})], "discriminator": {"propertyName": "a"}}, {"a": 2}, {"a": 3}),
+    Case(
+        {"oneOf": [some(a={"const": 1}), some(a={"const": 2})], "discriminator": {"propertyName": "a"}},
+        {"a": 2},
+        {"a": 3},
+    ),
     Case({"allOf": [INT]}, 1, "a"),
     Case({"allOf": [INT, {**INT, "maximum": 3}]}, 2, 4, "allOf"),
-    Case({"allOf": [some(a=INT)], "properties": {"b": STR}}, {"a": 1, "b": "x"}, {"a": 1, "b": 2}, "properties beside allOf"),
+    Case(
+        {"allOf": [some(a=INT)], "properties": {"b": STR}},
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": 2},
+        "properties beside allOf",
+    ),
     Case(defined(INT, **{"$ref": REF}), 1, "a"),
     Case(defined(INT, **{"$ref": REF, "description": "D", "type": "number"}), 1, "a"),
     Case(defined(INT, **{"$ref": REF, "type": "string"}), NONE, 1, "type beside $ref"),
@@ -222,10 +330,15 @@ APPLICATORS = [
     Case({"$ref": "https://example.com/x"}, NONE, "a", "$ref"),
     Case({"$defs": {"x/y": INT}, "$ref": "#/$defs/x~1y"}, 1, "a", "$ref"),
     Case({"$defs": {"x y": INT}, "$ref": "#/$defs/x%20y"}, 1, "a", "$ref"),
-    Case(defined(INT, properties={"a": {"$id": "other", "$defs": {"x": STR}, "$ref": REF}}), {"a": "s"}, {"a": 1}, "properties.a.$ref"),
+    Case(
+        defined(INT, properties={"a": {"$id": "other", "$defs": {"x": STR}, "$ref": REF}}),
+        {"a": "s"},
+        {"a": 1},
+        "properties.a.$ref",
+    ),
     Case({"$defs": {"x": {"$dynamicAnchor": "y", **INT}}, "$dynamicRef": "#y"}, 1, "a", "$dynamicRef"),
     Case({**OBJ, "properties": {"a": {"$recursiveRef": "#"}}}, {"a": {}}, {"a": 1}, "properties.a.$recursiveRef"),
-]  # fmt: skip
+]
 
 CASES = [*TYPES, *NUMBERS, *STRINGS, *ARRAYS, *OBJECTS, *APPLICATORS]
 

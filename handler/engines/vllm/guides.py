@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections import deque
+from importlib.metadata import version
 from typing import Any
 
 from handler.core import Guide
@@ -23,8 +24,6 @@ from handler.engines.vllm.arguments import engine_arguments, environment, guide_
 _OF_AUTO = "xgrammar"
 """What vLLM's core compiles with where it may choose: whatever the first guide that it gets needs, from then on. That
 is a plain one of ours (`engine.py`)."""
-
-_FOLLOWS = Follows(bounds=True, others=True)
 
 CHECK_SECONDS = 0.1
 """Of computing, in the process that steps vLLM: as long nobody gets a token, however often the guide comes. Honest ones
@@ -86,6 +85,7 @@ class VllmGuideTrial:
         chosen = str(made.structured_outputs_config.backend)
         self._name = _OF_AUTO if chosen == "auto" else chosen
         self._backend = self._made(self._name)
+        self._follows = _follows()
         self._mask = self._backend.allocate_token_bitmask(1)
         self._lengths = np.zeros(made.model_config.get_vocab_size(), np.int32)
         for token, id in self._tokenizer.get_vocab().items():
@@ -119,7 +119,7 @@ class VllmGuideTrial:
     def _check_keywords(self, guide: Guide) -> None:
         if self._name != _OF_AUTO or guide.kind != "json_schema":
             return
-        if found := dropped(json.loads(guide.value), _FOLLOWS):
+        if found := dropped(json.loads(guide.value), self._follows):
             other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(guide) else ""
             raise ValueError(f"the schema's {found} cannot be followed by xgrammar{other}")
 
@@ -180,6 +180,12 @@ class VllmGuideTrial:
                 raise ValueError(f"each token takes the engine more than {STEP_SECONDS:g} s")
             if not accepted or grammar.is_terminated():
                 return
+
+
+def _follows() -> Follows:
+    """Found out of xgrammar 0.2.8; of an older one, OpenVINO GenAI's, that it does neither."""
+    recent = [int(part) for part in re.findall(r"\d+", version("xgrammar"))[:2]] >= [0, 2]
+    return Follows(bounds=recent, others=recent)
 
 
 def guide_trial(config: EngineConfig) -> VllmGuideTrial:
