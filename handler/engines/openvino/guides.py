@@ -20,9 +20,14 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.json_grammar import json_grammar, literal
 from handler.engines.openvino.model import eos_ids
+from handler.engines.schema_keywords import Follows, dropped
 
 MASK_SECONDS = 0.05
 """Of computing that finding a step's allowed tokens may take on average: all in the batch wait for it."""
+
+_GRAMMAR = Follows(bounds=True, others=True)
+_CONVERTER = Follows(bounds=False, others=False)
+"""What is lost in a grammar of ours, which takes only what it follows, and in GenAI's xgrammar."""
 
 _WALKS = (1, 2)  # seeds
 _STEPS = 64  # that each of them goes at most
@@ -35,7 +40,10 @@ def structured_output(guide: Guide) -> dict[str, str]:
     """What `openvino_genai.StructuredOutputConfig` is told; ValueError where it has no such thing."""
     match guide.kind:
         case "json_schema":
-            grammar = json_grammar(json.loads(guide.value))
+            schema = json.loads(guide.value)
+            grammar = json_grammar(schema)
+            if found := dropped(schema, _CONVERTER if grammar is None else _GRAMMAR):
+                raise ValueError(f"the schema's {found} cannot be followed by OpenVINO GenAI's xgrammar")
             return {"json_schema": guide.value} if grammar is None else {"grammar": grammar}
         case "json_object":
             return structured_output(Guide("json_schema", '{"type": "object"}'))

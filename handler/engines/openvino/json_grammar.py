@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-_MAX_LISTED = 1024  # integers of a range that are written out one by one
+from handler.engines.openvino.number_grammar import integers, numbers
 
 _NOTES = frozenset(
     (
@@ -99,10 +99,11 @@ class _Grammar:
         types = said.get("type")
         if not isinstance(types, list):
             return self._of_type(types, said)
-        known = {keyword for keyword in said if keyword != "type"}
-        if not types or known:  # which of them a keyword is for would have to be told
+        keywords = said.keys() - {"type"}
+        own = {one: keywords & set(_KEYWORDS.get(str(one), ())) for one in map(str, types)}
+        if not types or keywords != set().union(*own.values()):
             raise Unknown
-        return _either([self._of_type(one, {"type": one}) for one in types])
+        return _either([self._of_type(one, {"type": one, **{name: said[name] for name in own[one]}}) for one in own])
 
     def _of_type(self, kind: Any, said: Mapping[str, Any]) -> str:
         if kind not in _TYPES or not said.keys() <= {"type", *_KEYWORDS.get(kind, ())}:
@@ -110,8 +111,11 @@ class _Grammar:
         if kind == "string" and len(said) > 1:
             # No escapes: they would take a rule, and that is slow.
             return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(said, "Length")} "\\""')
-        if kind == "integer" and len(said) > 1:
-            return _range(said)
+        if kind in _RANGES and len(said) > 1:
+            found = _RANGES[kind]({name: value for name, value in said.items() if name != "type"})
+            if found is None:
+                raise Unknown
+            return found
         if kind == "array":
             return self._array(said)
         if kind == "object":
@@ -130,7 +134,11 @@ class _Grammar:
 
     def _object(self, said: Mapping[str, Any]) -> str:
         properties, required = said.get("properties", {}), said.get("required", [])
-        if said.get("additionalProperties", False) is not False or not isinstance(properties, dict):
+        others = said.get("additionalProperties", False)
+        # That others are allowed is no more than where nothing is said of them: they do not come beside named ones.
+        if not isinstance(properties, dict) or not (
+            others is False or (properties and (others is True or others == {}))
+        ):
             raise Unknown
         if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
             raise Unknown
@@ -182,9 +190,14 @@ _BY_KEYWORD: Mapping[str, Callable[[_Grammar, Any], str]] = {
     "oneOf": _Grammar._any_of,
 }
 
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+_RANGES = {"integer": integers, "number": numbers}
+
 _KEYWORDS = {
     "string": ("minLength", "maxLength"),
-    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    "integer": _BOUNDS,
+    "number": _BOUNDS,
     "array": ("items", "minItems", "maxItems"),
     "object": ("properties", "required", "additionalProperties"),
 }
@@ -217,16 +230,3 @@ def _more(expression: str, least: int, most: int | None) -> str:
     if most == 0:
         return ""
     return f" ({expression}){{{least},{'' if most is None else most}}}"
-
-
-def _range(said: Mapping[str, Any]) -> str:
-    """Integers of a range that is not too wide for them to be listed."""
-    lowest = [_whole(said["minimum"])] if "minimum" in said else []
-    highest = [_whole(said["maximum"])] if "maximum" in said else []
-    lowest += [_whole(said["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in said else []
-    highest += [_whole(said["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in said else []
-    if lowest == [0] and not highest:
-        return '("0" | [1-9] [0-9]{0,18})'
-    if not lowest or not highest or not 0 <= min(highest) - max(lowest) < _MAX_LISTED:
-        raise Unknown
-    return _either([f'"{number}"' for number in range(max(lowest), min(highest) + 1)])

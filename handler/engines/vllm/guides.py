@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 import time
 from collections import deque
+from importlib.metadata import version
 from typing import Any
 
 from handler.core import Guide
 from handler.engines.base import EngineConfig
+from handler.engines.schema_keywords import Follows, dropped
 from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments
 
 _OF_AUTO = "xgrammar"
@@ -82,6 +85,7 @@ class VllmGuideTrial:
         chosen = str(made.structured_outputs_config.backend)
         self._name = _OF_AUTO if chosen == "auto" else chosen
         self._backend = self._made(self._name)
+        self._follows = _follows()
         self._mask = self._backend.allocate_token_bitmask(1)
         self._lengths = np.zeros(made.model_config.get_vocab_size(), np.int32)
         for token, id in self._tokenizer.get_vocab().items():
@@ -98,6 +102,7 @@ class VllmGuideTrial:
             raise ValueError(_PLACE.sub("", str(error).strip())) from None
 
     def _try(self, guide: Guide) -> None:
+        self._check_keywords(guide)
         began = time.process_time()
         params = self._checked(guide)
         if time.process_time() - began > CHECK_SECONDS:
@@ -110,6 +115,24 @@ class VllmGuideTrial:
         for longest in (False, True):
             grammar.reset()
             self._walk(grammar, longest=longest)
+
+    def _check_keywords(self, guide: Guide) -> None:
+        if self._name != _OF_AUTO or guide.kind != "json_schema":
+            return
+        if found := dropped(json.loads(guide.value), self._follows):
+            other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(guide) else ""
+            raise ValueError(f"the schema's {found} cannot be followed by xgrammar{other}")
+
+    def _guidance_takes(self, guide: Guide) -> bool:
+        """Guidance says itself what it does not know."""
+        params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
+        try:
+            from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
+
+            validate_guidance_grammar(params)
+        except Exception:  # foreign code: then it is not named
+            return False
+        return True
 
     def _checked(self, guide: Guide) -> Any:
         """A guide after what `SamplingParams.verify` does; it may write another guide in its place."""
@@ -157,6 +180,12 @@ class VllmGuideTrial:
                 raise ValueError(f"each token takes the engine more than {STEP_SECONDS:g} s")
             if not accepted or grammar.is_terminated():
                 return
+
+
+def _follows() -> Follows:
+    """Found out of xgrammar 0.2.8; of an older one, OpenVINO GenAI's, that it does neither."""
+    recent = [int(part) for part in re.findall(r"\d+", version("xgrammar"))[:2]] >= [0, 2]
+    return Follows(bounds=recent, others=recent)
 
 
 def guide_trial(config: EngineConfig) -> VllmGuideTrial:

@@ -18,6 +18,7 @@ from handler import engines
 from handler.core import Guide
 from handler.engines.base import EngineConfig
 from handler.engines.guide_checks import GuideChecks
+from tests.engines.schema_cases import CASES, NONE, Case, written
 from tests.engines.vllm.test_served import PROMPT, SMALL
 from tests.servers import LiveServer, serve, wait_for
 
@@ -37,6 +38,10 @@ TREE = {
     },
     "$ref": "#/$defs/node",
 }
+
+
+def name(case: Case) -> str:
+    return json.dumps(case.schema)[:80]
 
 
 def schema(properties: dict[str, Any]) -> str:
@@ -93,11 +98,41 @@ def test_what_vllm_itself_refuses_is_refused_in_its_words(checks: GuideChecks) -
     assert "nvalid grammar" in checks.check(Guide("grammar", "root ::= (")).result(PATIENCE)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if not case.lost], ids=name)
+def test_a_keyword_is_followed(checks: GuideChecks, case: Case) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    assert checks.check(Guide("json_schema", json.dumps(case.schema))).result(PATIENCE) == ""
+    grammar = xgrammar.Grammar.from_json_schema(json.dumps(case.schema))
+    accepts = partial(pytest.importorskip("xgrammar.testing")._is_grammar_accept_string, grammar)
+    assert case.valid is NONE or accepts(written(case.valid))
+    assert case.invalid is NONE or not accepts(written(case.invalid))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.lost], ids=name)
+def test_a_keyword_that_would_be_lost_is_refused_by_its_name(checks: GuideChecks, case: Case) -> None:
+    why = checks.check(Guide("json_schema", json.dumps(case.schema))).result(PATIENCE)
+    assert f"the schema's {case.lost} cannot be followed by xgrammar" in why
+
+
 @pytest.mark.parametrize(
-    "odd", [{"type": "integer", "multipleOf": 5}, {"type": "string", "pattern": "^a", "maxLength": 9}]
+    ("odd", "can"),
+    [
+        ({"type": "integer", "multipleOf": 5}, True),
+        ({"type": "string", "pattern": "^a", "maxLength": 9}, True),
+        ({"type": "integer", "not": {"const": 3}}, False),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, False),
+    ],
 )
-def test_what_another_backend_is_needed_for_is_refused(checks: GuideChecks, odd: dict[str, Any]) -> None:
+def test_guidance_is_named_where_it_can(checks: GuideChecks, odd: dict[str, Any], can: bool) -> None:
     why = checks.check(Guide("json_schema", schema({"odd": odd}))).result(PATIENCE)
+    assert why.endswith("; option.guided_decoding_backend=guidance can") == can, why
+    assert "the schema's properties.odd." in why
+
+
+def test_what_vllm_has_another_backend_for_is_refused(checks: GuideChecks) -> None:
+    """It looks where nothing refers to."""
+    unused = {"$defs": {"unused": {"type": "integer", "multipleOf": 5}}, "type": "integer"}
+    why = checks.check(Guide("json_schema", json.dumps(unused))).result(PATIENCE)
     assert re.search(r"xgrammar does not know all of it; option\.guided_decoding_backend=\w+ does", why)
 
 
