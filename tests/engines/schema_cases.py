@@ -141,7 +141,6 @@ ARRAYS = [
     Case({**ARR, "prefixItems": [INT], "items": STR, "maxItems": 2}, [1, "a"], [1, "a", "b"]),
     Case({**ARR, "prefixItems": [INT], "unevaluatedItems": False}, [1], [1, 2]),
     Case({**ARR, "prefixItems": [INT], "unevaluatedItems": STR}, [1, "a"], [1, 2]),
-    Case({**ARR, "items": INT, "uniqueItems": False}, [1, 1], ["a"]),
     Case({**ARR, "items": INT, "uniqueItems": True}, [1, 2], [1, 1], "uniqueItems"),
     Case({**ARR, "items": INT, "contains": {"const": 1}}, [1], [2], "contains"),
     Case({**ARR, "items": INT, "contains": {"const": 1}, "minContains": 2}, [1, 1], [1, 2], "contains"),

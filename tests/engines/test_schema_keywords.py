@@ -25,6 +25,18 @@ def test_what_an_older_one_loses_is_found(case: Case) -> None:
     assert dropped(case.schema, NEITHER) == case.lost_openvino
 
 
+def test_what_allows_everything_is_not_lost() -> None:
+    idle = {
+        "uniqueItems": False,
+        "required": [],
+        "dependentRequired": {},
+        "patternProperties": {},
+        "propertyNames": True,
+    }
+    assert dropped({"type": ["array", "object"], **idle}, NEITHER) is None
+    assert dropped(idle, NEITHER) is None
+
+
 def deep(levels: int, inside: Any) -> Any:
     for _ in range(levels):
         inside = {"type": "array", "items": inside}

@@ -62,6 +62,11 @@ ENDING: list[tuple[Any, Callable[[Any], bool]]] = [
     ({"type": "number"}, lambda value: isinstance(value, (int, float))),
     ({"type": "integer", "minimum": -3, "exclusiveMaximum": 2}, lambda value: -3 <= value < 2),
     ({"type": "integer", "minimum": 0}, lambda value: value >= 0),
+    ({"type": "integer", "minimum": 3}, lambda value: value >= 3),
+    ({"type": "number", "minimum": 0, "maximum": 1}, lambda value: 0 <= value <= 1),
+    ({"type": "number", "exclusiveMinimum": -0.5}, lambda value: value > -0.5),
+    ({"type": ["integer", "boolean"], "maximum": 3}, lambda value: isinstance(value, bool) or value <= 3),
+    ({**three("a"), "additionalProperties": True}, lambda value: has(value, {"a"}, {"b", "c"})),
     ({"type": ["integer", "null"]}, lambda value: value is None or isinstance(value, int)),
     ({"type": "array", "items": {"type": "null"}, "maxItems": 0}, lambda value: value == []),
     ({"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 3}, lambda value: len(value) in (2, 3)),
@@ -86,23 +91,12 @@ def test_these_are_known(schema: Any) -> None:
     [
         {"type": "string", "pattern": "a+"},
         {"type": "string", "format": "date"},
-        {"type": "integer", "multipleOf": 3},
-        {"type": "integer", "minimum": 0, "maximum": 1e9},
-        {"type": "integer", "minimum": 3, "maximum": 2},
-        {"type": "number", "minimum": 0},
         {"type": "foo"},
-        {"type": ["string", "integer"], "minLength": 3},
-        {"allOf": [{"type": "string"}, {"minLength": 3}]},
-        {"not": {}},
-        {"enum": []},
-        {"anyOf": [{"type": "string"}], "minLength": 2},
         {"type": "array", "prefixItems": [{}]},
         {"type": "array", "minItems": 3, "maxItems": 1},
         {"type": "object", "additionalProperties": {"type": "string"}},
         {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}},
-        {"type": "object", "properties": {"a": {}}, "required": ["b"]},
         {"$ref": "#/$defs/missing"},
-        {"$ref": "http://elsewhere/"},
         False,
     ],
     ids=json.dumps,
@@ -111,6 +105,28 @@ def test_what_is_beyond_it_is_left_to_xgrammar(schema: Any) -> None:
     assert json_grammar(schema) is None
     guide = Guide("json_schema", json.dumps(schema))
     assert structured_output(guide) == {"json_schema": guide.value}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 3},
+        {"type": "integer", "minimum": 3, "maximum": 2},
+        {"type": "number", "minimum": 1e15},
+        {"type": ["string", "integer"], "minItems": 3, "minimum": 3},
+        {"allOf": [{"type": "string"}, {"minLength": 3}]},
+        {"not": {}},
+        {"enum": []},
+        {"anyOf": [{"type": "string"}], "minLength": 2},
+        {"type": "object", "properties": {"a": {}}, "required": ["b"]},
+        {"$ref": "http://elsewhere/"},
+    ],
+    ids=json.dumps,
+)
+def test_what_is_beyond_both_is_refused(schema: Any) -> None:
+    assert json_grammar(schema) is None
+    with pytest.raises(ValueError, match="cannot be followed"):
+        structured_output(Guide("json_schema", json.dumps(schema)))
 
 
 def test_a_schema_nested_beyond_python_is_left_to_xgrammar() -> None:
