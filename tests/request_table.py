@@ -269,7 +269,6 @@ ROLLING = (
     completion("stream failing amid", " a b", prompt="a b <raise>", stream=True),
     completion("stream refused", "top_p=7: ", 400, stream=True, top_p=7),
     completion("refused", "top_p=7: ", 400, top_p=7),
-    completion("failing", "raised on cue", 500, prompt="<raise> a"),
     completion("more than the context", "prompt tokens it must be at most", 400, max_tokens=1 << 21),
     routed("openai chat", "/v1/chat/completions", 200, " user: a", _TALK),
     routed("openai chat, stream", "/v1/chat/completions", 200, " user: a", {**_TALK, **_USAGE}),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -95,14 +97,34 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
         time.sleep(0.05)
 
 
+def options(*pairs: str) -> list[str]:
+    """Arguments of `lmi serve` for options as NAME=VALUE."""
+    return [part for pair in pairs for part in ("-o", pair)]
+
+
 @contextlib.contextmanager
 def serve(*arguments: str, env: dict[str, str] | None = None, seconds: float = 120) -> Iterator[LiveServer]:
     """A server on a free port, listening; `arguments` are those of `lmi serve`."""
+    with _started("-m", "handler", "serve", "--port", "0", *arguments, env=env, seconds=seconds) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def impatient(*arguments: str, keep_alive: float = 0.2) -> Iterator[LiveServer]:
+    """An echo server whose streams say after so many seconds of silence that they are there."""
+    code = (
+        f"import sys, handler.hosts.inference as i; i.KEEP_ALIVE = {keep_alive}; "
+        "from handler.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with _started("-c", code, "serve", "--port", "0", "--engine", "echo", *arguments) as server:
+        server.wait_ready()
+        yield server
+
+
+@contextlib.contextmanager
+def _started(*command: str, env: dict[str, str] | None = None, seconds: float = 120) -> Iterator[LiveServer]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "handler", "serve", "--port", "0", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**clean_environment(), **(env or {})},
+        [sys.executable, *command], stderr=subprocess.PIPE, text=True, env={**clean_environment(), **(env or {})}
     )
     server = LiveServer(process)
     try:
@@ -110,3 +132,34 @@ def serve(*arguments: str, env: dict[str, str] | None = None, seconds: float = 1
         yield server
     finally:
         server.stop()
+
+
+def post_bytes(body: dict[str, Any] | bytes, path: str = "/invocations", headers: str = "") -> bytes:
+    """A request without a content type."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    return head.encode() + data
+
+
+def raw(server: LiveServer, request: bytes, *, until: bytes = b"0\r\n\r\n", seconds: float = 10) -> bytes:
+    """What the server sends for a request's bytes, as far as `until`."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as connection:
+        connection.sendall(request)
+        found = b""
+        while until not in found and (data := connection.recv(65536)):
+            found += data
+        return found
+
+
+def events(server: LiveServer, path: str, body: dict[str, Any], *, end: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A stream's values.
+
+    Args:
+        end: lines after them.
+    """
+    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=60) as found:
+        assert (found.status_code, found.headers["content-type"]) == (200, "text/event-stream")
+        lines = [line for line in found.iter_lines() if line not in ("", ":")]
+    count = len(lines) - len(end)
+    assert lines[count:] == list(end)
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:count]]

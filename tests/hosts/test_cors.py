@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.hosts.test_http import post_bytes, raw
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer, post_bytes, raw, serve
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 FORM = b'{"inputs":"a","parameters":{"max_new_tokens":2}}'

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, post_bytes, raw, serve, wait_for
 
 CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
@@ -24,21 +24,6 @@ def slow_server() -> Iterator[LiveServer]:
     options = ("option.max_rolling_batch_size=2", "job_queue_size=1", "option.echo_tokens_per_second=20")
     with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
         yield server
-
-
-def raw(server: LiveServer, request: bytes, *, until: bytes = b"0\r\n\r\n", seconds: float = 10) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as connection:
-        connection.sendall(request)
-        found = b""
-        while until not in found and (data := connection.recv(65536)):
-            found += data
-        return found
-
-
-def post_bytes(body: dict[str, object], path: str = "/invocations", headers: str = "") -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
-    return head.encode() + data
 
 
 # -- routes ------------------------------------------------------------------------------------------------------

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,18 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.environment import clean_environment
-from tests.hosts.test_http import CANCELLED, post_bytes, raw
-from tests.servers import LiveServer, serve, wait_for
+from tests import servers
+from tests.hosts.test_http import CANCELLED
+from tests.servers import LiveServer, impatient, options, post_bytes, raw, serve, wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "a ü"}], "max_tokens": 3}
 COMPLETE = {"prompt": "a b", "max_tokens": 3}
 BOTH = pytest.mark.parametrize(("path", "body"), [(CHAT, ASK), (COMPLETIONS, COMPLETE)])
-
-
-def options(*pairs: str) -> list[str]:
-    return [part for pair in pairs for part in ("-o", pair)]
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +36,7 @@ def paced() -> Iterator[LiveServer]:
 
 
 def events(server: LiveServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """A stream's values; it ends with [DONE]."""
-    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=60) as found:
-        assert (found.status_code, found.headers["content-type"]) == (200, "text/event-stream")
-        *lines, done = [line for line in found.iter_lines() if line not in ("", ":")]
-    assert done == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    return servers.events(server, path, body, end=["data: [DONE]"])
 
 
 def shown(event: dict[str, Any]) -> str:
@@ -125,28 +113,6 @@ def test_a_completions_stream_byte_by_byte(paced: LiveServer) -> None:
         [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish}]
         for text, finish in ((" a", None), (" b", None), (" a", "length"))
     ]
-
-
-@contextlib.contextmanager
-def impatient(*arguments: str) -> Iterator[LiveServer]:
-    """A server whose streams say soon that they are there."""
-    code = (
-        "import sys, handler.hosts.inference as i; i.KEEP_ALIVE = 0.2; "
-        "from handler.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", "--port", "0", "--engine", "echo", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-    )
-    server = LiveServer(process)
-    try:
-        server.wait_listening(60)
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
 
 
 @BOTH

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.environment import clean_environment
-from tests.hosts.test_http import CANCELLED, post_bytes, raw
-from tests.servers import LiveServer, serve, wait_for
+from tests.hosts.test_http import CANCELLED
+from tests.servers import LiveServer, events, impatient, options, post_bytes, raw, serve, wait_for
 
 THREE = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
-
-
-def options(*pairs: str) -> list[str]:
-    return [part for pair in pairs for part in ("-o", pair)]
 
 
 @pytest.fixture(scope="module", params=["tgi", "mindie"])
@@ -36,36 +29,7 @@ def paced(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
 
 
 def is_mindie(server: LiveServer) -> bool:
-    return "index" not in events(server, THREE)[0]
-
-
-@contextlib.contextmanager
-def impatient(*arguments: str, keep_alive: float) -> Iterator[LiveServer]:
-    """A server whose streams say sooner than TGI's that they are there."""
-    code = (
-        f"import sys, handler.hosts.inference as i; i.KEEP_ALIVE = {keep_alive}; "
-        "from handler.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", "--port", "0", "--engine", "echo", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-    )
-    server = LiveServer(process)
-    try:
-        server.wait_listening(60)
-        server.wait_ready()
-        yield server
-    finally:
-        server.stop()
-
-
-def events(server: LiveServer, body: dict[str, Any], path: str = "/") -> list[dict[str, Any]]:
-    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=60) as found:
-        assert (found.status_code, found.headers["content-type"]) == (200, "text/event-stream")
-        lines = [line for line in found.iter_lines() if line]
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    return "index" not in events(server, "/", THREE)[0]
 
 
 def words(found: list[dict[str, Any]]) -> list[str]:
@@ -273,14 +237,14 @@ def test_neighbours_get_their_own_tokens(paced: LiveServer) -> None:
     prompts = [f"x{index} y{index}" for index in range(8)]
     with ThreadPoolExecutor(8) as pool:
         asked = [{"inputs": prompt, "parameters": {"max_new_tokens": 20}} for prompt in prompts]
-        found = list(pool.map(lambda body: words(events(paced, body)), asked))
+        found = list(pool.map(lambda body: words(events(paced, "/", body)), asked))
     assert found == [[f" x{index}", f" y{index}"] * 10 for index in range(8)]
 
 
 def test_an_engine_that_dies_ends_each_stream_with_an_event(paced: LiveServer) -> None:
     long = {"inputs": "a b", "parameters": {"max_new_tokens": 1000}}
     with ThreadPoolExecutor(3) as pool:
-        streams = [pool.submit(events, paced, long) for _ in range(2)]
+        streams = [pool.submit(events, paced, "/", long) for _ in range(2)]
         whole = pool.submit(paced.post, {"inputs": "c", "parameters": {"max_new_tokens": 1000}}, "/generate")
         wait_for(lambda: paced.metric("lmi_active_sequences") == 3, 5, "they do not run")
         time.sleep(0.2)
@@ -302,7 +266,7 @@ def test_an_answer_that_a_stop_cuts_off_is_incomplete() -> None:
         server.wait_ready()
         long = {"inputs": "a b", "parameters": {"max_new_tokens": 1000}}
         with ThreadPoolExecutor(2) as pool:
-            stream, whole = pool.submit(events, server, long), pool.submit(server.post, long, "/")
+            stream, whole = pool.submit(events, server, "/", long), pool.submit(server.post, long, "/")
             wait_for(lambda: server.metric("lmi_active_sequences") == 2, 5, "they do not run")
             time.sleep(0.3)
             server.process.send_signal(signal.SIGTERM)  # lets them end
@@ -329,7 +293,7 @@ def test_they_are_there_in_every_mode(mode: str) -> None:
     with serve("--engine", "echo", *options(mode)) as server:
         server.wait_ready()
         assert server.post(THREE, "/").json() == [{"generated_text": "a b a b a"}]
-        assert words(events(server, THREE, "/generate_stream")) == [" a", " b", " a"]
+        assert words(events(server, "/generate_stream", THREE)) == [" a", " b", " a"]
 
 
 def test_mindies_root_and_tgis_other_routes() -> None:
@@ -430,7 +394,7 @@ def test_special_tokens_show_in_tokens_and_not_in_the_text(model_server: LiveSer
     assert (end["text"], end["special"], found["details"]["finish_reason"]) == ("<|im_end|>", True, "eos_token")
     assert found["generated_text"] == "".join(token["text"] for token in tokens)
     assert "Paris" in found["generated_text"]
-    stream = events(model_server, body, "/generate_stream")
+    stream = events(model_server, "/generate_stream", body)
     assert words(stream) == [token["text"] for token in found["details"]["tokens"]]
     assert stream[-1]["generated_text"] == found["generated_text"]
     assert model_server.post(body, "/").json()[0]["generated_text"] == CHAT + found["generated_text"]
@@ -478,7 +442,7 @@ def test_mindies_document_by_example(demo_model: Any) -> None:
         assert "".join(token["text"] for token in details["prefill"]) == body["inputs"]
         assert (details["prompt_tokens"], details["generated_tokens"]) == (8, len(details["tokens"]))
         again = {**body, "parameters": {**parameters, "seed": details["seed"], "decoder_input_details": False}}
-        stream = events(server, again)
+        stream = events(server, "/", again)
         assert stream[-1]["generated_text"] == found["generated_text"]
         assert stream[-1]["details"] == {
             "prompt_tokens": 8, "finish_reason": details["finish_reason"],

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, post_bytes, raw, serve, wait_for
 
 GENERATE = "/v2/models/model/generate"
 STREAM = "/v2/models/model/generate_stream"
@@ -32,17 +32,6 @@ def slow_server() -> Iterator[LiveServer]:
     with serve("--engine", "echo", *(part for option in (*options, *cues) for part in ("-o", option))) as server:
         server.wait_ready()
         yield server
-
-
-def raw(server: LiveServer, body: bytes, path: str = STREAM, headers: str = "", until: bytes = b"0\r\n\r\n") -> bytes:
-    """The answer's bytes; no content type is sent, as in Triton's own tests."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(head.encode() + body)
-        found = b""
-        while until not in found and (data := connection.recv(65536)):
-            found += data
-        return found
 
 
 def begun(server: LiveServer, path: str) -> socket.socket:
@@ -68,7 +57,7 @@ def texts(found: httpx.Response) -> list[str]:
 
 def test_an_event_a_chunk_and_no_end_mark(slow_server: LiveServer) -> None:
     body = json.dumps({"id": "42", **ASK, "stream": True}).encode()
-    head, _, rest = raw(slow_server, body).partition(b"\r\n\r\n")
+    head, _, rest = raw(slow_server, post_bytes(body, STREAM)).partition(b"\r\n\r\n")
     lines = head.lower().split(b"\r\n")
     assert lines[0] == b"http/1.1 200 ok"
     assert {b"content-type: text/event-stream; charset=utf-8", b"transfer-encoding: chunked"} <= set(lines)
@@ -81,7 +70,7 @@ def test_an_event_a_chunk_and_no_end_mark(slow_server: LiveServer) -> None:
 
 def test_a_whole_answer(slow_server: LiveServer) -> None:
     body = b'{"text_input":"a b","parameters":{"max_tokens":3}}'
-    head, _, rest = raw(slow_server, body, GENERATE, until=b"}").partition(b"\r\n\r\n")
+    head, _, rest = raw(slow_server, post_bytes(body, GENERATE), until=b"}").partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower().split(b"\r\n")
     assert rest == b'{"model_name":"model","model_version":"1","text_output":"a b a b a"}'
 
@@ -90,7 +79,7 @@ def test_a_whole_answer(slow_server: LiveServer) -> None:
 @pytest.mark.parametrize("headers", ["", "Content-Type: text/csv\r\n", "Content-Type: text/plain\r\n"])
 def test_no_content_type_is_asked_for(slow_server: LiveServer, version: str, headers: str) -> None:
     path = f"/v2/models/model{version}/generate"
-    assert b'"text_output":"a b a b a"' in raw(slow_server, json.dumps(ASK).encode(), path, headers, until=b"}")
+    assert b'"text_output":"a b a b a"' in raw(slow_server, post_bytes(ASK, path, headers), until=b"}")
 
 
 def test_a_model_may_have_a_name() -> None:
