@@ -148,7 +148,10 @@ def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -
     for tool in tools:
         parameters = _parameters(tool)
         for place in ("$defs", "definitions"):
-            for name, schema in parameters.pop(place, {}).items():
+            found = parameters.pop(place, {})
+            if not isinstance(found, dict):
+                raise choice.refused(f"a tool's {place} must be an object")
+            for name, schema in found.items():
                 if definitions.setdefault(place, {}).setdefault(name, schema) != schema:
                     raise choice.refused(f"two of the tools define {name[:64]!r} differently")
         properties = {"name": {"const": tool["function"]["name"]}, "arguments": parameters}

@@ -159,3 +159,9 @@ def test_a_template_without_a_place_for_tools_gets_text() -> None:
     first, *rest = plain_messages([{"role": "system", "content": "Be brief."}], [WEATHER])
     assert first == {"role": "system", "content": f"Be brief.\n\n{told['content']}"}
     assert not rest
+
+
+@pytest.mark.parametrize("place", ["$defs", "definitions"])
+def test_definitions_that_are_none_are_refused(place: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {**CITY, place: [1]}}}
+    assert f"a tool's {place} must be an object" in refusal(tools=[tool], tool_choice="required")
