@@ -29,6 +29,10 @@ class NotTried(Exception):
     """Nothing is known of the guide; the message says why."""
 
 
+class _Lost(NotTried):
+    """The process hung, or ended over another guide."""
+
+
 class TooMuch(Exception):
     """It went beyond the limits of its trial."""
 
@@ -56,6 +60,12 @@ class TrialProcess:
             TooMuch: it was given up.
             NotTried: the process cannot be had, or the machine is too busy.
         """
+        try:
+            return self._try(job)
+        except _Lost:
+            return self._try(job)  # once more, in its successor
+
+    def _try(self, job: Job) -> Verdict:
         ours, theirs = socket.socketpair()
         with contextlib.closing(ours):
             with contextlib.closing(theirs):
@@ -64,7 +74,12 @@ class TrialProcess:
                 return _outcome(ours, job)
             except TooMuch:
                 if self._closed or _ended(process):
-                    raise NotTried("the process that tries guides has ended") from None
+                    raise _Lost("the process that tries guides has ended") from None
+                raise
+            except _Lost:
+                with self._lock:
+                    if self._process is process:
+                        self._forget()
                 raise
 
     def close(self) -> None:
@@ -176,15 +191,20 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _outcome(channel: socket.socket, job: Job) -> Verdict:
-    began = time.monotonic()
-    channel.settimeout(job.limits.patience + _FORK_SECONDS)
-    messages, begun = Messages(channel), False
+    channel.settimeout(_FORK_SECONDS)
+    messages = Messages(channel)
     try:
         send(channel, job)
-        begun = isinstance(messages.next(), Begun)
+        begun = messages.next()
+    except HostGone:
+        raise _Lost("the process that tries guides does not answer") from None
+    assert isinstance(begun, Begun), "that is its first word"
+    began = time.monotonic()
+    channel.settimeout(job.limits.patience)
+    try:
         verdict: Verdict = messages.next()
     except HostGone:
-        if not begun or time.monotonic() - began > job.limits.patience:
+        if time.monotonic() - began > 0.99 * job.limits.patience:
             raise NotTried("the machine is too busy to try the guide") from None
         raise TooMuch from None
     return verdict
