@@ -56,6 +56,18 @@ def hub(request: pytest.FixtureRequest) -> Iterator[tuple[str, Driver]]:
         yield major, driver
 
 
+@pytest.fixture(scope="module", params=["sync", "async"])
+def langchain(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("langchain", "drive_langchain", request.param) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def openai(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with driving("openai", "drive_openai", request.param) as driver:
+        yield driver
+
+
 # -- text_generation -------------------------------------------------------------------------------------------------
 
 
@@ -142,3 +154,35 @@ def test_hub_tells_a_refusal_and_before_0_29_its_class(
         assert str(outcome.error).startswith("huggingface_hub.errors.HfHubHTTPError")
     assert "parameters.temperature=-1.0: must be a number of at least 0" in outcome.message
     assert outcome.events == []
+
+
+# -- langchain_huggingface -------------------------------------------------------------------------------------------
+
+
+def test_langchain_gets_text_whole_and_in_pieces(langchain: Driver, url: str) -> None:
+    text = langchain.generate(url, PARIS, max_new_tokens=8)
+    assert text.startswith(" Paris")
+    pieces = langchain.stream(url, PARIS, max_new_tokens=8)
+    assert (pieces[0], "".join(pieces)) == (" Paris", text)
+
+
+# -- openai, at DJL Serving's other name for /invocations ------------------------------------------------------------
+
+_ASK = {"temperature": 0, "max_tokens": 12}
+_ROUTE = {"extra_headers": {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/chat/completions"}}
+
+
+@pytest.mark.parametrize("route", [_ROUTE, {}], ids=["route", "lmi"])
+def test_openai_gets_a_chat_whole_and_in_chunks(
+    openai: Driver, servers: dict[str, str], version: str, route: dict[str, Any]
+) -> None:
+    """With the route named the answers are OpenAI's, else LMI's, which it reads too."""
+    answer = openai.generate(servers[version], "What is the capital of France?", **_ASK, **route)
+    (choice,) = answer["choices"]
+    assert (answer["object"], choice["message"]["role"]) == ("chat.completion", "assistant")
+    assert "Paris" in choice["message"]["content"]
+    assert choice["finish_reason"] == ("stop" if route else "eos_token")
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
+    chunks = openai.stream(servers[version], "What is the capital of France?", **_ASK, **route)
+    assert "".join(chunk["choices"][0]["delta"]["content"] or "" for chunk in chunks) == choice["message"]["content"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
