@@ -145,7 +145,7 @@ def test_a_prompt_of_a_megabyte_is_refused_and_neighbours_go_on(server: DjlServe
             answer = server.post(body)
             assert answer.status_code == 424
             assert answer.json()["code"] == 424
-            assert "'inputs' has more than the 8192 tokens" in answer.json()["error"]
+            assert "'inputs' has at least" in answer.json()["error"]
         refused = time.monotonic()
         texts, ends = zip(*(each.result() for each in neighbours), strict=True)
     assert min(ends) > refused

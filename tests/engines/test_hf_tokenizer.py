@@ -155,7 +155,7 @@ def test_many_threads_share_it(loaded: dict[str, HfTokenizer]) -> None:
     assert [prompt.ids for prompt in found] == [tokenizer.encode(text).ids for text in texts]
 
 
-@pytest.mark.model
+@pytest.mark.vllm  # where torch is, by which the demo model's directory is made
 @settings(deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_tokens_stand_where_the_library_has_them(hf_demo: Path, text: str) -> None:

@@ -40,12 +40,12 @@ def server(model: Path) -> Iterator[LiveServer]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_request_is_answered(server: LiveServer, name: str) -> None:
     case = CASES[name]
-    answers = [server.post(body(case.parameters)) for _ in range(2)]
+    answers = [server.post(body(case.parameters)) for _ in range(2 if case.settled else 6)]  # two may well be the same
     for answer in answers:
         assert answer.status_code == 200, answer.text
         assert case.check(answer.json()), answer.text
         assert "x-lmi-ignored-parameters" not in answer.headers
-    assert (answers[0].json() == answers[1].json()) == case.settled
+    assert (len({answer.text for answer in answers}) == 1) == case.settled
 
 
 @pytest.mark.parametrize("name", ["greedy", "to the end", "sampled", "stop sequence"])

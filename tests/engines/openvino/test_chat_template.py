@@ -115,5 +115,5 @@ def test_tools_go_to_a_template_that_has_a_place_for_them(demo_model: Path, tmp_
     assert json.loads(shown.removeprefix("T:")) == tool
     assert rest == 'Do.assistant:C:f={"x": ["é", 1]}tool:doneA:'
     assert tokenizer.encode_chat(messages).text == f"user:{rest}"
-    with pytest.raises(InvalidPayload, match="'tools' has more than"):
+    with pytest.raises(InvalidPayload, match="'tools' has at least"):
         tokenizer.encode_chat(messages, [{"function": {"description": "x" * 40_000_000}}])

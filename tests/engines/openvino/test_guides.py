@@ -117,17 +117,18 @@ def measure_in_a_copy(trial: OpenVinoGuideTrial, guide: Guide, answers: Any) -> 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_what_the_engine_will_keep_of_a_guide_is_measured(model: Path) -> None:
-    """A usual schema's half a megabyte, and an expression's that takes half a second."""
+    """A usual schema's half a megabyte, or nothing where it fits what the process had free; and an expression's that
+    takes half a second."""
     fresh = guide_trial(EngineConfig(model=model))
     context = multiprocessing.get_context("fork")
     fields = {f"field_{n}": {"type": "string"} for n in range(5)}
     usual = Guide("json_schema", json.dumps({"type": "object", "properties": fields, "required": ["field_0"]}))
-    for guide, least, most in ((usual, 50_000, 3 << 20), (SLOW, 1 << 20, 30 << 20)):
+    for guide, least, most in ((usual, 0, 3 << 20), (SLOW, 1 << 20, 30 << 20)):
         answers = context.SimpleQueue()
         copy = context.Process(target=measure_in_a_copy, args=(fresh, guide, answers))
         copy.start()
         copy.join(20)
-        assert least < answers.get() < most
+        assert least <= answers.get() < most
 
 
 # -- in the engine -----------------------------------------------------------------------------------------------
