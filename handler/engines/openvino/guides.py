@@ -18,7 +18,7 @@ from typing import Any
 from handler.core import Guide
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
-from handler.engines.openvino.json_grammar import json_grammar, literal
+from handler.engines.openvino.json_grammar import json_grammar, one_of
 from handler.engines.openvino.model import eos_ids
 from handler.engines.schema_keywords import Follows, dropped
 
@@ -55,7 +55,7 @@ def structured_output(guide: Guide) -> dict[str, str]:
             choices = json.loads(guide.value)
             if any("\0" in choice for choice in choices):
                 raise ValueError("xgrammar has no NUL")  # it would leave it out
-            return {"grammar": "root ::= " + " | ".join(map(literal, choices))}
+            return {"grammar": f"root ::= {one_of(choices)}"}
     raise ValueError(f"OpenVINO GenAI has no guide of the kind {guide.kind!r}")
 
 

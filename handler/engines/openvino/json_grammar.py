@@ -7,8 +7,9 @@ numbers have no more digits than a double can tell apart. What this does not kno
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from handler.engines.openvino.number_grammar import integers, numbers
@@ -67,6 +68,24 @@ def literal(text: str) -> str:
     """A string in EBNF: what is not plain is escaped by its code point."""
     plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
     return '"' + "".join(plain) + '"'
+
+
+def one_of(texts: Iterable[str]) -> str:
+    """Any of these, as one element. No two branches begin with the same character: where a dozen do, GenAI's xgrammar
+    takes some for others, and allows what is none of them."""
+    branches = []
+    for _, group in itertools.groupby(sorted(set(texts)), lambda text: text[:1]):
+        several = list(group)
+        shared = _shared(several[0], several[-1])
+        rests = [text[len(shared) :] for text in several]
+        branches.append(f"{literal(shared)} {one_of(rests)}" if len(rests) > 1 else literal(shared))
+    return branches[0] if len(branches) == 1 else _either(branches)
+
+
+def _shared(first: str, last: str) -> str:
+    """What both begin with, and so all that come between them."""
+    length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:length]
 
 
 class _Grammar:
@@ -176,7 +195,7 @@ class _Grammar:
     def _values(self, values: Any) -> str:
         if not isinstance(values, list) or not values:
             raise Unknown
-        return _either([literal(json.dumps(value, ensure_ascii=False)) for value in values])
+        return one_of(json.dumps(value, ensure_ascii=False) for value in values)
 
     def _constant(self, value: Any) -> str:
         return self._values([value])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,19 @@ REFUSED = [case for case in CASES if lost(case)]
 
 
 @pytest.fixture(scope="module")
-def speaker(demo_model: Path) -> Speaker:
-    model = prepared(str(demo_model), "auto")
-    num_logits = _num_logits(model)
-    assert num_logits
+def model(demo_model: Path) -> Path:
+    return prepared(str(demo_model), "auto")
+
+
+@pytest.fixture(scope="module")
+def num_logits(model: Path) -> int:
+    found = _num_logits(model)
+    assert found
+    return found
+
+
+@pytest.fixture(scope="module")
+def speaker(model: Path, num_logits: int) -> Speaker:
     lines = [written(one) for case in FOLLOWED for one in (case.valid, case.invalid) if one is not NONE]
     return Speaker(model, num_logits, lines)
 
@@ -40,6 +50,22 @@ def test_it_is_followed(speaker: Speaker, case: Case) -> None:
         assert speaker.says(written(case.valid), guide)
     if case.invalid is not NONE:
         assert not speaker.says(written(case.invalid), guide)
+
+
+def test_none_of_many_values_is_taken_for_another(model: Path, num_logits: int) -> None:
+    """Words of few letters, which GenAI's xgrammar confuses where they stand side by side."""
+    chance = random.Random(1)
+
+    def drawn(count: int) -> list[str]:
+        return list(dict.fromkeys("".join(chance.choices("abc", k=chance.randint(1, 4))) for _ in range(count)))
+
+    values = drawn(60)
+    texts = [*values, *drawn(120)]
+    speaker = Speaker(model, num_logits, [*texts, *map(json.dumps, texts)])
+    choice = structured_output(Guide("choice", json.dumps(values)))
+    enum = structured_output(Guide("json_schema", json.dumps({"enum": values})))
+    assert [text for text in texts if speaker.says(text, choice) != (text in values)] == []
+    assert [text for text in texts if speaker.says(json.dumps(text), enum) != (text in values)] == []
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: json.dumps(case.schema)[:80])
