@@ -151,7 +151,11 @@ def test_characters_made_of_several_tokens_come_whole(text_generation: Driver, m
         (PARIS, {"stop_sequences": list("abcde")}, "Input validation error: `stop` supports up to 4 stop sequences."),
         (PARIS, {"watermark": True}, "Input validation error: parameters.watermark=true: is not supported"),
         (PARIS, {"max_new_tokens": 20, "truncate": TOO_MANY}, "Input validation error: `truncate` must be strictly"),
-        ("hello " * 20_000, {"max_new_tokens": 2}, "Input validation error: `inputs` tokens + `max_new_tokens` must be <="),
+        (
+            "hello " * 20_000,
+            {"max_new_tokens": 2},
+            "Input validation error: `inputs` tokens + `max_new_tokens` must be <=",
+        ),
     ],
 )
 def test_validation_error(
