@@ -59,7 +59,7 @@ test-browser: $(VENV)/.browser
 
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:
-	python=$$($(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest -m vllm
+	python=$$($(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest -m vllm tests/engines --ignore=tests/engines/openvino
 
 # On a GPU machine: PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
 accept-trtllm:
