@@ -50,6 +50,10 @@ class Prompt(NamedTuple):
     vocabulary: Vocabulary
 
 
+_SPACES = b" \t\n\r\v\f"
+"""What a tokenizer may leave out between words; not the control characters that str.strip() takes for the like."""
+
+
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
     """Where each token stands in the prompt's text: bytes, of whole characters, from and up to.
 
@@ -66,11 +70,11 @@ def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
                 continue
             piece = piece.removeprefix(b" ")  # SentencePiece puts one before the text, `echo` before each word
             start = data.find(piece, at)
-            if start < 0 or data[at:start].decode("utf-8", "replace").strip():
+            if start < 0 or data[at:start].strip(_SPACES):
                 return None
         at = start + len(piece)
         found.append(_whole_characters(data, start, at))
-    return None if data[at:].decode("utf-8", "replace").strip() else found
+    return None if data[at:].strip(_SPACES) else found
 
 
 def _whole_characters(data: bytes, start: int, stop: int) -> tuple[int, int]:

@@ -141,3 +141,9 @@ def test_spans_cover_the_text_in_order(pieces: list[bytes]) -> None:
     found = spans(Prompt(text, list(range(len(data))), Vocabulary([bytes([byte]) for byte in data])))
     assert found is not None
     assert "".join(data[a:b].decode() for a, b in dict.fromkeys(found)) == text
+
+
+def test_a_control_character_that_the_vocabulary_lacks_is_no_space() -> None:
+    vocabulary = Vocabulary([b" ", b" a"])
+    assert spans(Prompt("  a", [0, 1], vocabulary)) == [(0, 1), (1, 3)]
+    assert spans(Prompt(" \x1d a", [0, 1], vocabulary)) is None
