@@ -50,5 +50,8 @@ def around(make: Callable[[str], bytes]) -> tuple[bytes, bytes]:
     return before, after
 
 
+KEEP_ALIVE = b":\n\n"
+"""A comment among server-sent events: it says that the stream is there."""
+
 FRAMINGS = {framing.name: framing for framing in (JSON, JSONLINES, SSE)}
 """By the names that `option.output_formatter` uses (contract djl.md, section 4.3)."""

@@ -16,6 +16,7 @@ from handler.hosts.inference import Inference
 from handler.hosts.openapi import Served, document
 from handler.hosts.service import Service
 from handler.schemas.base import Answer
+from handler.schemas.tgi_errors import UNHEALTHY
 
 _DIRECTORY = Path(__file__).parent / "page"
 
@@ -78,7 +79,7 @@ class PageRoutes:
         elif self._service.healthy:
             await send_answer(scope, send, Answer(200, "text/plain", b""), [vary])
         else:
-            await send_json(scope, send, 503, {"error": "unhealthy", "error_type": "healthcheck"}, [vary])
+            await send_json(scope, send, 503, UNHEALTHY, [vary])
 
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))

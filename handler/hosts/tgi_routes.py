@@ -24,7 +24,7 @@ from handler.schemas.messages import read_messages
 from handler.schemas.openai_completions import MAX_PROMPTS
 from handler.schemas.openai_parameters import CHAT, HARMLESS
 from handler.schemas.parameters import show
-from handler.schemas.tgi_errors import Misshapen, Rejected
+from handler.schemas.tgi_errors import UNHEALTHY, Misshapen, Rejected
 from handler.schemas.tgi_reading import MAX_BEST_OF, MAX_STOPS
 from handler.schemas.tgi_reading import read_body as read_generate
 from handler.schemas.tool_calls.formats import plain_messages, takes_tools
@@ -68,7 +68,7 @@ class TgiRoutes:
         if self._service.healthy:
             await send_answer(scope, send, Answer(200, "text/plain; charset=utf-8", b""))
         else:
-            await send_json(scope, send, 503, {"error": "unhealthy", "error_type": "healthcheck"})
+            await send_json(scope, send, 503, UNHEALTHY)
 
     async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
         config, info = self._service.config, self._service.info

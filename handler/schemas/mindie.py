@@ -15,7 +15,7 @@ from handler.schemas.parameters import PARAMETERS as LMI
 from handler.schemas.parameters import Parameter, Table, integer, read_all
 from handler.schemas.replies import Continuation
 from handler.schemas.tgi_errors import failure
-from handler.schemas.tgi_layout import finish_shown
+from handler.schemas.tgi_layout import TgiLayout, finish_shown
 from handler.schemas.tgi_native import DEFAULTS, Document, Stream
 from handler.schemas.tgi_reading import (
     PARAMETERS,
@@ -59,7 +59,7 @@ _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """The seed takes them and does nothing with them; other values than these are reported."""
 
 
-class Mindie:
+class Mindie(TgiLayout):
     """An object when not streaming. Nulls stand for absent values everywhere, as in the seed's own example."""
 
     name = "mindie"
@@ -99,16 +99,6 @@ class Mindie:
             "generated_text": None,
             "details": None,
         }
-
-    def last_chunk(
-        self,
-        token: Token,
-        index: int,
-        text: str,
-        details: dict[str, Any] | None,
-        beside: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        return {**self.chunk(token, index), "generated_text": text, "details": details}
 
     def stream_details(
         self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int

@@ -7,12 +7,13 @@ from typing import Any
 
 from handler.core import Names, Request
 from handler.errors import InvalidParameter
+from handler.framing import KEEP_ALIVE
 from handler.schemas import openai_errors
 from handler.schemas.agreement import show
 from handler.schemas.base import Call
 from handler.schemas.described import takes
 from handler.schemas.openai_parameters import HARMLESS
-from handler.schemas.openai_replies import KEEP_ALIVE, Usage
+from handler.schemas.openai_replies import Usage
 from handler.schemas.parameters import Found
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")

@@ -14,8 +14,6 @@ from handler.schemas import openai_errors
 from handler.schemas.base import Answer
 from handler.schemas.replies import Continuation, WholeReply
 
-KEEP_ALIVE = b":\n\n"
-
 REASONS: Mapping[Finish | None, str | None] = {
     None: None,
     Finish.EOS: "stop",

@@ -41,6 +41,10 @@ class Rejected(InvalidParameter):
         return self.message.partition(": ")[0]
 
 
+UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}
+"""What a health check says of a server that cannot serve."""
+
+
 class Failure(NamedTuple):
     """What is said of an error.
 

@@ -9,15 +9,13 @@ from typing import Any, Protocol
 
 from handler.core import Finish, Request
 from handler.errors import ServingError
-from handler.framing import JSON, SSE
+from handler.framing import JSON, KEEP_ALIVE, SSE
 from handler.schemas.base import Answer, Call, Context, Headers, Timing
 from handler.schemas.parameters import PARAMETERS, Parameter, Table, integer, read_all
 from handler.schemas.replies import Continuation, DocumentReply, Layout, StreamReply
 from handler.schemas.tgi_errors import SLICE, failure
 from handler.schemas.tgi_layout import TgiLayout, finish_shown, seed_of
 from handler.schemas.tgi_reading import Body, check_limits, read_body, unknown
-
-KEEP_ALIVE = b":\n\n"
 
 _AS_LMI = (
     "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample", "stop",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.driver import HUBS, Driver, driving
+from tests.clients.driver import HUBS, Driver, drivers, driving
 from tests.servers import LiveServer, serve, wait_for
 
 _ECHO = ("--engine", "echo", "-o", "option.tgi_compat=true")
@@ -21,10 +21,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.timeout(600))
 
 
-@pytest.fixture(scope="session", params=["sync", "async"])
-def text_generation(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("text-generation", "drive_text_generation", request.param) as driver:
-        yield driver
+text_generation = drivers("text-generation", "drive_text_generation", scope="session")
 
 
 @pytest.fixture(scope="session", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
@@ -34,28 +31,16 @@ def huggingface_hub(request: pytest.FixtureRequest) -> Iterator[Driver]:
         yield driver
 
 
-@pytest.fixture(scope="session", params=["sync", "async"])
-def langchain(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("langchain", "drive_langchain", request.param) as driver:
-        yield driver
+langchain = drivers("langchain", "drive_langchain", scope="session")
 
 
-@pytest.fixture(scope="session", params=["sync", "async"])
-def triton(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("triton", "drive_triton", request.param) as driver:
-        yield driver
+triton = drivers("triton", "drive_triton", scope="session")
 
 
-@pytest.fixture(scope="session", params=["sync", "async"])
-def tritonclient(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("triton", "drive_tritonclient", request.param) as driver:
-        yield driver
+tritonclient = drivers("triton", "drive_tritonclient", scope="session")
 
 
-@pytest.fixture(scope="session", params=["sync", "async"])
-def litellm(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("litellm", "drive_litellm", request.param) as driver:
-        yield driver
+litellm = drivers("litellm", "drive_litellm", scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -116,16 +101,10 @@ def _endless_stream(server: LiveServer) -> socket.socket:
     return connection
 
 
-@pytest.fixture(scope="session", params=["sync", "async"])
-def openai(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("openai", "drive_openai", request.param) as driver:
-        yield driver
+openai = drivers("openai", "drive_openai", scope="session")
 
 
-@pytest.fixture(scope="session", params=["sync", "async"])
-def langchain_openai(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("openai", "drive_langchain_openai", request.param) as driver:
-        yield driver
+langchain_openai = drivers("openai", "drive_langchain_openai", scope="session")
 
 
 @pytest.fixture(scope="session", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
@@ -135,10 +114,7 @@ def chatting_hub(request: pytest.FixtureRequest) -> Iterator[Driver]:
         yield driver
 
 
-@pytest.fixture(scope="session", params=["sync", "async"])
-def chatting_text_generation(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("text-generation", "drive_chat_text_generation", request.param) as driver:
-        yield driver
+chatting_text_generation = drivers("text-generation", "drive_chat_text_generation", scope="session")
 
 
 @pytest.fixture(scope="session")

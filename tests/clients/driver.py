@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import pytest
 
 from tests.clients import venvs
 
@@ -93,3 +95,14 @@ def driving(environment: str, script: str, mode: str) -> Iterator[Driver]:
         yield driver
     finally:
         driver.close()
+
+
+def drivers(environment: str, script: str, *, scope: Literal["session", "module"]) -> Callable[..., Any]:
+    """A fixture: the script's driver, once synchronous and once not."""
+
+    @pytest.fixture(scope=scope, params=["sync", "async"])
+    def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+        with driving(environment, script, request.param) as found:
+            yield found
+
+    return driver

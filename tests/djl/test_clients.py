@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.clients.checks import CHAT, EMOJI, PARIS, PARIS_IDS, TOO_MANY, check_answer, check_stream, joined
-from tests.clients.driver import HUBS, Driver, driving
+from tests.clients.driver import HUBS, Driver, drivers, driving
 from tests.djl.servers import djl, newer, versions
 
 pytestmark = [pytest.mark.djl, pytest.mark.clients, pytest.mark.model, pytest.mark.timeout(600)]
@@ -43,10 +43,7 @@ def typed(version: str) -> bool:
     return not newer(version, "0.29")
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
-def text_generation(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("text-generation", "drive_text_generation", request.param) as driver:
-        yield driver
+text_generation = drivers("text-generation", "drive_text_generation", scope="module")
 
 
 @pytest.fixture(scope="module", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
@@ -56,16 +53,10 @@ def hub(request: pytest.FixtureRequest) -> Iterator[tuple[str, Driver]]:
         yield major, driver
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
-def langchain(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("langchain", "drive_langchain", request.param) as driver:
-        yield driver
+langchain = drivers("langchain", "drive_langchain", scope="module")
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
-def openai(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    with driving("openai", "drive_openai", request.param) as driver:
-        yield driver
+openai = drivers("openai", "drive_openai", scope="module")
 
 
 # -- text_generation -------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from handler.hosts.openapi.operations import Operation
 from handler.hosts.openapi.shapes import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
+from handler.schemas.tgi_errors import UNHEALTHY
 
 _JSON, _TEXT = "application/json", "text/plain"
 
 # -- TGI ---------------------------------------------------------------------------------------------------------
 
-_UNHEALTHY = (_JSON, ref("TgiError"), {"error": "unhealthy", "error_type": "healthcheck"})
+_UNHEALTHY = (_JSON, ref("TgiError"), UNHEALTHY)
 _INFO: Shape = record(
     {
         "model_id": TEXT, "model_sha": nullable(TEXT), "model_pipeline_tag": TEXT, "max_concurrent_requests": COUNT,

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.hosts.openapi.shapes import COUNT, FLAG, TEXT, Shape, listing, record
+from handler.schemas.tgi_errors import UNHEALTHY
 
 
 class Operation(NamedTuple):
@@ -82,7 +83,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/"): Operation(
         "Page", "The chat page for browsers (Accept: text/html); for others whether the model can serve, as in TGI",
         {200: (_HTML, TEXT, "<!doctype html>"),
-         503: (_JSON, _UNHEALTHY, {"error": "unhealthy", "error_type": "healthcheck"})}, open=True,
+         503: (_JSON, _UNHEALTHY, UNHEALTHY)}, open=True,
     ),
     ("GET", "/docs"): Operation("Page", "This document as a page", {200: (_HTML, TEXT, "<!doctype html>")}, open=True),
     ("GET", "/api-doc/openapi.json"): Operation(
