@@ -1,4 +1,4 @@
-"""`lmi`: serve a model, or measure a server."""
+"""`lmi`: serve a model, measure a server, or deploy one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from handler.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["deploy"]:  # a package of its own, with arguments of its own
+        return _deploy(argv[1:])
+    arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
     except ConfigError as error:
@@ -42,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_access(serve)
     serve.set_defaults(run=_serve)
     add_bench(commands)
+    commands.add_parser("deploy", help="put a model on a SageMaker endpoint (lmi deploy --help)")
     return parser
 
 
@@ -64,6 +67,17 @@ def port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
     return int(text)
+
+
+def _deploy(argv: Sequence[str]) -> int:
+    try:
+        from deploy.cli import main as deploy
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("deploy", "handler"):
+            raise
+        print(f"lmi deploy: needs {error.name}: pip install 'lmi-handler[deploy]'", file=sys.stderr)
+        return 2
+    return deploy(argv)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -105,3 +105,19 @@ def test_no_file_is_long() -> None:
         str(path.relative_to(PACKAGE)): count for path in FILES if (count := len(path.read_text().splitlines())) > 320
     }
     assert long == {}
+
+
+DEPLOY = PACKAGE.parent / "deploy"
+DEPLOY_FILES = sorted(DEPLOY.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", DEPLOY_FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_deploy_knows_nothing_of_the_handler(path: Path) -> None:
+    assert not [module for module in imports(path) if module.split(".")[0] == "handler"]
+
+
+def test_no_file_of_deploy_is_long() -> None:
+    long = {
+        str(path.relative_to(DEPLOY)): n for path in DEPLOY_FILES if (n := len(path.read_text().splitlines())) > 320
+    }
+    assert long == {}

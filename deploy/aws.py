@@ -1,0 +1,67 @@
+"""boto3's clients, made alike for all commands: one region, few retries, and errors of ours for what is common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
+from deploy.errors import DeployError, NotAllowed
+
+if TYPE_CHECKING:
+    from deploy.spec import Spec
+
+_CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
+_DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
+
+
+class Aws:
+    """One account and region.
+
+    Args:
+        region: None: what boto3 is set to.
+
+    Raises:
+        DeployError: there is no region.
+    """
+
+    def __init__(self, region: str | None = None) -> None:
+        self._session = boto3.session.Session(region_name=region)
+        if self._session.region_name is None:
+            raise DeployError("no region is set", "Write region: into the file, or set AWS_REGION.")
+        self.region: str = self._session.region_name
+        self._clients: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, spec: Spec) -> Aws:
+        return cls(spec.region)
+
+    def client(self, service: str) -> Any:
+        """A client of the service, kept. AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_<SERVICE> lead it elsewhere."""
+        if service not in self._clients:
+            self._clients[service] = self._session.client(service, config=_CONFIG)
+        return self._clients[service]
+
+    def account(self) -> str:
+        """The account's twelve digits, asked of STS."""
+        return str(self.client("sts").get_caller_identity()["Account"])
+
+
+def error_code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def as_ours(error: BotoCoreError | ClientError) -> DeployError:
+    """What boto3 raised, in our words."""
+    if isinstance(error, NoCredentialsError):
+        return NotAllowed("no AWS credentials were found", "Sign in (aws sso login), or set AWS_PROFILE.")
+    if isinstance(error, NoRegionError):
+        return DeployError("no region is set", "Write region: into the file, or set AWS_REGION.")
+    if isinstance(error, ClientError):
+        said = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
+        if error_code(error) in _DENIED:
+            return NotAllowed(said, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
+        return DeployError(said)
+    return DeployError(str(error))

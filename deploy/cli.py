@@ -1,0 +1,47 @@
+"""`lmi deploy` and `python -m deploy`: one module a command, in `commands/`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws import as_ours
+from deploy.errors import DeployError
+
+COMMANDS = ("schema",)
+"""Modules of `deploy.commands`, in the help's order. Each has `add(commands)`, which adds its parser and sets `run`."""
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
+    arguments = _parser(prog).parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except (BotoCoreError, ClientError) as error:
+        return _said(as_ours(error))
+    except DeployError as error:
+        return _said(error)
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Put a model on a SageMaker endpoint, and talk to it there."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        importlib.import_module(f"deploy.commands.{name}").add(commands)
+    return parser
+
+
+def _said(error: DeployError) -> int:
+    print(f"lmi deploy: {error}", file=sys.stderr)
+    if error.advice:
+        print(error.advice, file=sys.stderr)
+    return error.status

@@ -1,0 +1,212 @@
+"""The sections of a specification. Their descriptions are what `lmi deploy schema` and docs/deploy.md show.
+
+Limits are botocore 1.44's (contract sagemaker.md, sections 1 and 5).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from deploy.spec.values import (
+    Count,
+    InstanceType,
+    KeyId,
+    Name,
+    S3Prefix,
+    S3Uri,
+    Seconds,
+    SecretArn,
+    Section,
+    TopicArn,
+)
+
+
+def one_of(section: Section, *names: str) -> None:
+    """Exactly one of the fields is given.
+
+    Raises:
+        ValueError: none is, or several are.
+    """
+    given = [name for name in names if getattr(section, name) is not None]
+    if len(given) != 1:
+        raise ValueError(f"give exactly one of {', '.join(names)}" + (f", not {' and '.join(given)}" if given else ""))
+
+
+class Image(Section):
+    """The container: one of `uri`, `repository`, `aws`."""
+
+    uri: str | None = Field(None, description="A whole image URI, by tag or by digest (`...@sha256:...`).")
+    repository: str | None = Field(None, description="A repository of this account's ECR; the tag becomes a digest.")
+    aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's own LMI image, in this region.")
+    tag: str | None = Field(
+        None, description="Of `repository` (default: this package's version) or `aws` (the newest)."
+    )
+    cuda: str | None = Field(
+        None, pattern=r"^\d+\.\d+$", description="The image's CUDA, which chooses the host; else read from the tag."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Image:
+        one_of(self, "uri", "repository", "aws")
+        if self.uri is not None and self.tag is not None:
+            raise ValueError("tag goes with repository or aws; uri holds its own")
+        return self
+
+
+class Shape(Section):
+    """What of a model decides its memory; read from its config.json where that can be had."""
+
+    parameters: float = Field(gt=0, description="Number of weights, e.g. 8.03e9.")
+    layers: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+
+
+class Model(Section):
+    """What is served: one of `id` (a hub's name), `s3` (a prefix), `path` (a directory here, uploaded to `upload`)."""
+
+    id: str | None = Field(None, description="On the Hugging Face hub; the container fetches it at its start.")
+    s3: S3Prefix | None = Field(None, description="Uncompressed model data, as it lies there.")
+    path: str | None = Field(None, description="A directory on this machine.")
+    upload: S3Prefix | None = Field(None, description="Where `path` is uploaded to before anything else.")
+    shape: Shape | None = Field(None, description="For the advice on instances, where no config.json can be read.")
+    dtype: Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"] = Field(
+        "bf16", description="Of the weights in the GPU's memory: for the advice; option.quantize changes the weights."
+    )
+    context: int | None = Field(None, gt=0, description="Tokens of prompt and answer: option.max_model_len.")
+    token_secret: SecretArn | None = Field(
+        None, description="Secrets Manager's ARN of the Hugging Face token; the container reads it at its start."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Model:
+        one_of(self, "id", "s3", "path")
+        if (self.path is None) != (self.upload is None):
+            raise ValueError("path and upload go together")
+        if self.token_secret is not None and self.id is None:
+            raise ValueError("token_secret is for a model of the hub (id)")
+        return self
+
+
+class Managed(Section):
+    """Instances that come and go with the components' copies."""
+
+    min: Count = 1
+    max: Annotated[int, Field(ge=1, le=1000)]
+
+    @model_validator(mode="after")
+    def _order(self) -> Managed:
+        if self.min > self.max:
+            raise ValueError("min is above max")
+        return self
+
+
+class Instance(Section):
+    """Where it runs."""
+
+    type: InstanceType | Literal["auto"] = Field("auto", description="`auto` takes the cheapest type that fits.")
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    managed: Managed | None = Field(None, description="With components: instances follow their copies.")
+    ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses by the image's CUDA.")
+    volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(None, description="Not on types with NVMe.")
+
+
+class Timeouts(Section):
+    """Seconds; what is not given is derived from the size of the model."""
+
+    download: Seconds | None = None
+    startup: Seconds | None = None
+    provision: Annotated[int, Field(ge=300, le=3600)] | None = None
+
+
+class PrefixAware(Section):
+    """Requests with the same beginning go to the same instance."""
+
+    prefix_length: Annotated[int, Field(ge=1024, le=65536)] = 1024
+    concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+class Adapter(Section):
+    """A LoRA adapter: a component of its own beside its base."""
+
+    name: Name
+    artifact: S3Uri = Field(description="The adapter's tar.gz.")
+
+
+class Component(Section):
+    """An inference component: copies of the model on the endpoint's instances."""
+
+    name: Name
+    copies: Count = 1
+    accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs of one copy.")
+    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Memory that a copy needs at least.")
+    cpus: Annotated[float, Field(ge=0.25)] | None = None
+    cache: bool = Field(True, description="Keep image and weights on the instance, for a faster scale-out.")
+    adapters: tuple[Adapter, ...] = ()
+
+
+class Scaling(Section):
+    """Between `min` and `max` copies (with components) or instances, by requests under way at once."""
+
+    min: Count = Field(1, description="0 needs components; requests then fail until a copy is up, so clients retry.")
+    max: Annotated[int, Field(ge=1, le=1000)]
+    concurrency: Annotated[float, Field(gt=0)] = Field(
+        description="Aimed at: requests under way per copy; about 0.7 of the knee that `lmi deploy bench` shows."
+    )
+    scale_in_cooldown: Annotated[int, Field(ge=0)] = 300
+    scale_out_cooldown: Annotated[int, Field(ge=0)] = 60
+
+    @model_validator(mode="after")
+    def _order(self) -> Scaling:
+        if self.min > self.max:
+            raise ValueError("min is above max")
+        return self
+
+
+class Network(Section):
+    """A VPC of yours; `isolated` cuts the container off from everything."""
+
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    isolated: bool = Field(False, description="EnableNetworkIsolation; the model must be in S3. Hubs are set offline.")
+
+    @model_validator(mode="after")
+    def _both(self) -> Network:
+        if bool(self.subnets) != bool(self.security_groups):
+            raise ValueError("subnets and security_groups go together")
+        return self
+
+
+class Alarms(Section):
+    """CloudWatch alarms; they also roll an update back."""
+
+    errors_5xx: Annotated[int, Field(ge=1)] = Field(5, description="Invocation5XXErrors in a minute.")
+    model_errors: Annotated[int, Field(ge=1)] = Field(5, description="InvocationModelErrors in a minute.")
+    latency_p95_ms: Annotated[int, Field(ge=1)] | None = Field(None, description="ModelLatency's 95th percentile.")
+    notify: TopicArn | None = None
+
+
+class Update(Section):
+    """How an endpoint that serves is changed."""
+
+    policy: Literal["rolling", "blue_green"] = Field("rolling", description="blue_green needs the capacity twice.")
+    batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Instances that change at a time.")
+    wait: Annotated[int, Field(ge=0, le=3600)] = Field(120, description="Seconds between two batches, alarms watched.")
+    keep: Annotated[int, Field(ge=1, le=20)] = Field(2, description="Versions of the configuration that are kept.")
+
+
+class Async(Section):
+    """Asynchronous inference instead of the waiting kind."""
+
+    output: S3Uri
+    failures: S3Uri | None = None
+    concurrency: Annotated[int, Field(ge=1, le=1000)] | None = Field(None, description="Requests at once, an instance.")
+    notify_success: TopicArn | None = None
+    notify_error: TopicArn | None = None
+
+
+class Encryption(Section):
+    volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
+    output_key: KeyId | None = Field(None, description="KMS key of asynchronous answers.")
