@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-clients test-djl test-browser accept-vllm accept-trtllm lint format bench clean
+.PHONY: install dev serve djl test test-clients test-djl test-browser vllm-environment accept-vllm accept-trtllm lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -56,6 +56,10 @@ test-djl: dev
 # The pages, in a headless Chromium: the system's, or CHROMIUM=...
 test-browser: $(VENV)/.browser
 	$(BIN)/pytest tests/browser
+
+# What accept-vllm installs where VLLM_PYTHON names nothing; accept-vllm does it too, if it has not been done.
+vllm-environment:
+	$(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm
 
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:

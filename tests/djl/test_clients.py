@@ -59,6 +59,9 @@ langchain = drivers("langchain", "drive_langchain", scope="module")
 openai = drivers("openai", "drive_openai", scope="module")
 
 
+triton = drivers("triton", "drive_triton", scope="module")
+
+
 # -- text_generation -------------------------------------------------------------------------------------------------
 
 
@@ -177,3 +180,24 @@ def test_openai_gets_a_chat_whole_and_in_chunks(
     chunks = openai.stream(servers[version], "Name the capital of France.", **_ASK, **route)
     assert "".join(chunk["choices"][0]["delta"]["content"] or "" for chunk in chunks) == choice["message"]["content"]
     assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+
+# -- Triton's users: requests with sseclient-py, and aiohttp ---------------------------------------------------------
+
+
+def test_tritons_body_is_answered_in_its_form(triton: Driver, url: str) -> None:
+    model = {"model_name": "model", "model_version": "1"}
+    answer = triton.generate(url, PARIS, id="42", max_tokens=8)
+    assert answer.pop("text_output").startswith(f"{PARIS} Paris")
+    assert answer == {"id": "42", **model}
+    events = triton.stream(url, PARIS, max_tokens=8, stream=True)
+    assert len(events) == 8
+    assert events[0] == {**model, "text_output": " Paris"}
+
+
+@pytest.mark.parametrize("how", ["generate", "stream"])
+def test_a_refusal_of_tritons_names_the_parameter(triton: Driver, url: str, how: str) -> None:
+    outcome = triton.call(how, url, PARIS, max_tokens=100_000_000, stream=how == "stream")
+    assert str(outcome.error).endswith("Refused" if outcome.message.startswith("4") else "KeyError")
+    assert "max_tokens=100000000: with 5 prompt tokens" in outcome.message
+    assert outcome.events == []

@@ -16,7 +16,10 @@ _SECONDS = 60
 
 
 class Triton:
-    """`options` are what stands beside `text_input`. A refusal is raised with Triton's own text."""
+    """`options` are what stands beside `text_input`. A refusal is raised with Triton's own text.
+
+    A URL that ends in generate has its streams at generate_stream; another, as /invocations, where its answers are.
+    """
 
     def generate(self, url: str, prompt: str, options: dict[str, Any]) -> Any:
         found = requests.post(url, data=json.dumps({"text_input": prompt, **options}), timeout=_SECONDS)
@@ -27,10 +30,11 @@ class Triton:
     def stream(self, url: str, prompt: str, options: dict[str, Any]) -> Iterator[Any]:
         body = json.dumps({"text_input": prompt, **options})
         headers = {"Accept": "text/event-stream"}
-        with requests.post(url + "_stream", data=body, headers=headers, stream=True, timeout=_SECONDS) as found:
+        with requests.post(_streams(url), data=body, headers=headers, stream=True, timeout=_SECONDS) as found:
             if found.status_code != 200:
                 _check(found.status_code, found.text.removeprefix("data: "))
-            assert found.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            if url.endswith("/generate"):  # DJL before 0.29 sends a rolling batch's answers without one
+                assert found.headers["Content-Type"] == "text/event-stream; charset=utf-8"
             for event in sseclient.SSEClient(found).events():
                 yield json.loads(event.data)
 
@@ -44,12 +48,16 @@ class Triton:
 
     async def stream_async(self, url: str, prompt: str, options: dict[str, Any]) -> AsyncIterator[Any]:
         body = {"text_input": prompt, **options}
-        async with aiohttp.ClientSession() as session, session.post(url + "_stream", json=body) as found:
+        async with aiohttp.ClientSession() as session, session.post(_streams(url), json=body) as found:
             if found.status != 200:
                 _check(found.status, (await found.text()).removeprefix("data: "))
             async for line in found.content:
                 if text := line.strip().decode():
                     yield json.loads(text.removeprefix("data:"))
+
+
+def _streams(url: str) -> str:
+    return f"{url}_stream" if url.endswith("/generate") else url
 
 
 class Refused(Exception):
