@@ -42,3 +42,17 @@ def is_version_of(name: str, found: str) -> bool:
 def tags(deployment: str, spec: str, own: Mapping[str, str]) -> list[dict[str, str]]:
     """As SageMaker's calls take them; `own` are the user's."""
     return [{"Key": key, "Value": value} for key, value in {**own, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()]
+
+
+VARIANT = "AllTraffic"
+"""The one variant of an endpoint; it stays the same over all versions, or SageMaker refuses a rolling update."""
+
+
+def suffixed(name: str, suffix: str) -> str:
+    """`name-suffix` within SageMaker's 63 characters, the name being cut."""
+    return f"{name[: _LONGEST - len(suffix) - 1].rstrip('-')}-{suffix}"
+
+
+def tag_map(tag_list: list[dict[str, str]]) -> dict[str, str]:
+    """The same tags as Application Auto Scaling takes them."""
+    return {tag["Key"]: tag["Value"] for tag in tag_list}

@@ -1,0 +1,51 @@
+"""AWS on loopback for every test below: no call can leave the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.deploy.aws import Cloud
+
+_NOWHERE = "http://127.0.0.1:9"  # where nothing listens: a test that asks AWS without `cloud` fails at once
+
+
+@pytest.fixture(autouse=True)
+def _no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Fake credentials, no configuration of the user's, and an address where nothing is."""
+    for name in (
+        "AWS_PROFILE",
+        "AWS_SESSION_TOKEN",
+        "AWS_ROLE_ARN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_DEFAULT_PROFILE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    nothing = str(tmp_path_factory.getbasetemp() / "no-aws-configuration")
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": nothing,
+        "AWS_SHARED_CREDENTIALS_FILE": nothing,
+        "AWS_ENDPOINT_URL": _NOWHERE,
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def _cloud() -> Iterator[Cloud]:
+    cloud = Cloud()
+    yield cloud
+    cloud.stop()
+
+
+@pytest.fixture
+def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    """AWS, empty; boto3 goes there."""
+    _cloud.reset()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", _cloud.url)
+    return _cloud
