@@ -1,7 +1,7 @@
 """Model data held against what SageMaker and the engines can load, before it is sent and where it lies in S3.
 
-Rules of uncompressed model data: contract sagemaker.md, section 7. Pure but for reading: a directory and an S3 prefix are
-both a list of `Entry` and a way to read a small file.
+Rules of uncompressed model data: contract sagemaker.md, section 7. Pure but for reading: a directory and an S3 prefix
+are both a list of `Entry` and a way to read a small file.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ def errors(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def refuse(findings: Sequence[Finding], where: str) -> None:
-    """Raises:
-    Refused: there is an error among them; all are said.
+    """Go on only without errors.
+
+    Raises:
+        Refused: there is one among them; all are said.
     """
     if wrong := errors(findings):
         lines = [f"  {finding}\n    {finding.advice}" for finding in wrong]
@@ -173,7 +175,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
     top = {name for name in sizes if "/" not in name}
     if not any(name.endswith(_WEIGHTS) for name in sizes):
         yield Finding(Level.ERROR, "", "there are no weights", "Put *.safetensors (or a .gguf file) there.")
-    if any(name.endswith(".gguf") for name in top) or "serving.properties" in top and "config.json" not in top:
+    if any(name.endswith(".gguf") for name in top) or ("serving.properties" in top and "config.json" not in top):
         return  # a GGUF file holds all; serving.properties may name a model elsewhere
     if "config.json" not in top:
         below = [name for name in sizes if name.endswith("/config.json")]
@@ -196,7 +198,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
 
 
 def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_code: bool) -> Iterator[Finding]:
-    """Python that a model brings: `auto_map` names `module.Class`, with `REPOSITORY--` before it where it is elsewhere."""
+    """Python that a model brings: `auto_map` names `module.Class`, after `REPOSITORY--` where it is elsewhere."""
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
         return

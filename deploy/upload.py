@@ -1,7 +1,7 @@
 """A model's directory to S3, uncompressed: many parts at once, only what is not there yet, and checked at the end.
 
-Each object bears its file's SHA-256 in its metadata. No manifest lies in the prefix, where SageMaker would load it as model
-data, nor beside it, where it could tell of objects that have changed since. A part that was sent before a kill is found
+Each object bears its file's SHA-256 in its metadata. No manifest lies in the prefix, where SageMaker would load it as
+model data, nor beside it, where it could tell of objects that have changed since. A part that was sent before a kill is found
 again in S3's list of unfinished uploads and is not sent twice.
 """
 
@@ -100,7 +100,8 @@ def plan_upload(
 
     with ThreadPoolExecutor(WORKERS) as pool:
         digests = dict(pool.map(lambda file: (file.name, file_digest(directory / file.name)), listing.files))
-        missing = tuple(file.name for file, same in zip(listing.files, pool.map(is_there, listing.files)) if not same)
+        same = list(pool.map(is_there, listing.files))
+        missing = tuple(file.name for file, is_same in zip(listing.files, same, strict=True) if not is_same)
     foreign = tuple(Entry(name, there[name]) for name in sorted(set(there) - {file.name for file in listing.files}))
     return UploadPlan(
         directory,

@@ -1,4 +1,4 @@
-"""Files to S3 in parts, several at once; parts that an earlier try has left in an unfinished upload are not sent again."""
+"""Files to S3 in parts, several at once; what an earlier try has left in an unfinished upload is not sent again."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class _Unfinished:
     done: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def parts_of(name: str, size: int, part_size: int = PART_SIZE) -> list[Part]:
+def parts_of(name: str, size: int, part_size: int | None = None) -> list[Part]:
     """At least one, the last may be small."""
-    part_size = max(part_size, -(-size // _MOST_PARTS))
+    part_size = max(part_size or PART_SIZE, -(-size // _MOST_PARTS))
     count = max(1, -(-size // part_size))
     return [
         Part(name, number + 1, count, number * part_size, min(part_size, size - number * part_size))
