@@ -1,4 +1,4 @@
-"""Which of boto3's calls makes, shows, changes and removes each kind of resource; and asking AWS again where it says so.
+"""Which of boto3's calls makes, shows, changes and removes each kind of resource; asking AWS again where it says so.
 
 The table is all that the rest of `deploy` knows of the differences between SageMaker, Application Auto Scaling and
 CloudWatch.
@@ -89,6 +89,8 @@ FAILED = ("Failed", "OutOfService")
 
 Identity = tuple[str, ...]
 
+pause = time.sleep
+
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
 """Seconds before asking again: five minutes in all."""
 
@@ -114,7 +116,7 @@ def already_there(error: ClientError) -> bool:
 
 
 def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any]:
-    """AWS's answer. Where it says that another change is under way, or to slow down, it is asked again for five minutes.
+    """AWS's answer. Where it says that another change is under way, or to slow down, it is asked for five minutes.
 
     Raises:
         ClientError: what AWS said the last time.
@@ -122,14 +124,14 @@ def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any
     """
     client = aws.client(service)
     _known(client, operation, request)
-    for pause in (*_PAUSES, None):
+    for seconds in (*_PAUSES, None):
         try:
             answer: dict[str, Any] = getattr(client, operation)(**request)
             return answer
         except ClientError as error:
-            if pause is None or not _may_be_asked_again(error):
+            if seconds is None or not _may_be_asked_again(error):
                 raise
-        time.sleep(pause)
+        pause(seconds)
     raise AssertionError("the last try returns or raises")
 
 

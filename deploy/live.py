@@ -1,8 +1,8 @@
 """What there is of a deployment in AWS, whoever made it and however far they got: one look, without any change.
 
 It is found by name (what the specification wants), by the deployment's name at the beginning (older versions of its
-model and configuration, its alarms) and by where it belongs (components and scaling of the endpoint). Whether it is
-ours, its tag says.
+model and configuration) and by where it belongs (components, scaling and alarms of the endpoint). Whether it is ours,
+its tag says.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Live:
 
     Attributes:
         deployment: its name.
-        things: those that are ours, and those that bear a wanted name.
+        things: those that are ours, and those that bear a wanted name; the endpoint of its name, whosever it is.
         asked: False: AWS could not be asked, and nothing is known.
     """
 
@@ -107,16 +107,17 @@ def look(aws: Aws, deployment: str, wanted: Sequence[Resource] = ()) -> Live:
     for kind, name in _candidates(aws, deployment):
         if (kind, (name,)) not in found:
             keep(kind, show(aws, kind, (name,)))
-    for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", AlarmNamePrefix=deployment):
-        keep(Kind.ALARM, alarm)
+    for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", AlarmTypes=["MetricAlarm"]):
+        if _may_be_of(alarm, deployment):
+            keep(Kind.ALARM, alarm)
     targets = [one for one in wanted if one.kind is Kind.SCALABLE_TARGET]
     _scaling(aws, deployment, found, targets)
-    names = {(one.kind, identity(one.kind, one.request)) for one in wanted}
+    names = {(one.kind, identity(one.kind, one.request)) for one in wanted} | {(Kind.ENDPOINT, (deployment,))}
     return Live(deployment, tuple(one for key, one in found.items() if key in names or one.is_of(deployment)))
 
 
 def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
-    """What may be ours by its name or its place: of models and configurations all versions, the endpoint, components."""
+    """What may be ours by its name or its place: all versions of models and configurations, endpoint, components."""
     stem = deployment[:_LONGEST].rstrip("-")
     for kind, operation, listed in (
         (Kind.MODEL, "list_models", "Models"),
@@ -133,8 +134,16 @@ def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
         yield Kind.COMPONENT, one["InferenceComponentName"]
 
 
+def _may_be_of(alarm: Json, deployment: str) -> bool:
+    """Whether it watches the endpoint, or any component: a killed run may have left an alarm without its component."""
+    names = {one["Name"]: one["Value"] for one in alarm.get("Dimensions", ())}
+    if alarm.get("Namespace") != "AWS/SageMaker":
+        return False
+    return names.get("EndpointName") == deployment or "InferenceComponentName" in names
+
+
 def _scaling(aws: Aws, deployment: str, found: dict[tuple[Kind, Identity], Found], wanted: Iterable[Resource]) -> None:
-    """Scalable targets of the endpoint and of components that bear our tag (they outlive a component), their policies."""
+    """The endpoint's scalable targets and those of components (which they outlive) with our tag; their policies."""
     own = {identity(one.kind, one.request) for one in wanted}
     variants = f"endpoint/{deployment}/"
     for target in _pages(
