@@ -137,9 +137,8 @@ def _required(spec: Spec, settled: Settled) -> Iterable[_Setting]:
 
 def _defaults(spec: Spec, settled: Settled) -> Iterable[_Setting]:
     """What is derived where nothing was said."""
-    if settled.gpus > 1:
-        # All that the container sees: of a component with fewer GPUs than the instance, those.
-        yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", "max", "instance.type")
+    if settled.tensor_parallel is not None and settled.tensor_parallel > 1:
+        yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(settled.tensor_parallel), "instance.type")
     # The engine gives up before SageMaker does, so that the log says why.
     yield _Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(settled.startup - 30, 45)), "timeouts.startup")
     if most := max((len(component.adapters) for component in spec.components), default=0):
