@@ -61,8 +61,8 @@ _SPECS: dict[str, dict[str, Any]] = {
         "model": {"path": "models/llama", "upload": "s3://models/llama/"},
         "network": {
             "isolated": True,
-            "subnets": ["subnet-0a1", "subnet-0b2"],
-            "security_groups": ["sg-0c3"],
+            "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"],
+            "security_groups": ["sg-0123456789abcdef2"],
         },
         "encryption": {"volume_key": KEY},
         "update": {"policy": "blue_green", "batch_percent": 10, "wait": 300},
@@ -71,7 +71,11 @@ _SPECS: dict[str, dict[str, Any]] = {
     "isolated-components": {
         **_PLAIN,
         "model": {"s3": "s3://models/llama/"},
-        "network": {"isolated": True, "subnets": ["subnet-0a1"], "security_groups": ["sg-0c3"]},
+        "network": {
+            "isolated": True,
+            "subnets": ["subnet-0123456789abcdef0"],
+            "security_groups": ["sg-0123456789abcdef2"],
+        },
         "components": [{"name": "llama-chat"}],
     },
     "aws-image": {
