@@ -56,9 +56,7 @@ class Scaling:
             arn = f"arn:aws:application-autoscaling:{region}:{ACCOUNT}:scalable-target/{uuid.uuid4().hex}"
             target = {"ScalableTargetARN": arn, "CreationTime": time.time(), "RoleARN": "arn:aws:iam::1:role/linked"}
             self.tags[arn] = dict(p.get("Tags") or {})
-        elif p.get("Tags"):
-            raise Invalid("Tags cannot be specified when a scalable target already exists.")
-        p.pop("Tags", None)
+        p.pop("Tags", None)  # of one that is there they stay (TagResource changes them)
         self.targets[resource, dimension] = {**target, **p}
         return {"ScalableTargetARN": target["ScalableTargetARN"]}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
+from botocore.loaders import JSONFileLoader
 
 from tests.deploy.aws import Cloud
 
@@ -36,6 +38,15 @@ def _no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
         monkeypatch.setenv(name, value)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _models_read_once() -> Iterator[None]:
+    """boto3 reads megabytes of JSON for each client of each session: here once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        read = functools.lru_cache(maxsize=None)(JSONFileLoader().load_file)
+        patch.setattr(JSONFileLoader, "load_file", lambda self, path: read(path))
+        yield
+
+
 @pytest.fixture(scope="session")
 def _cloud() -> Iterator[Cloud]:
     cloud = Cloud()
@@ -49,3 +60,11 @@ def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Clou
     _cloud.reset()
     monkeypatch.setenv("AWS_ENDPOINT_URL", _cloud.url)
     return _cloud
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds for which `calls.call` would have waited."""
+    waited: list[float] = []
+    monkeypatch.setattr("deploy.calls.pause", waited.append)
+    return waited

@@ -215,7 +215,7 @@ class Calls:
             f"{_PREFIXES[kind]}Status": thing.status,
         }
         for name in ("EndpointName", "VariantName") if kind == "inference-component" else ():
-            said[name] = thing.request[name]
+            said[name] = thing.request.get(name, "")  # an adapter is where its base is
         return said
 
     def _variants(self, endpoint: Thing) -> list[dict[str, Any]]:
