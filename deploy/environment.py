@@ -62,7 +62,7 @@ def environment(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = 
     for setting in [*given, *_required(spec, settled)]:
         key = _key(setting.name)
         before = found.get(key)
-        if before is not None and before.value != setting.value:
+        if before is not None and before.value != setting.value and not _within(before, setting):
             raise SpecError(
                 f"{before.origin} and {setting.origin} contradict each other ({before.name}={before.value}, "
                 f"{setting.name}={setting.value})",
@@ -76,6 +76,11 @@ def environment(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = 
 
 def _key(name: str) -> str:
     return _SAME.get(name, name)
+
+
+def _within(given: _Setting, required: _Setting) -> bool:
+    """Model data may hold the model further down."""
+    return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 
 def _options(spec: Spec) -> Iterable[_Setting]:

@@ -99,6 +99,13 @@ def test_an_isolated_container_cannot_be_told_to_ask_the_hub() -> None:
         variables("isolated", environment={"HF_HUB_OFFLINE": "0"})
 
 
+def test_model_data_may_hold_the_model_further_down() -> None:
+    found = variables("isolated", environment={"OPTION_MODEL_ID": "/opt/ml/model/llama"})
+    assert found["OPTION_MODEL_ID"] == "/opt/ml/model/llama"
+    with pytest.raises(SpecError, match="contradict"):
+        variables("isolated", environment={"OPTION_MODEL_ID": "gpt2"})
+
+
 def test_saying_the_same_twice_is_no_contradiction() -> None:
     assert variables(options={"max_model_len": 8192})["OPTION_MAX_MODEL_LEN"] == "8192"
 

@@ -48,8 +48,8 @@ def test_everything_taggable_bears_the_deployment_and_the_digest() -> None:
             assert {"Key": "lmi:spec", "Value": spec_digest(said)} in marks
 
 
-def test_the_users_tags_are_there_too_but_ours_win() -> None:
-    said = spec("plain", tags={"team": "search", "lmi:deployment": "another"})
+def test_the_users_tags_are_there_too() -> None:
+    said = spec("plain", tags={"team": "search"})
     marks = made("plain", said)[Kind.MODEL][0].request["Tags"]
     assert {mark["Key"]: mark["Value"] for mark in marks} == {
         "team": "search",
