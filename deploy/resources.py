@@ -1,7 +1,7 @@
 """What a deployment consists of, as values: one `Resource` a thing that AWS keeps for us.
 
-The builders (`build/`) make them of a specification, without I/O; `plan.py` holds them against what exists; `apply.py`
-makes it so; `export/` writes them as CloudFormation and Terraform.
+The builders (`build.py`, `builders/`) make them of a specification, without I/O; `plan.py` holds them against what
+exists; `apply.py` makes it so; `export/` writes them as CloudFormation and Terraform.
 
 The builders' order is the order in which things are made, and `needs` is what it follows from: the alarms that roll an
 update back come before the endpoint, whose update names them; the alarm that wakes a sleeping component comes after the
