@@ -62,7 +62,7 @@ def environment(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = 
     for setting in [*given, *_required(spec, settled)]:
         key = _key(setting.name)
         before = found.get(key)
-        if before is not None and before.value != setting.value:
+        if before is not None and before.value != setting.value and not _within(before, setting):
             raise SpecError(
                 f"{before.origin} and {setting.origin} contradict each other ({before.name}={before.value}, "
                 f"{setting.name}={setting.value})",
@@ -76,6 +76,11 @@ def environment(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = 
 
 def _key(name: str) -> str:
     return _SAME.get(name, name)
+
+
+def _within(given: _Setting, required: _Setting) -> bool:
+    """Model data may hold the model further down."""
+    return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 
 def _options(spec: Spec) -> Iterable[_Setting]:
@@ -137,9 +142,8 @@ def _required(spec: Spec, settled: Settled) -> Iterable[_Setting]:
 
 def _defaults(spec: Spec, settled: Settled) -> Iterable[_Setting]:
     """What is derived where nothing was said."""
-    if settled.gpus > 1:
-        # All that the container sees: of a component with fewer GPUs than the instance, those.
-        yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", "max", "instance.type")
+    if settled.tensor_parallel is not None and settled.tensor_parallel > 1:
+        yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(settled.tensor_parallel), "instance.type")
     # The engine gives up before SageMaker does, so that the log says why.
     yield _Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(settled.startup - 30, 45)), "timeouts.startup")
     if most := max((len(component.adapters) for component in spec.components), default=0):

@@ -48,9 +48,9 @@ VARIANT = "AllTraffic"
 """The one variant of an endpoint; it stays the same over all versions, or SageMaker refuses a rolling update."""
 
 
-def suffixed(name: str, suffix: str) -> str:
-    """`name-suffix` within SageMaker's 63 characters, the name being cut."""
-    return f"{name[: _LONGEST - len(suffix) - 1].rstrip('-')}-{suffix}"
+def beside(deployment: str, *parts: str) -> str:
+    """Of an alarm or a scaling policy: no other deployment's can be called so, as no other name holds a slash."""
+    return "/".join((deployment, *parts))
 
 
 def tag_map(tag_list: list[dict[str, str]]) -> dict[str, str]:

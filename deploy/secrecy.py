@@ -11,7 +11,7 @@ HIDDEN = "***"
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]")  # hfToken and hf.token are hf_token
 _NAME = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEYS?)$"
-    r"|_(KEY|SECRET|PASSWORD|TOKEN)S?$"
+    r"|_(KEY|SECRET|PASSWORD)S?$"
     r"|(^|_)(SECRET|PASSWORD)_(?!ARN$|NAME$|ID$)"
 )
 _VALUE = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from deploy.names import VARIANT, suffixed
+from deploy.names import VARIANT, beside
 from deploy.resources import Kind, Resource
 from deploy.spec import Spec
 
@@ -16,11 +16,11 @@ _MICROSECONDS = 1000.0  # in a millisecond: ModelLatency's unit
 def endpoint_alarms(spec: Spec) -> Iterator[tuple[str, dict[str, Any]]]:
     """Of the whole endpoint: names and requests without tags."""
     dimensions = {"EndpointName": spec.name, "VariantName": VARIANT}
-    yield from _alarms(spec, spec.name, dimensions)
+    yield from _alarms(spec, (spec.name,), dimensions)
 
 
 def component_alarms(spec: Spec, component: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield from _alarms(spec, component, {"InferenceComponentName": component})
+    yield from _alarms(spec, (spec.name, component), {"InferenceComponentName": component})
 
 
 def as_resource(name: str, request: dict[str, Any], tags: list[dict[str, str]]) -> Resource:
@@ -28,7 +28,7 @@ def as_resource(name: str, request: dict[str, Any], tags: list[dict[str, str]]) 
     return Resource(Kind.ALARM, name, {**request, "Tags": tags})
 
 
-def _alarms(spec: Spec, stem: str, dimensions: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _alarms(spec: Spec, stem: tuple[str, ...], dimensions: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
     alarms = spec.alarms
     if alarms is None:
         return
@@ -50,17 +50,17 @@ def _alarms(spec: Spec, stem: str, dimensions: dict[str, str]) -> Iterator[tuple
 
 def _alarm(
     spec: Spec,
-    stem: str,
+    stem: tuple[str, ...],
     suffix: str,
     metric: str,
     threshold: float,
     statistic: dict[str, str],
     dimensions: dict[str, str],
 ) -> tuple[str, dict[str, Any]]:
-    name = suffixed(stem, suffix)
+    name = beside(*stem, suffix)
     request: dict[str, Any] = {
         "AlarmName": name,
-        "AlarmDescription": f"{metric} of {stem}; rolls an update of it back.",
+        "AlarmDescription": f"{metric} of {stem[-1]}; rolls an update of it back.",
         "Namespace": "AWS/SageMaker",
         "MetricName": metric,
         "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from deploy.names import VARIANT, suffixed, tag_map
+from deploy.names import VARIANT, beside, tag_map
 from deploy.resources import Kind, Ref, Resource
 from deploy.spec import Spec
-from deploy.spec.sections import Scaling
 
 _NO_CAPACITY_PERIOD = 30  # seconds; how soon a request that found no copy wakes one
 _WAKE_COOLDOWN = 60
@@ -38,7 +37,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
     )
     yield target
     yield _policy(
-        suffixed(scaled.name, "concurrency"),
+        beside(*_stem(spec, scaled), "concurrency"),
         place,
         target,
         {
@@ -52,7 +51,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
         },
     )
     if spec.scaling.min == 0:
-        yield from _waking(scaled, spec.scaling, place, target, tags)
+        yield from _waking(spec, scaled, place, target, tags)
 
 
 def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
@@ -70,11 +69,11 @@ def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
 
 
 def _waking(
-    scaled: Resource, scaling: Scaling, place: dict[str, str], target: Resource, tags: list[dict[str, str]]
+    spec: Spec, scaled: Resource, place: dict[str, str], target: Resource, tags: list[dict[str, str]]
 ) -> Iterator[Resource]:
     """Tracking cannot leave zero, as there is no copy to have requests: a request that found none adds the first."""
     policy = _policy(
-        suffixed(scaled.name, "wake"),
+        beside(*_stem(spec, scaled), "wake"),
         place,
         target,
         {
@@ -82,13 +81,13 @@ def _waking(
             "StepScalingPolicyConfiguration": {
                 "AdjustmentType": "ChangeInCapacity",
                 "MetricAggregationType": "Maximum",
-                "Cooldown": min(scaling.scale_out_cooldown, _WAKE_COOLDOWN),
+                "Cooldown": _WAKE_COOLDOWN,
                 "StepAdjustments": [{"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}],
             },
         },
     )
     yield policy
-    name = suffixed(scaled.name, "no-capacity")
+    name = beside(*_stem(spec, scaled), "no-capacity")
     request = {
         "AlarmName": name,
         "AlarmDescription": f"A request found no copy of {scaled.name}: adds one.",
@@ -106,6 +105,10 @@ def _waking(
         "Tags": tags,
     }
     yield Resource(Kind.ALARM, name, request, needs=(policy.key,))
+
+
+def _stem(spec: Spec, scaled: Resource) -> tuple[str, ...]:
+    return (spec.name, scaled.name) if scaled.kind is Kind.COMPONENT else (spec.name,)
 
 
 def _policy(name: str, place: dict[str, str], target: Resource, rule: dict[str, Any]) -> Resource:

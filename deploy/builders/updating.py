@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from deploy.builders.endpoint_config import instances
 from deploy.resources import Resource
@@ -23,15 +23,16 @@ _SHORTEST = 600
 
 def endpoint_deployment(spec: Spec, settled: Settled, alarms: Sequence[Resource]) -> dict[str, Any]:
     """UpdateEndpoint's DeploymentConfig."""
-    count, unit = instances(spec), "INSTANCE_COUNT"
+    count = instances(spec)
+    # Where instances come and go, only a share is right whatever there is.
+    scaled = spec.scaling is not None or spec.instance.managed is not None
+    unit = "CAPACITY_PERCENT" if scaled else "INSTANCE_COUNT"
     if spec.update.policy == "rolling" and count > 1:
-        # Where instances come and go, only a share is right whatever there is.
-        scaled = spec.scaling is not None or spec.instance.managed is not None
-        policy = {"RollingUpdatePolicy": _rolling(spec, settled, count, "CAPACITY_PERCENT" if scaled else unit)}
+        policy = {"RollingUpdatePolicy": _rolling(spec, settled, count, unit)}
     else:
         policy = {
             "BlueGreenUpdatePolicy": {
-                "TrafficRoutingConfiguration": _shift(spec, count),
+                "TrafficRoutingConfiguration": _shift(spec, count, unit),
                 "TerminationWaitInSeconds": spec.update.wait,
                 "MaximumExecutionTimeoutInSeconds": _longest(spec, settled, 2),
             }
@@ -45,7 +46,7 @@ def component_deployment(
     """UpdateInferenceComponent's DeploymentConfig; empty: the API's default, for what cannot roll."""
     if component.copies < 2 or spec.update.policy != "rolling":
         return {}
-    unit: Literal["COPY_COUNT", "CAPACITY_PERCENT"] = "CAPACITY_PERCENT" if spec.scaling is not None else "COPY_COUNT"
+    unit = "CAPACITY_PERCENT" if spec.scaling is not None else "COPY_COUNT"
     return {"RollingUpdatePolicy": _rolling(spec, settled, component.copies, unit), **_rollback(alarms)}
 
 
@@ -65,9 +66,8 @@ def update_warnings(spec: Spec) -> tuple[str, ...]:
 
 
 def _rolling(spec: Spec, settled: Settled, count: int, unit: str) -> dict[str, Any]:
-    percent = spec.update.batch_percent
-    size = percent if unit == "CAPACITY_PERCENT" else max(1, count * percent // 100)
-    batches = math.ceil(100 / percent) if unit == "CAPACITY_PERCENT" else math.ceil(count / size)
+    size = _size(spec, count, unit)
+    batches = math.ceil((100 if unit == "CAPACITY_PERCENT" else count) / size)
     return {
         "MaximumBatchSize": {"Type": unit, "Value": size},
         "WaitIntervalInSeconds": spec.update.wait,
@@ -75,12 +75,18 @@ def _rolling(spec: Spec, settled: Settled, count: int, unit: str) -> dict[str, A
     }
 
 
-def _shift(spec: Spec, count: int) -> dict[str, Any]:
+def _size(spec: Spec, count: int, unit: str) -> int:
+    """In per cent, or whole instances: at least one, at most half of two and more."""
+    percent = spec.update.batch_percent
+    return percent if unit == "CAPACITY_PERCENT" else max(1, count * percent // 100)
+
+
+def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
     """A canary first where blue/green was asked for and there is room for one; else all at once."""
+    shift: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": spec.update.wait}
     if spec.update.policy == "blue_green" and count > 1:
-        size = {"Type": "CAPACITY_PERCENT", "Value": spec.update.batch_percent}
-        return {"Type": "CANARY", "WaitIntervalInSeconds": spec.update.wait, "CanarySize": size}
-    return {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": spec.update.wait}
+        shift |= {"Type": "CANARY", "CanarySize": {"Type": unit, "Value": _size(spec, count, unit)}}
+    return shift
 
 
 def _longest(spec: Spec, settled: Settled, batches: int) -> int:
