@@ -61,13 +61,19 @@ def find_model(environ: Mapping[str, str]) -> Found:
             f"{', '.join(present[:8])}. Where the model lies in a directory below, say "
             f"OPTION_MODEL_ID={directory}/NAME; archives within the model data are not unpacked"
         )
-    if own := environ.get(DEFAULT):
+    if own := _own(environ):
         return Found(None, own, channels)
     raise ConfigError(f"there is no model: {root} is empty, and neither OPTION_MODEL_ID nor HF_MODEL_ID is set")
 
 
 def _holds_model(directory: Path) -> bool:
     return any((directory / mark).is_file() for mark in _MARKS) or any(directory.glob("*.gguf"))
+
+
+def _own(environ: Mapping[str, str]) -> str | None:
+    """The model in the image; the variable is there in images that were built without it too."""
+    own = environ.get(DEFAULT)
+    return own if own and Path(own).is_file() else None
 
 
 def _channels(parent: Path) -> dict[str, Path]:
@@ -77,7 +83,7 @@ def _channels(parent: Path) -> dict[str, Path]:
 def _known(named: str, directory: Path | None, channels: Mapping[str, Path], environ: Mapping[str, str]) -> str:
     """A path must be there; any other name is the engine's to find."""
     if named == "demo":
-        return environ.get(DEFAULT, named)
+        return _own(environ) or named
     if not os.path.isabs(named) or Path(named).exists():
         return named
     places = [str(path) for path in (directory, *channels.values()) if path]
