@@ -1,7 +1,7 @@
 """`make image-cpu-check`: the cpu image as far as it can be had without a container engine.
 
-The Dockerfile's own steps are carried out in a Debian made for it; then the entry point is started as SageMaker starts
-it: process 1, root, `serve`, model data read only, no network. It is asked, and told to stop in the middle of an answer.
+The Dockerfile's own steps are carried out in a Debian made for it; then the entry point is started as SageMaker would:
+process 1, root, `serve`, model data read only, no network. It is asked, and told to stop in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tests.container.dockerfile import Stage, read
 
 _ASK = """\
 import sys, urllib.request
-request = urllib.request.Request("http://127.0.0.1:8080" + sys.argv[1], sys.argv[2].encode() if len(sys.argv) > 2 else None)
+body = sys.argv[2].encode() if len(sys.argv) > 2 else None
+request = urllib.request.Request("http://127.0.0.1:8080" + sys.argv[1], body)
 request.add_header("Content-Type", "application/json")
 with urllib.request.urlopen(request, timeout=60) as answer:
     for line in answer:

@@ -81,7 +81,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def context() -> Iterator[Path]:
-    """The files that .dockerignore lets through, relative to the root; the last rule that fits decides, as in Docker."""
+    """The files that .dockerignore lets through, relative to the root; the last rule that fits decides."""
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     for name in sorted(entry.name for entry in ROOT.iterdir()):
         path = ROOT / name
