@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from handler.container.arguments import Arguments
@@ -16,7 +17,8 @@ def command(arguments: Arguments, found: Found) -> list[str]:
         ConfigError: SageMaker's model data cannot be served from where they are.
     """
     options = [part for option in arguments.options for part in ("-o", option)]
-    serve = [sys.executable, "-m", "handler", "serve", "--host", "0.0.0.0", "--port", str(arguments.port), *options]
+    host = os.environ.get("LMI_HOST") or "0.0.0.0"
+    serve = [sys.executable, "-m", "handler", "serve", "--host", host, "--port", str(arguments.port), *options]
     if found.properties is not None:  # serving.properties is read there, and may name the model itself
         return [*serve, str(found.properties.parent)]
     code = found.directory and found.directory / "model.py"
