@@ -1,7 +1,7 @@
 """The key for an endpoint's OpenAI route: a request that SageMaker could make itself, signed and not sent.
 
-`sagemaker-api-key-` and the base64 of a presigned `CallWithBearerToken` (contract sagemaker.md, section 1.3). It is made
-on this machine, is good for at most 12 hours and no longer than the credentials, and whoever has it may call every
+`sagemaker-api-key-` and the base64 of a presigned `CallWithBearerToken` (contract sagemaker.md, section 1.3). It is
+made on this machine, is good for at most 12 hours and no longer than the credentials, and whoever has it may call every
 endpoint that they may: it must not be logged. It needs sagemaker:CallWithBearerToken on `*`.
 """
 
@@ -50,7 +50,7 @@ class BearerToken:
     """
 
     def __init__(
-        self, session: Any, region: str, seconds: int = LONGEST, clock: Callable[[], float] = time.monotonic
+        self, session: Any, region: str, seconds: int = LONGEST, clock: Callable[[], float] = time.time
     ) -> None:
         self._session = session
         self._region = region

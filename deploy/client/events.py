@@ -1,7 +1,7 @@
 """What a streamed answer consists of, whichever schema it is in, and how one JSON value of it is read.
 
-LMI's lines, TGI's and Triton's events and OpenAI's chunks all become tokens and a finish. Nothing is dropped: each event
-has the value that it was read from, and a value that is neither is `Raw`.
+LMI's lines, TGI's and Triton's events and OpenAI's chunks all become tokens and a finish. Nothing is dropped: each
+event has the value that it was read from, and a value that is neither is `Raw`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Raw:
-    """A value that is neither: the part of an answer with tool calls or usage, a custom formatter's output, plain text."""
+    """A value that is neither: a part of tool calls, usage, a custom formatter's output, plain text."""
 
     data: Any
 

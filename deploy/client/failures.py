@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from botocore.eventstream import ParserError
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -26,7 +27,7 @@ from urllib3.exceptions import ReadTimeoutError as StreamStalled
 from deploy.client import errors
 from deploy.client.errors import RequestFailed
 
-FROM_AWS = (BotoCoreError, ClientError, HTTPError)
+FROM_AWS = (BotoCoreError, ClientError, HTTPError, ParserError)
 """What is raised of invoking an endpoint and reading its answer."""
 
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "429")
@@ -34,7 +35,9 @@ _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailabl
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException",
            "ExpiredTokenException", "ExpiredToken", "InvalidClientTokenId", "403")  # fmt: skip
 _REFUSED = ("ValidationError", "ValidationException", "413", "400")
-_IN_TIME = "Ask for fewer tokens, stream the answer, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
+_IN_TIME = (
+    "Ask for fewer tokens, stream the answer, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
+)
 _LOGS = "`lmi deploy logs` shows what the container wrote."
 
 
@@ -47,7 +50,7 @@ def failure(error: BaseException) -> RequestFailed:
             return _answered(error)
         case StreamStalled():
             return errors.TimedOut("nothing came for too long in the middle of the answer", _LOGS)
-        case HTTPError():
+        case HTTPError() | ParserError():
             return errors.StreamBroken(f"the connection was cut in the middle of the answer: {error}", _LOGS)
         case ReadTimeoutError():
             return errors.TimedOut("no answer in time; the model may still be at it", _IN_TIME)

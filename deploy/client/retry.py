@@ -37,7 +37,8 @@ class Patience:
         return self.cold if isinstance(error, NoCapacity) else self.busy
 
 
-NONE = Patience(busy=0, cold=0)
+PATIENT = Patience()
+IMPATIENT = Patience(busy=0, cold=0)
 
 
 def patiently(

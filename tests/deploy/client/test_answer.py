@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 
@@ -26,9 +27,11 @@ def read(content_type: str, pieces: Iterable[bytes]) -> tuple[list[Event], Reque
             found.extend(reader.feed(piece))
         found.extend(reader.finish())
     except RequestFailed as error:
-        assert list(error.arrived) == reader.arrived == found
-        return found, error
-    return found, None
+        failed = error
+    else:
+        return found, None
+    assert list(failed.arrived) == reader.arrived == found
+    return found, failed
 
 
 def whole(wire: Wire) -> list[Event]:
@@ -39,7 +42,7 @@ def whole(wire: Wire) -> list[Event]:
 
 def cut(body: bytes, places: Sequence[int]) -> list[bytes]:
     borders = [0, *sorted(place % (len(body) + 1) for place in places), len(body)]
-    return [body[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    return [body[start:end] for start, end in itertools.pairwise(borders)]
 
 
 def text(events: Iterable[Event], index: int = 0) -> str:
@@ -139,13 +142,15 @@ def test_every_golden_stream_is_read() -> None:
 def test_byte_by_byte_is_the_same(name: str) -> None:
     wire = golden(name)
     for content_type in (wire.content_type, ""):
-        _same(read(content_type, [wire.body]), read(content_type, [wire.body[i : i + 1] for i in range(len(wire.body))]))
+        _same(
+            read(content_type, [wire.body]), read(content_type, [wire.body[i : i + 1] for i in range(len(wire.body))])
+        )
 
 
 OTHERS = {
     "pretty JSON": Wire("application/json", json.dumps({"generated_text": 'a "}\\" é', "x": [{}]}, indent=2).encode()),
     "JSON without line ends": Wire("", b'{"token":{"text":"a","id":1}} {"token":{"text":"b"},"generated_text":"ab"}'),
-    "CRLF lines": Wire("application/jsonlines", b'{"token":{"text":"a"}}\r\n{"token":{"text":"b"},"generated_text":"ab"}'),
+    "CRLF lines": Wire("application/jsonlines", b'{"token":{"text":"a"}}\r\n{"token":{"text":"b"},"details":{}}'),
     "CRLF events": Wire("text/event-stream", b': hi\r\n\r\ndata: {"text_output":"a"}\r\n\r\ndata:{"text_output":"b"}'),
     "CR events": Wire("", b'id: 1\rdata: {"text_output":\rdata: "a"}\r\rdata: {"text_output":"b"}\r\r'),
     "no empty line": Wire("text/event-stream", b'data: {"text_output":"a"}\ndata: {"text_output":"b"}\ndata: [DONE]\n'),
@@ -208,18 +213,25 @@ def test_any_borders_give_the_same_events(name: str, places: list[int]) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=8), st.sampled_from(["application/json", "text/event-stream"]))  # fmt: skip
+@given(
+    st.binary(max_size=60),
+    st.lists(st.integers(0, 60), max_size=8),
+    st.sampled_from(["application/json", "text/event-stream"]),
+)
 def test_any_bytes_in_any_borders(body: bytes, places: list[int], content_type: str) -> None:
-    _same(read(content_type, [body]), read(content_type, cut(body, places)), joined=True)
+    """Text that is no JSON may come in other pieces."""
+    (one, error), (other, likewise) = read(content_type, [body]), read(content_type, cut(body, places))
+    _same((_joined(one), error), (_joined(other), likewise))
 
 
 def _pieces(wire: Wire) -> tuple[str, list[bytes]]:
     return wire.content_type, [wire.body]
 
 
-def _same(one: tuple[list[Event], RequestFailed | None], other: tuple[list[Event], RequestFailed | None], *, joined: bool = False) -> None:  # fmt: skip
-    if joined:  # text that is no JSON may come in other pieces
-        one, other = ((_joined(events), error) for events, error in (one, other))  # type: ignore[assignment]
+Ended = tuple[Sequence[Event | str], RequestFailed | None]
+
+
+def _same(one: Ended, other: Ended) -> None:
     assert one[0] == other[0]
     assert (type(one[1]), str(one[1])) == (type(other[1]), str(other[1]))
 
@@ -227,8 +239,9 @@ def _same(one: tuple[list[Event], RequestFailed | None], other: tuple[list[Event
 def _joined(events: list[Event]) -> list[Event | str]:
     found: list[Event | str] = []
     for event in events:
-        if isinstance(event, Raw) and isinstance(event.data, str) and found and isinstance(found[-1], str):
-            found[-1] += event.data
+        text = event.data if isinstance(event, Raw) and isinstance(event.data, str) else None
+        if text is not None and found and isinstance(found[-1], str):
+            found[-1] += text
         else:
-            found.append(event.data if isinstance(event, Raw) and isinstance(event.data, str) else event)
+            found.append(event if text is None else text)
     return found
