@@ -132,8 +132,8 @@ class Predictor:
 
         `stream` is set in a body of `inputs`, `messages`, `prompt` or `text_input` that does not say it.
         """
-        if isinstance(data, Mapping) and data.keys() & _PROMPTS:
-            data = {"stream": True, **data}
+        if isinstance(data, Mapping) and data.keys() & _PROMPTS and "stream" not in data:
+            data = {**data, "stream": True}
         return of_response(self.runtime.stream(self._request(data, initial_args, options)))
 
     @overload

@@ -55,7 +55,7 @@ def patiently(
         report: called before each pause, with what happened and the pause in seconds.
 
     Raises:
-        NotStarted: the last one, when the next pause would end beyond the limit.
+        NotStarted: the last one, at the limit.
         RequestFailed: whatever else `attempt` raises, at once.
     """
     started, pause = clock(), patience.first
@@ -63,9 +63,10 @@ def patiently(
         try:
             return attempt()
         except NotStarted as error:
-            wait = pause * random.uniform(0.5, 1.0)
-            if clock() - started + wait > patience.limit(error):
+            left = started + patience.limit(error) - clock()
+            if left <= 0:
                 raise
+            wait = min(pause * random.uniform(0.5, 1.0), left)
             if report is not None:
                 report(error, wait)
             sleep(wait)

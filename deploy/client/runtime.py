@@ -90,20 +90,23 @@ class Runtime:
         Raises:
             RequestFailed: see `errors.py`; so do the other two.
         """
+        client = self._client  # making it takes time that is no attempt's
 
         def call(arguments: dict[str, Any]) -> dict[str, Any]:
-            response: dict[str, Any] = self._client.invoke_endpoint(**arguments)
+            response: dict[str, Any] = client.invoke_endpoint(**arguments)
             return {**response, "Body": response["Body"].read()}
 
         return self._made(call, request)
 
     def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """InvokeEndpointWithResponseStream; `Body` is botocore's event stream."""
-        return self._made(lambda arguments: self._streaming.invoke_endpoint_with_response_stream(**arguments), request)
+        client = self._streaming
+        return self._made(lambda arguments: client.invoke_endpoint_with_response_stream(**arguments), request)
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """InvokeEndpointAsync."""
-        return self._attempted(lambda: self._client.invoke_endpoint_async(EndpointName=self.endpoint_name, **request))
+        client = self._client
+        return self._attempted(lambda: client.invoke_endpoint_async(EndpointName=self.endpoint_name, **request))
 
     @property
     def base_url(self) -> str:
