@@ -30,8 +30,11 @@ _SNIPPET = (
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
-        "local", help="SageMaker on this machine", description="Start the container without Docker, and SageMaker "
-        "Runtime's API in front of it: boto3 with endpoint_url talks to it as to an endpoint (docs/deploy.md).")  # fmt: skip
+        "local",
+        help="SageMaker on this machine",
+        description="Start the container without Docker, and SageMaker Runtime's API in front of it: boto3 with "
+        "endpoint_url talks to it as to an endpoint (docs/deploy.md).",
+    )
     parser.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
     parser.add_argument("--port", type=_port, default=8081, help="of the API; 0 takes a free one (default %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")

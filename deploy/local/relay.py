@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ log = logging.getLogger("deploy.local")
 STALLED = "Your model primary did not complete sending the inference response in the allotted time."
 BROKEN = "The connection to your model primary was reset or closed before the inference response was complete."
 _OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # what aiohttp would add
+_LARGE = 2**19  # bytes; aiohttp sends more than a megabyte in pieces, and wants a file for it
 
 
 class Relay:
@@ -53,8 +55,9 @@ class Relay:
         """
         assert self._session is not None, "open() comes first"
         timeout = aiohttp.ClientTimeout(total=seconds)
+        data = io.BytesIO(body) if len(body) > _LARGE else body
         async with self._session.post(
-            self._container + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            self._container + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
         ) as reply:
             yield reply
 
