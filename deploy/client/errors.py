@@ -9,8 +9,8 @@
     ├── NotSent                  not a request that SageMaker takes: too large, a wrong parameter, an unknown endpoint
     │   └── NoSuchEndpoint
     ├── Forbidden                AWS denies the call
-    ├── ModelRefused             the container answered 4xx: the request is wrong
-    ├── ModelFailed              the container answered 5xx, or failed in the middle of a stream
+    ├── ModelRefused             the container answered 4xx: the request is wrong (LMI: 424, as for much else)
+    ├── ModelFailed              the container answered 5xx, its engine failed, or it failed within a stream
     │   └── ModelBusy            429 or 503: its queue is full, or it is stopping
     ├── ServiceFailed            SageMaker itself failed; whether the model ran is not known
     └── Broken                   the answer did not come whole; the model may be at it still

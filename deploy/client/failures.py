@@ -6,6 +6,7 @@ a connection that is cut or stalls within one comes as urllib3's own error, whic
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from botocore.eventstream import ParserError
@@ -97,15 +98,35 @@ def _answered(error: ClientError) -> RequestFailed:
 
 
 def _of_the_model(response: dict[str, Any], message: str) -> RequestFailed:
-    status, said = int(response.get("OriginalStatusCode", 0)), str(response.get("OriginalMessage") or message)
+    status = int(response.get("OriginalStatusCode", 0))
+    said, kind = _body(str(response.get("OriginalMessage") or message))
     more: dict[str, Any] = {"original_status": status, "log_stream": response.get("LogStreamArn")}
     if not status and "timed out" in f"{said} {message}":
         return errors.TimedOut(said, _IN_TIME, **more)
     if status in (429, 503):
         return errors.ModelBusy(f"the model is busy ({status}): {said}", "Send it again later, or scale out.", **more)
-    if 400 <= status < 500 and status != 424:  # LMI answers 424 for what failed within
+    if 400 <= status < 500 and not (status == 424 and _within(said, kind)):
         return errors.ModelRefused(f"the model refused it ({status}): {said}", **more)
     return errors.ModelFailed(f"the model failed ({status}): {said}", _LOGS, **more)
+
+
+def _body(text: str) -> tuple[str, str]:
+    """Of an error's body: what is said, and which kind TGI or OpenAI call it."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return text, ""
+    match body:
+        case {"error": {"message": str(said), **more}}:
+            return said, str(more.get("type", ""))
+        case {"error": str(said), **more} | {"message": str(said), **more}:
+            return said, str(more.get("error_type", ""))
+    return text, ""
+
+
+def _within(said: str, kind: str) -> bool:
+    """Whether 424, LMI's status for requests that are wrong and for engines that fail alike, is about the engine."""
+    return kind in ("generation", "incomplete_generation") or said.startswith("engine failure")
 
 
 def _in_stream(error: EventStreamError) -> RequestFailed:

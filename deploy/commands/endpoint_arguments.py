@@ -20,7 +20,7 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
                         help="inference component, or adapter's (default: the only one)")  # fmt: skip
     parser.add_argument("--endpoint-url", metavar="URL", help="another address than AWS's: `lmi deploy local`")
     parser.add_argument("--patience", type=_seconds, metavar="S",
-                        help="how long to try while nothing is begun (default: 60 s, without a copy 900 s)")  # fmt: skip
+                        help="try so long while nothing is begun (default: 60 s, without a copy 900 s)")  # fmt: skip
 
 
 def add_body(parser: argparse.ArgumentParser) -> None:

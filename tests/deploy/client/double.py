@@ -128,7 +128,7 @@ def fails(status: int, code: str, message: str, **members: Any) -> Answer:
 def model_answers(status: int, message: str) -> Answer:
     """What SageMaker makes of the container's answer, 0: of none."""
     log = "arn:aws:logs:us-east-1:000000000000:log-group:/aws/sagemaker/Endpoints/e"
-    return fails(424, "ModelError", f'Received error ({status}) from primary with message "{message}".',
+    return fails(424, "ModelError", f"Received error ({status}) from primary with message {message!r}.",
                  OriginalStatusCode=status, OriginalMessage=message, LogStreamArn=log)  # fmt: skip
 
 
