@@ -166,7 +166,7 @@ def check_size(body: bytes) -> None:
             "Asynchronous inference takes up to 1 GB from S3.",
         )
     if len(body) > WARN_BYTES:
-        warnings.warn(f"{len(body):,} bytes: SageMaker may take only {WARN_BYTES:,}", LargePayload, stacklevel=6)
+        warnings.warn(f"{len(body):,} bytes: SageMaker may take only {WARN_BYTES:,}", LargePayload, stacklevel=5)
 
 
 class _NeedsComponent(NotSent): ...

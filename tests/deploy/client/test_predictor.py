@@ -176,8 +176,9 @@ def test_no_connection_is_tried_again(aws: Double) -> None:
 
 def test_large_bodies_are_warned_about_and_huge_ones_not_sent(predictor: Predictor, aws: Double) -> None:
     aws.answers = [says({})]
-    with pytest.warns(LargePayload, match="6,291,457 bytes"):
+    with pytest.warns(LargePayload, match="6,291,457 bytes") as warned:
         predictor.predict(b"x" * (WARN_BYTES + 1))
+    assert warned[0].filename == __file__
     with pytest.raises(NotSent, match="26,214,401 bytes"):
         predictor.predict(b"x" * (MAX_BYTES + 1))
     assert len(aws.requests) == 1
