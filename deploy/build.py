@@ -46,8 +46,11 @@ def resources(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = Fa
 
 
 def spec_digest(spec: Spec) -> str:
-    """Of all that the specification says, defaults included: the tag's value."""
-    return digest(spec.model_dump(mode="json", by_alias=True))
+    """Of what the specification says that is not a default: the tag's value.
+
+    So it stays what it is where a newer version of ours knows more settings.
+    """
+    return digest(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
 def warnings(spec: Spec, settled: Settled) -> tuple[str, ...]:

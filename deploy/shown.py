@@ -9,8 +9,11 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.table import Table
 
+from deploy.fit import ADVICE_COLUMNS, Advice, advice_rows, advice_title
 from deploy.plan import Action, Plan, Verb
+from deploy.prices import dated
 from deploy.resources import Json, Ref, resolved
 from deploy.secrecy import HIDDEN, is_secret, redact
 
@@ -72,6 +75,16 @@ def printable(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     return redact(resolved(value, _reference))
+
+
+def advice_table(advice: Advice) -> Table:
+    """Which instances would do, and which is taken."""
+    table = Table(title=advice_title(advice), caption=dated(), title_justify="left", caption_justify="left")
+    for column in ADVICE_COLUMNS:
+        table.add_column(column, overflow="fold")
+    for row in advice_rows(advice):
+        table.add_row(*row)
+    return table
 
 
 def print_warnings(console: Console, warnings: Sequence[str]) -> None:

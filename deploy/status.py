@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -114,7 +114,7 @@ def look(aws: Aws, name: str) -> Status:
         changed=endpoint["LastModifiedTime"].astimezone(timezone.utc).isoformat(timespec="seconds"),
         variants=tuple(_variants(aws, endpoint)),
         components=components,
-        scaling=_allowed(lambda: tuple(scaling_of(aws, targets)), "scaling", unread),
+        scaling=_allowed(lambda: tuple(_with_activities(aws, targets)), "scaling", unread),
         alarms=_allowed(lambda: tuple(_alarms(aws, name)), "alarms", unread),
         metrics=dict(_allowed(lambda: tuple(_metrics(aws, endpoint).items()), "metrics", unread)),
         unread=tuple(unread),
@@ -143,22 +143,27 @@ def components_of(aws: Aws, name: str) -> list[str]:
 
 
 def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
-    """Those of the targets that are scaled."""
+    """Those of the targets that are scaled, without their activities."""
     scaling = aws.client("application-autoscaling")
     if not targets:
         return
     found = scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=targets)
     for target in found["ScalableTargets"]:
-        of = {"ServiceNamespace": "sagemaker", "ResourceId": target["ResourceId"]}
-        policies = scaling.describe_scaling_policies(**of)["ScalingPolicies"]
-        activities = scaling.describe_scaling_activities(**of, MaxResults=_ACTIVITIES)["ScalingActivities"]
-        yield Scaling(
-            target["ResourceId"],
-            target["MinCapacity"],
-            target["MaxCapacity"],
-            tuple(policy["PolicyName"] for policy in policies),
-            tuple(f"{one['StartTime']:%H:%M} {one['StatusCode']}: {one['Description']}" for one in activities),
+        named = target["ResourceId"]
+        policies = scaling.describe_scaling_policies(ServiceNamespace="sagemaker", ResourceId=named)["ScalingPolicies"]
+        names = tuple(policy["PolicyName"] for policy in policies)
+        yield Scaling(named, target["MinCapacity"], target["MaxCapacity"], names)
+
+
+def _with_activities(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
+    for one in scaling_of(aws, targets):
+        said = aws.client("application-autoscaling").describe_scaling_activities(
+            ServiceNamespace="sagemaker", ResourceId=one.target, MaxResults=_ACTIVITIES
         )
+        lines = (
+            f"{act['StartTime']:%H:%M} {act['StatusCode']}: {act['Description']}" for act in said["ScalingActivities"]
+        )
+        yield replace(one, activities=tuple(lines))
 
 
 def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
@@ -221,7 +226,7 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         {"Name": "EndpointName", "Value": endpoint["EndpointName"]},
         {"Name": "VariantName", "Value": variants[0]["VariantName"]},
     ]
-    now = datetime.now(timezone.utc)
+    end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)  # CloudWatch's own grid
     asked = [
         {
             "Id": ours,
@@ -234,10 +239,13 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         for ours, (metric, statistic, _) in _METRICS.items()
     ]
     got = aws.client("cloudwatch").get_metric_data(
-        MetricDataQueries=asked, StartTime=now - timedelta(minutes=MINUTES), EndTime=now
+        MetricDataQueries=asked, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
     )
-    values = {one["Id"]: one["Values"][0] if one["Values"] else None for one in got["MetricDataResults"]}
-    return {ours: None if values.get(ours) is None else values[ours] * by for ours, (_, _, by) in _METRICS.items()}
+    values = {one["Id"]: one["Values"] for one in got["MetricDataResults"] if one["Values"]}
+    return {
+        ours: (sum if statistic == "Sum" else max)(values[ours]) * by if ours in values else None
+        for ours, (_, statistic, by) in _METRICS.items()
+    }  # a stretch may lie across two periods: then the worse percentile
 
 
 def _allowed(read: Any, what: str, unread: list[str]) -> Any:

@@ -61,8 +61,8 @@ def _places(status: Status) -> Table:
     return table
 
 
-def _scaling(status: Status) -> list[tuple[str, ...]]:
-    rows = []
+def _scaling(status: Status) -> list[tuple[RenderableType, ...]]:
+    rows: list[tuple[RenderableType, ...]] = []
     for one in status.scaling:
         rows.append((one.target, f"{one.min} to {one.max}", ", ".join(one.policies) or "no policy"))
         rows += [("", "", activity) for activity in one.activities]
@@ -73,7 +73,7 @@ def _alarms(status: Status) -> list[tuple[RenderableType, ...]]:
     return [(one.name, _coloured(one.state), Text(one.reason)) for one in status.alarms]
 
 
-def _metrics(status: Status) -> list[tuple[str, ...]]:
+def _metrics(status: Status) -> list[tuple[RenderableType, ...]]:
     return [
         (name, "none" if value is None else f"{value:g}", f"in {MINUTES} min") for name, value in status.metrics.items()
     ]

@@ -32,11 +32,13 @@ class Scaling:
     targets: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     policies: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
+    activities: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def reset(self) -> None:
         self.targets.clear()
         self.policies.clear()
         self.tags.clear()
+        self.activities.clear()
 
     def endpoint_gone(self, name: str) -> None:
         """Deleting an endpoint deregisters its variants (as AWS does)."""
@@ -98,6 +100,9 @@ class Scaling:
             raise NotFound(f"No scaling policy found for {_place(p)}, policy name: {p['PolicyName']}")
         del self.policies[key]
         return {}
+
+    def describe_scaling_activities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        return {"ScalingActivities": self.activities.get(p["ResourceId"], [])[: p["MaxResults"]]}
 
     def list_tags_for_resource(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         return {"Tags": self._tags(p["ResourceARN"])}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -61,9 +63,15 @@ def ways(said: list[str] | None = None, **how: Any) -> Ways:
     return Ways(say=(said if said is not None else []).append, report=lambda progress: None, every=0.0, **how)
 
 
+@functools.lru_cache(maxsize=1)
+def _aws(url: str) -> Aws:
+    """Clients cost more than the calls: the same ones for all tests of a server."""
+    return Aws("us-east-1")
+
+
 def up(wanted: tuple[Resource, ...], *, keep: int = 2, adopt: bool = False, run: Run | None = None, **how: Any) -> Plan:
     """As `lmi deploy up` does it."""
-    aws = Aws("us-east-1")
+    aws = _aws(os.environ["AWS_ENDPOINT_URL"])
     live = settled_look(aws, NAME, wanted, ways(**how))
     made = plan(wanted, live, keep=keep, adopt=adopt)
     apply(aws, made, wanted, ways(**how), run)
@@ -72,7 +80,7 @@ def up(wanted: tuple[Resource, ...], *, keep: int = 2, adopt: bool = False, run:
 
 def down(**how: Any) -> Plan:
     """As `lmi deploy down` does it."""
-    aws = Aws("us-east-1")
+    aws = _aws(os.environ["AWS_ENDPOINT_URL"])
     made = removal_of_all(settled_look(aws, NAME, (), ways(**how)))
     apply(aws, made, (), ways(**how))
     return made

@@ -1,7 +1,6 @@
 """A run that is killed at any call, and run again: the same end as without, and nothing left over after `down`.
 
-Once in this process, by an interruption before and after each call (what a Ctrl-C does), and at some calls by SIGKILL of
-a process of its own.
+In this process by an interruption after each call that changes something, and at some calls by SIGKILL of a process.
 """
 
 from __future__ import annotations
@@ -56,37 +55,26 @@ def changing(cloud: Cloud) -> list[int]:
 
 @pytest.mark.parametrize("content", [PLAIN, COMPONENTS], ids=["plain", "components"])
 def test_up_killed_at_every_call_and_run_again(cloud: Cloud, content: dict[str, Any]) -> None:
+    """And then `down`, killed and run again as well: at one call for each of up's, so at every one of its."""
     wanted = wanted_of(content)
     up(wanted)
+    making = changing(cloud)
     whole = cloud.everything()
-    calls = changing(cloud)
-    assert len(calls) == len(wanted)
-    # Before the first, after each, and while waiting after the last of all.
-    for number in [calls[0] - 1, *calls, len(cloud.calls)]:
-        cloud.reset()
+    assert len(making) == len(whole) == len(wanted)
+    cloud.calls.clear()
+    down()
+    removing = changing(cloud)
+    assert cloud.everything() == {}
+    assert len(removing) == len(making)
+    for number, back in zip(making, removing, strict=True):
         with killed_at(number, after=True), pytest.raises(Killed):
             up(wanted)
         up(wanted)
         assert cloud.everything() == whole, number
-        cloud.calls.clear()
-        up(wanted)
-        assert cloud.changes() == [], number
-
-
-@pytest.mark.parametrize("content", [PLAIN, COMPONENTS], ids=["plain", "components"])
-def test_down_killed_at_every_call_and_run_again(cloud: Cloud, content: dict[str, Any]) -> None:
-    wanted = wanted_of(content)
-    up(wanted)
-    cloud.calls.clear()
-    down()
-    assert cloud.everything() == {}
-    for number in changing(cloud):
-        cloud.reset()
-        up(wanted)
-        with killed_at(number, after=True), pytest.raises(Killed):
+        with killed_at(back, after=True), pytest.raises(Killed):
             down()
         down()
-        assert cloud.everything() == {}, number
+        assert cloud.everything() == {}, back
 
 
 def test_up_killed_at_every_call_and_taken_away(cloud: Cloud) -> None:
@@ -131,6 +119,7 @@ def test_killed_before_a_call_is_killed_after_the_one_before(cloud: Cloud) -> No
         with killed_at(at, after=after), pytest.raises(Killed):
             up(wanted)
         states.append(cloud.everything())
+    assert states[0] != {}
     assert states[0] == states[1]
 
 
@@ -143,7 +132,9 @@ up(wanted_of(PLAIN))
 """
 
 
-@pytest.mark.parametrize(("operation", "done"), [("CreateEndpointConfig", False), ("CreateEndpoint", True), ("PutScalingPolicy", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("operation", "done"), [("CreateEndpointConfig", False), ("CreateEndpoint", True), ("PutScalingPolicy", True)]
+)
 def test_a_process_that_is_killed_for_good_and_run_again(cloud: Cloud, operation: str, done: bool) -> None:
     wanted = wanted_of(PLAIN)
     up(wanted)

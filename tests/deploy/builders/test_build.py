@@ -121,7 +121,7 @@ def test_a_component_on_cpus_asks_for_no_accelerator() -> None:
 @pytest.mark.parametrize(("case", "changes", "message"), [
     ("components", {"components": [{"name": "a", "accelerators": 8}]},
      r"a: accelerators: 8, and ml\.g6e\.12xlarge has 4"),
-    ("components", {"components": [{"name": "a", "adapters": [{"name": "b", "artifact": "s3://models/b"}]}]},
+    ("components", {"components": [{"name": "a", "adapters": [{"name": "b", "artifact": "s3://models/adapters/b"}]}]},
      r"b: artifact must end in \.tar\.gz"),
     ("components", {"instance": {"type": "ml.g6e.12xlarge", "count": 9, "managed": {"min": 0, "max": 4}}},
      r"instance\.count: 9 is above instance\.managed\.max"),
