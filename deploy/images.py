@@ -91,11 +91,20 @@ def resolve(image: Image, region: str, account: str | None, aws: Aws | None = No
             f"image.uri: the image lies in {match['region']}, and the endpoint is in {region}",
             "SageMaker takes images of the endpoint's own region: push it there, or set up ECR's replication.",
         )
-    cuda = tuple(map(int, image.cuda.split("."))) if image.cuda else cuda_of(match["tag"] or "")
     warnings: tuple[str, ...] = ()
     if aws is not None and match["tag"] and match["account"] == account:
         uri, warnings = _by_digest(aws, match)
-    return Resolved(uri, (cuda[0], cuda[1]) if cuda else None, warnings)
+    return Resolved(uri, image_cuda(image), warnings)
+
+
+def image_cuda(image: Image) -> tuple[int, int] | None:
+    """The CUDA that is said, or that the tag says."""
+    if image.cuda is not None:
+        major, minor = image.cuda.split(".")
+        return int(major), int(minor)
+    if image.aws is not None:
+        return cuda_of(_aws_tag(image))
+    return cuda_of(image.tag or (image.uri or "").rpartition(":")[2])
 
 
 def cuda_of(tag: str) -> tuple[int, int] | None:
@@ -166,15 +175,17 @@ def _uri(image: Image, region: str, account: str | None) -> str:
                 "Give image.uri, from github.com/aws/deep-learning-containers (available_images.md).",
             )
         account = images["registries"][region]
-        tags = images[_TAGS[image.aws]]
-        tag = tags.get(image.tag or _newest(tags), image.tag)
-        return f"{account}.dkr.ecr.{region}.{registry_suffix(region)}/djl-inference:{tag}"
+        return f"{account}.dkr.ecr.{region}.{registry_suffix(region)}/djl-inference:{_aws_tag(image)}"
     tag = image.tag or _own_version()
     return f"{account}.dkr.ecr.{region}.{registry_suffix(region)}/{image.repository}:{tag}"
 
 
-def _newest(tags: dict[str, str]) -> str:
-    return max(tags, key=lambda version: [int(part) for part in version.split(".")])
+def _aws_tag(image: Image) -> str:
+    """Whole: of `0.36.0` the newest known one that begins so; by default the newest of all."""
+    tags: dict[str, str] = table("image_accounts")[_TAGS[str(image.aws)]]
+    newest = max(tags, key=lambda version: [int(part) for part in version.split(".")])
+    tag = image.tag or newest
+    return tags.get(tag, tag)
 
 
 def _own_version() -> str:

@@ -20,7 +20,7 @@ Json = Mapping[str, Any]
 
 
 class Kind(enum.Enum):
-    """In the order in which they are made; they go in the opposite one."""
+    """In the order in which they are looked for; that in which they are made is the builders'."""
 
     MODEL = "model"
     ENDPOINT_CONFIG = "endpoint-config"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,7 +92,7 @@ def advise_on(spec: Spec, *, shape: Shape | None = None, aws: Aws | None = None)
         DoesNotFit: `auto` finds none.
     """
     found = Found(shape, "given") if shape is not None else find_shape(spec, aws)
-    need, _ = _need(spec, found, _cuda(spec))
+    need, _ = _need(spec, found, images.image_cuda(spec.image))
     if need is None or found is None:
         return None
     taken: Fit | None
@@ -189,12 +190,12 @@ def _remarks(chosen: Fit) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: Spec) -> bool:
-    """Whether the image is the one without CUDA: by the engine that is named, else by its tag."""
+    """Whether the image is the one without CUDA: by the engine that is named, else by the image's name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
         return engine in _CPU_ENGINES
-    tag = spec.image.tag or (spec.image.uri or "").rpartition(":")[2]
-    return "cpu" in tag.lower().replace("_", "-").split("-")
+    name = spec.image.uri or f"{spec.image.repository}:{spec.image.tag}"
+    return "cpu" in re.split("[^a-z0-9]+", name.lower())
 
 
 def _asked_degree(spec: Spec) -> int | None:
@@ -246,12 +247,3 @@ def _times(spec: Spec, need: Need | None) -> Times:
         from_hub=spec.model.id is not None,
         builds_engine=spec.image.aws == "djl-tensorrtllm",
     )
-
-
-def _cuda(spec: Spec) -> tuple[int, int] | None:
-    """The image's, without knowing its URI."""
-    image = spec.image
-    if image.cuda is not None:
-        major, minor = image.cuda.split(".")
-        return int(major), int(minor)
-    return images.cuda_of(image.tag or image.uri or "")

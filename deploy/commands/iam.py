@@ -8,6 +8,7 @@ from typing import Any
 
 from deploy.aws import Aws
 from deploy.commands.arguments import add_spec, spec_of
+from deploy.errors import Refused
 from deploy.iam import policies
 from deploy.iam_check import caller, denied
 from deploy.settling import settle
@@ -34,10 +35,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.check:
         print(json.dumps(found[arguments.who] if arguments.who else found, indent=2))
         return 0
+    if arguments.who == "trust":
+        raise Refused("--check: IAM simulates what somebody may do, not who may be a role", "Leave --who trust out.")
     status = 0
     for who in [arguments.who] if arguments.who else ["execution-role", "deployer"]:
-        if who == "trust":
-            continue
         principal = arguments.principal or (spec.role if who == "execution-role" else caller(aws))
         missing = denied(aws, principal, found[who])
         print(f"{who}: {principal}: " + (f"{len(missing)} denied" if missing else "all allowed"))

@@ -54,7 +54,7 @@ TopicArn = Annotated[
     text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms"),
 ]
 ArtifactUri = Annotated[
-    str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+[^/]$", "an object, as s3://bucket/adapter.tar.gz", 1024)
+    str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$", "an object, as s3://bucket/adapter.tar.gz", 1024)
 ]
 OutputUri = Annotated[str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", "as s3://bucket/answers/", 512)]
 S3Prefix = Annotated[
