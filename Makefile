@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-clients test-djl test-browser vllm-environment accept-vllm accept-trtllm lint format bench clean
+.PHONY: install dev serve djl test test-clients test-djl test-browser vllm-environment accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -70,10 +70,22 @@ accept-trtllm:
 	@test "$(origin MODEL)" != file || { echo 'make accept-trtllm MODEL=... : a Hugging Face directory or hub name' >&2; exit 2; }
 	$(PYTHON) -m tests.accept.trtllm "$(MODEL)" $(OPTIONS)
 
+# The cpu image without a container engine: its steps in a Debian of its own, and SageMaker's requests to it. Needs root,
+# mmdebstrap, util-linux, and about three minutes.
+image-cpu-check: dev
+	$(BIN)/python -m tests.container.check
+
+# In a real AWS account, where it costs money: up, invoke, stream, scale, update, down, and a verdict (docs/deploy.md).
+# LMI_ACCEPT_AWS=yes allows it; SPEC is a deployment's file, OPTIONS as `--set name=...`.
+accept-aws: dev
+	@test -n "$(SPEC)" || { echo 'LMI_ACCEPT_AWS=yes make accept-aws SPEC=FILE' >&2; exit 2; }
+	$(BIN)/python -m tests.accept.aws "$(SPEC)" $(OPTIONS)
+
 lint: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
 
 format: dev
 	$(BIN)/ruff format .

@@ -1,0 +1,83 @@
+"""Who may call: requests must be signed, or bear a token, as for AWS; who signed is not looked at.
+
+A token is `sagemaker-api-key-` and the base64 of a presigned URL (contract section 1.3), so that its region and its
+end can be read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from datetime import datetime, timedelta, timezone
+from urllib.parse import parse_qs
+
+from deploy.local.answers import Rejected
+
+TOKEN_PREFIX = "sagemaker-api-key-"
+_SERVICE = "sagemaker"
+_LONGEST = 12 * 3600  # seconds that a token may be good for
+_SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
+
+
+def check_signature(authorization: str | None, region: str | None) -> str:
+    """The region that a request is signed for.
+
+    Args:
+        authorization: the header.
+        region: None: any.
+
+    Raises:
+        Rejected: there is no signature, it is none of AWS's fourth version, or it is for something else.
+    """
+    if not authorization:
+        raise Rejected(403, "MissingAuthenticationToken", "Missing Authentication Token")
+    signed = _SIGNED.fullmatch(authorization)
+    if signed is None:
+        raise Rejected(403, "IncompleteSignature", "The Authorization header is no Signature Version 4.")
+    return _region(signed[1], region, "InvalidSignatureException")
+
+
+def check_token(authorization: str | None, region: str | None, now: datetime) -> str:
+    """The region that a bearer token is made for.
+
+    Raises:
+        Rejected: there is none, it is malformed, too old, or for another region.
+    """
+    if not authorization:
+        raise Rejected(403, "MissingAuthenticationToken", "Missing Authentication Token")
+    scheme, _, token = authorization.partition(" ")
+    if scheme != "Bearer" or not token.startswith(TOKEN_PREFIX):
+        raise _denied(f"this route wants Authorization: Bearer {TOKEN_PREFIX}...")
+    try:
+        url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
+        query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
+        made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+        seconds = int(query["X-Amz-Expires"])
+        scope, action, _ = query["X-Amz-Credential"], query["Action"], query["X-Amz-Signature"]
+    except (binascii.Error, UnicodeDecodeError, ValueError, KeyError) as error:
+        raise _denied("the bearer token is not the base64 of a presigned URL") from error
+    if action != "CallWithBearerToken":
+        raise _denied(f"the bearer token is signed for {action}, not for CallWithBearerToken")
+    if not 1 <= seconds <= _LONGEST:
+        raise _denied(f"the bearer token is made for {seconds} s; at most {_LONGEST} are allowed")
+    if now > made + timedelta(seconds=seconds):
+        raise Rejected(
+            403, "ExpiredTokenException", f"The bearer token was good for {seconds} s from {made.isoformat()}."
+        )
+    return _region(scope, region, "AccessDeniedException")
+
+
+def _region(credential: str, wanted: str | None, code: str) -> str:
+    """Of a credential scope: key, date, region, service, aws4_request."""
+    match credential.rsplit("/", 4):
+        case [_, _, region, service, "aws4_request"] if service == _SERVICE:
+            if wanted is None or region == wanted:
+                return region
+            raise Rejected(403, code, f"Credential is scoped to {region}; this endpoint is in {wanted}.")
+        case _:
+            raise Rejected(403, code, f"Credential must be scoped to service {_SERVICE}.")
+
+
+def _denied(why: str) -> Rejected:
+    return Rejected(403, "AccessDeniedException", f"Not authorized: {why}.")

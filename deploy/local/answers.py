@@ -1,0 +1,58 @@
+"""Errors as SageMaker Runtime answers them: status, `x-amzn-ErrorType`, JSON (contract sagemaker.md, section 1.4)."""
+
+from __future__ import annotations
+
+import uuid
+
+from aiohttp import web
+
+TIMED_OUT = "Your invocation timed out while waiting for a response from container primary"
+_MESSAGE_LIMIT = 2048  # characters: the API's shape Message
+
+
+class Rejected(Exception):
+    """The request's answer is this error.
+
+    Args:
+        status: of HTTP.
+        code: the error's name, which boto3 shows and makes its class of.
+        members: what else the JSON body holds.
+    """
+
+    def __init__(self, status: int, code: str, message: str, **members: str | int) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.members = members
+
+    def response(self) -> web.Response:
+        headers = {"x-amzn-ErrorType": self.code, "x-amzn-RequestId": str(uuid.uuid4())}
+        return web.json_response({"Message": str(self), **self.members}, status=self.status, headers=headers)
+
+
+def validation_error(message: str, status: int = 400) -> Rejected:
+    return Rejected(status, "ValidationError", message)
+
+
+def model_error(original: int, message: str, log_stream: str) -> Rejected:
+    """The container did not answer with a 2xx.
+
+    Args:
+        original: its status; 0: it gave no whole answer, and message is SageMaker's own.
+        log_stream: ARN of the container's log.
+    """
+    side, code = (
+        ("client", "CLIENT_ERROR_FROM_MODEL")
+        if 0 < original < 500
+        else ("server", "SERVER_ERROR_FROM_MODEL" if original else "INTERNAL_FAILURE_FROM_MODEL")
+    )
+    message = message[:_MESSAGE_LIMIT]
+    return Rejected(
+        424,
+        "ModelError",
+        f'Received {side} error ({original}) from primary with message "{message}".',
+        ErrorCode=code,
+        OriginalStatusCode=original,
+        OriginalMessage=message,
+        LogStreamArn=log_stream,
+    )

@@ -1,0 +1,138 @@
+"""InvokeEndpointAsync: accepted at once, done later, written to the store (contract sections 1 and 1.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deploy.local.answers import Rejected, validation_error
+from deploy.local.endpoint import Endpoint
+from deploy.local.headers import INFERENCE_ID
+from deploy.local.relay import Relay
+from deploy.local.store import Store
+
+log = logging.getLogger("deploy.local")
+
+BUCKET = "sagemaker-local"
+"""Where answers are written, below async-out/ and async-failures/."""
+CONCURRENT = 4
+"""Requests in the container at once; SageMaker's own choice where MaxConcurrentInvocationsPerInstance is not set."""
+
+_AMZN = "X-Amzn-SageMaker-"
+_FILENAME = re.compile(r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9_.-]{0,31}")
+_EXTENSION = re.compile(r"(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]{1,512}")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A request, and where its answer will be.
+
+    Args:
+        input: an s3:// URI, or the body.
+        ttl: seconds that it may wait.
+        timeout: seconds that the container may take.
+    """
+
+    inference_id: str
+    input: str | bytes
+    passed: Mapping[str, str]
+    output: str
+    failure: str
+    ttl: int
+    timeout: float
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {_AMZN + "OutputLocation": self.output, _AMZN + "FailureLocation": self.failure}
+
+
+class AsyncCalls:
+    """The queue of an asynchronous endpoint."""
+
+    def __init__(self, endpoint: Endpoint, relay: Relay, store: Store) -> None:
+        self._endpoint = endpoint
+        self._relay = relay
+        self._store = store
+        self._room = asyncio.Semaphore(CONCURRENT)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, headers: Mapping[str, str], passed: Mapping[str, str], body: bytes, log_stream: str) -> Accepted:
+        """Queue a request.
+
+        Args:
+            passed: headers for the container.
+            log_stream: that errors name.
+
+        Raises:
+            Rejected: it breaks the API's rules.
+        """
+        location = headers.get(_AMZN + "InputLocation")
+        if (location is None) == (not body):
+            raise validation_error("Exactly one of InputLocation and Body must be given.")
+        if len(body) > self._endpoint.limits.inline_body:
+            raise validation_error(f"Body of {len(body)} bytes: at most {self._endpoint.limits.inline_body} inline.")
+        if location is not None:
+            self._store.path(location)
+        request_id = passed.get(INFERENCE_ID) or str(uuid.uuid4())
+        extension = _text(headers, "S3OutputPathExtension", _EXTENSION)
+        filename = _text(headers, "Filename", _FILENAME)
+        folder = f"{extension.strip('/')}/" if extension else ""
+        accepted = Accepted(
+            inference_id=request_id,
+            input=location or body,
+            passed={**passed, INFERENCE_ID: request_id},
+            output=f"s3://{BUCKET}/async-out/{folder}{filename or f'{uuid.uuid4()}.out'}",
+            failure=f"s3://{BUCKET}/async-failures/{folder}{filename or f'{uuid.uuid4()}-error.out'}",
+            ttl=_number(headers, "RequestTTLSeconds", 60, 21600, 21600),
+            timeout=_number(headers, "InvocationTimeoutSeconds", 1, 3600, int(self._endpoint.limits.asynchronous)),
+        )
+        self._store.path(accepted.output)
+        task = asyncio.ensure_future(self._run(accepted, log_stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return accepted
+
+    async def close(self) -> None:
+        """Give up what is not done."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, call: Accepted, log_stream: str) -> None:
+        began = time.monotonic()
+        async with self._room:
+            try:
+                if time.monotonic() - began > call.ttl:
+                    raise validation_error(f"The request waited for more than {call.ttl} s and has expired.")
+                body = call.input
+                if isinstance(body, str):
+                    body = await asyncio.to_thread(self._store.read, body)
+                _, data = await self._relay.whole(body, call.passed, call.timeout, log_stream)
+                await asyncio.to_thread(self._store.write, call.output, data)
+            except Rejected as error:
+                log.info("asynchronous request %s: %s", call.inference_id, error)
+                await asyncio.to_thread(self._store.write, call.failure, str(error).encode())
+            except OSError:
+                log.exception("asynchronous request %s: its answer could not be written", call.inference_id)
+
+
+def _text(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> str:
+    value = headers.get(_AMZN + name)
+    if value is not None and not pattern.fullmatch(value):
+        raise validation_error(f"{name} {value!r} must match {pattern.pattern}.")
+    return value or ""
+
+
+def _number(headers: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
+    text = headers.get(_AMZN + name)
+    if text is None:
+        return default
+    if not text.isdigit() or not least <= int(text) <= most:
+        raise validation_error(f"{name} {text!r} must be a number from {least} to {most}.")
+    return int(text)

@@ -1,0 +1,181 @@
+"""The container's process without Docker: started, read and stopped as SageMaker does (contract section 1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.util
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deploy.errors import DeployError, Failed
+
+STOP_SECONDS = 30.0
+"""From SIGTERM to SIGKILL."""
+_TAIL = 20  # lines of the log that are shown when it dies
+_LINE = 2**20  # bytes; a longer line of the log is shown in pieces
+_OWN = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN",
+        "MODEL_ID", "TENSOR_PARALLEL_DEGREE", "LMI_API_KEY")  # fmt: skip
+"""A container has none of the shell's variables; these would be settings of it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is run.
+
+    Args:
+        environment: beside what this process has.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def command(model: str | None, port: int, options: Sequence[str], engine: str | None) -> Command:
+    """The handler's container entry point with SageMaker's argument and environment.
+
+    Args:
+        model: a file or a directory; None: the demo model.
+        options: NAME=VALUE, as serving.properties writes them.
+
+    Raises:
+        DeployError: the handler is not installed, or an option is none.
+    """
+    if importlib.util.find_spec("handler") is None:
+        raise DeployError("there is no container to start: the package handler is not installed here",
+                          "Start one yourself and name it: --container http://127.0.0.1:8080")  # fmt: skip
+    settings = _settings(options)
+    if engine:
+        settings["option.llm_engine"] = engine
+    environment = {
+        "SAGEMAKER_BIND_TO_PORT": str(port),
+        "LMI_HOST": "127.0.0.1",  # a container has an address of its own; a process has the machine's
+        "LMI_CACHE": os.environ.get("LMI_CACHE") or str(_cache()),
+        **_as_environment(settings),
+        **_model(model),
+    }
+    return Command((sys.executable, "-m", "handler.container", "serve"), environment)
+
+
+def _model(model: str | None) -> dict[str, str]:
+    """A directory is SageMaker's model data; anything else is named, as in a container whose image has the model."""
+    path = Path(model or "demo").resolve()
+    if model and path.is_dir():
+        return {"SAGEMAKER_MODEL_PATH": str(path)}
+    nowhere = {"SAGEMAKER_MODEL_PATH": os.devnull}  # not this machine's /opt/ml/model, if it has one
+    return {**nowhere, "OPTION_MODEL_ID": str(path) if model else "demo"}
+
+
+def _cache() -> Path:
+    """Where `lmi serve` keeps models: the demo model is fetched once for both."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
+
+
+def _settings(options: Sequence[str]) -> dict[str, str]:
+    pairs = [option.partition("=") for option in options]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise DeployError(f"-o {name}: must be NAME=VALUE, e.g. option.max_rolling_batch_size=8")
+    return {name: value for name, _, value in pairs}
+
+
+def _as_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """`option.x` is OPTION_X in a container; the other properties are SERVING_X."""
+    return {
+        f"OPTION_{name.removeprefix('option.')}".upper()
+        if name.startswith("option.")
+        else f"SERVING_{name}".upper(): value
+        for name, value in settings.items()
+    }
+
+
+class Container:
+    """One process, with those that it starts, in a group of its own: the terminal's Ctrl-C does not reach it.
+
+    Args:
+        show: is given each line of its log.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "start() comes first"
+        return self._process.pid
+
+    async def start(self, command: Command) -> None:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
+        self._process = await asyncio.create_subprocess_exec(
+            *command.arguments,
+            env={**inherited, "PYTHONUNBUFFERED": "1", **command.environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            limit=_LINE,
+        )
+        self._reader = asyncio.ensure_future(self._read())
+
+    async def died(self) -> Failed:
+        """Waits until it has ended by itself; how, and the last lines of its log."""
+        assert self._process is not None, "start() comes first"
+        assert self._reader is not None
+        status = await self._process.wait()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._reader), 1)  # a child of its own may hold the pipe open
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        last = "\n".join(f"  {line}" for line in self.tail)
+        return Failed(f"the container {how}", f"Its last lines:\n{last}" if last else "It wrote nothing.")
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> int:
+        """SIGTERM, and SIGKILL after so many seconds; nothing of its group is left. The exit status."""
+        assert self._process is not None, "start() comes first"
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), seconds)
+            except asyncio.TimeoutError:
+                self._show(f"still there {seconds:g} s after SIGTERM: SIGKILL, as SageMaker does")
+        self.kill()
+        status = await self._process.wait()
+        if self._reader is not None:
+            await self._reader
+        return status
+
+    def kill(self) -> None:
+        """End its whole group at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        lines = self._process.stdout
+        while True:
+            try:
+                line = await lines.readline()
+            except ValueError:  # longer than the limit: what there was of it is dropped
+                line = b"(a line too long to show)\n"
+            if not line:
+                return
+            text = line.decode("utf-8", "replace").rstrip()
+            self.tail.append(text)
+            self._show(text)
+
+
+def _end_with_parent() -> None:
+    """Between fork and exec: a killed emulator leaves no container behind."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

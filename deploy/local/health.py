@@ -1,0 +1,87 @@
+"""The health check: `GET /ping`, as SageMaker asks before and while an endpoint is in service (contract section 1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+
+from deploy.errors import Failed
+from deploy.local.endpoint import Endpoint, Status
+
+NEVER_HEALTHY = (
+    "The primary container for production variant {variant} did not pass the ping health check within {seconds:g} s."
+)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """How the container is asked; in seconds.
+
+    Args:
+        window: to become ready in: ContainerStartupHealthCheckTimeoutInSeconds, without which SageMaker has 8 minutes.
+        timeout: of one ping.
+        between: one ping and the next, before it is in service.
+        steady: the same, once it is.
+        failures: pings in a row after which it gets no more requests. SageMaker's own number is not documented.
+    """
+
+    window: float = 480.0
+    timeout: float = 2.0
+    between: float = 0.25
+    steady: float = 5.0
+    failures: int = 3
+
+
+async def ping(session: aiohttp.ClientSession, container: str, seconds: float) -> str:
+    """Empty: it is ready; otherwise what it answered."""
+    try:
+        async with session.get(container + "/ping", timeout=aiohttp.ClientTimeout(total=seconds)) as reply:
+            return "" if reply.status == 200 else f"/ping answers {reply.status}"
+    except asyncio.TimeoutError:
+        return f"/ping does not answer within {seconds:g} s"
+    except aiohttp.ClientError as error:
+        return f"/ping cannot be reached: {error}"
+
+
+async def until_ready(endpoint: Endpoint, probing: Probing) -> None:
+    """Return with the first 200.
+
+    Raises:
+        Failed: there was none in its window.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + probing.window
+    async with _session() as session:
+        while wrong := await ping(session, endpoint.container, probing.timeout):
+            if loop.time() >= deadline:
+                endpoint.status = Status.FAILED
+                said = NEVER_HEALTHY.format(variant=endpoint.variant, seconds=probing.window)
+                raise Failed(f"{said} Last: {wrong}.", "Give it longer with --start-timeout, or see its log.")
+            await asyncio.sleep(probing.between)
+
+
+async def keep_watch(endpoint: Endpoint, probing: Probing, report: Callable[[str], None]) -> None:
+    """Keep `healthy` true to what pings say, for ever.
+
+    Args:
+        report: is told of each change, in a line.
+    """
+    failures = 0
+    async with _session() as session:
+        while True:
+            await asyncio.sleep(probing.steady)
+            wrong = await ping(session, endpoint.container, probing.timeout)
+            failures = failures + 1 if wrong else 0
+            if wrong and failures == probing.failures:
+                endpoint.healthy = False
+                report(f"unhealthy: {wrong}, {failures} times in a row. SageMaker would replace the instance.")
+            elif not wrong and not endpoint.healthy:
+                endpoint.healthy = True
+                report("healthy again")
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))

@@ -1,0 +1,110 @@
+"""One call of the container, and its answer: whole, as messages of an event stream, or byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from deploy.local.answers import TIMED_OUT, model_error
+from deploy.local.eventstream import internal_stream_failure, model_stream_error, payload_part
+
+log = logging.getLogger("deploy.local")
+
+STALLED = "Your model primary did not complete sending the inference response in the allotted time."
+BROKEN = "The connection to your model primary was reset or closed before the inference response was complete."
+_OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # what aiohttp would add
+_LARGE = 2**19  # bytes; aiohttp sends more than a megabyte in pieces, and wants a file for it
+
+
+class Relay:
+    """Calls one container.
+
+    Args:
+        container: its URL, without a path.
+    """
+
+    def __init__(self, container: str) -> None:
+        self._container = container.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        # A connection for each call: one that is kept may have been closed by the container just now, which would look
+        # like a dead one.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True), auto_decompress=False, skip_auto_headers=_OURS
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The container's answer, its body unread. What is left of it at the end is given up, which the container sees.
+
+        Raises:
+            aiohttp.ClientError: there is no container, or it closes before it has answered.
+            asyncio.TimeoutError: seconds are over, while it is waited for or read.
+        """
+        assert self._session is not None, "open() comes first"
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        data = io.BytesIO(body) if len(body) > _LARGE else body
+        async with self._session.post(
+            self._container + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
+        ) as reply:
+            yield reply
+
+    async def whole(
+        self, body: bytes, headers: Mapping[str, str], seconds: float, log_stream: str
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """The answer to an invocation.
+
+        Raises:
+            Rejected: it is not a 2xx, or did not come in time.
+        """
+        try:
+            async with self.post("/invocations", body, headers, seconds) as reply:
+                data = await reply.read()
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            log.warning("the container gave no answer: %s", error or "time is over")
+            raise model_error(0, TIMED_OUT, log_stream) from error
+        refuse_failed(reply.status, data, log_stream)
+        return reply, data
+
+
+def refuse_failed(status: int, body: bytes, log_stream: str) -> None:
+    """Let a 2xx pass.
+
+    Raises:
+        Rejected: it is none.
+    """
+    if not 200 <= status < 300:
+        raise model_error(status, body.decode("utf-8", "replace"), log_stream)
+
+
+async def messages(reply: aiohttp.ClientResponse, part_bytes: int | None) -> AsyncIterator[bytes]:
+    """The answer as an event stream, each piece as it comes; one that breaks ends with the exception that says so.
+
+    Args:
+        part_bytes: cut parts at so many bytes.
+    """
+    try:
+        while data := await reply.content.readany():
+            if part_bytes is None:
+                yield payload_part(data)
+            else:
+                yield b"".join(payload_part(data[i : i + part_bytes]) for i in range(0, len(data), part_bytes))
+    except asyncio.TimeoutError:
+        yield model_stream_error("ModelInvocationTimeExceeded", STALLED)
+    except aiohttp.ClientError:
+        yield model_stream_error("StreamBroken", BROKEN)
+    except Exception:
+        log.exception("the stream could not be relayed")
+        yield internal_stream_failure("The stream processing failed.")

@@ -1,0 +1,192 @@
+"""SageMaker Runtime's API in front of a container: what stock boto3 and OpenAI's client call (contract section 1).
+
+The application is made of an `Endpoint`, and reads it anew for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime, timezone
+
+import aiohttp
+from aiohttp import web
+
+from deploy.local.access import check_signature, check_token
+from deploy.local.answers import TIMED_OUT, Rejected, model_error, validation_error
+from deploy.local.asynchronous import AsyncCalls
+from deploy.local.endpoint import MIB, Endpoint
+from deploy.local.eventstream import CONTENT_TYPE
+from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Operation, to_client, to_container
+from deploy.local.objects import Objects
+from deploy.local.relay import Relay, messages, refuse_failed
+from deploy.local.store import Store
+
+log = logging.getLogger("deploy.local")
+
+_OPENAI = "openai/v1/chat/completions"
+
+
+class Runtime:
+    """The emulator.
+
+    Args:
+        store: stands for S3; None: asynchronous requests are refused.
+    """
+
+    def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:
+        self._endpoint = endpoint
+        self._store = store
+        self._relay = Relay(endpoint.container)
+        self._async = AsyncCalls(endpoint, self._relay, store) if store else None
+
+    def app(self) -> web.Application:
+        # The body's limit is looked at by `_body`, which says whose it is.
+        app = web.Application(middlewares=[_answered], client_max_size=self._endpoint.limits.body + 1)
+        app.router.add_post("/endpoints/{endpoint}/invocations", self._invoke)
+        app.router.add_post("/endpoints/{endpoint}/invocations-response-stream", self._stream)
+        app.router.add_post("/endpoints/{endpoint}/async-invocations", self._invoke_async)
+        app.router.add_post(f"/endpoints/{{endpoint}}/{_OPENAI}", self._openai)
+        app.router.add_post(f"/endpoints/{{endpoint}}/inference-components/{{component}}/{_OPENAI}", self._openai)
+        if self._store:
+            Objects(self._store).add(app)
+        app.cleanup_ctx.append(self._open)
+        return app
+
+    async def _open(self, app: web.Application) -> AsyncIterator[None]:
+        await self._relay.open()
+        yield
+        if self._async:
+            await self._async.close()
+        await self._relay.close()
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    async def _invoke(self, request: web.Request) -> web.StreamResponse:
+        log_stream, headers = self._signed(request, INVOKE)
+        body = await self._body(request)
+        reply, data = await self._relay.whole(body, headers, self._endpoint.limits.invoke, log_stream)
+        returned = to_client(reply.headers, INVOKE, self._endpoint.variant)
+        if "Content-Type" in reply.headers:
+            returned["Content-Type"] = reply.headers["Content-Type"]
+        return web.Response(body=data, headers=returned)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        log_stream, headers = self._signed(request, STREAM)
+        body = await self._body(request)
+        seconds = self._endpoint.limits.stream
+        try:
+            async with self._relay.post("/invocations", body, headers, seconds) as reply:
+                if not 200 <= reply.status < 300:
+                    refuse_failed(reply.status, await reply.read(), log_stream)
+                returned = to_client(reply.headers, STREAM, self._endpoint.variant)
+                returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
+                answer = web.StreamResponse(headers={**returned, "Content-Type": CONTENT_TYPE})
+                await answer.prepare(request)
+                async for message in messages(reply, self._endpoint.part_bytes):
+                    await answer.write(message)
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            # Of the container's head only: `messages` tells the client of all that comes later. A client that has gone
+            # is a ClientError too, and reads no answer.
+            raise model_error(0, TIMED_OUT, log_stream) from error
+        await answer.write_eof()
+        return answer
+
+    async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
+        log_stream, headers = self._signed(request, ASYNC)
+        if self._async is None:
+            raise validation_error("The endpoint has no AsyncInferenceConfig: start it with a directory for S3 (--s3).")
+        body = await self._body(request)
+        accepted = self._async.accept(request.headers, headers, body, log_stream)
+        return web.json_response({"InferenceId": accepted.inference_id}, status=202, headers=accepted.headers)
+
+    async def _openai(self, request: web.Request) -> web.StreamResponse:
+        """Passed on as it is, both ways; a failure after the first byte is a cut connection."""
+        endpoint = self._endpoint
+        region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
+        endpoint.admit(request.match_info["endpoint"], None)
+        adapter = endpoint.adapter(request.match_info.get("component"))
+        body = await self._body(request)
+        headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
+        if adapter is not None:
+            headers["X-Amzn-SageMaker-Adapter-Identifier"] = adapter
+        seconds = endpoint.limits.stream if _streams(body) else endpoint.limits.invoke
+        answer: web.StreamResponse | None = None
+        try:
+            async with self._relay.post("/v1/chat/completions", body, headers, seconds) as reply:
+                returned = {name: reply.headers[name] for name in ("Content-Type",) if name in reply.headers}
+                answer = web.StreamResponse(status=reply.status, headers=returned)
+                await answer.prepare(request)
+                while data := await reply.content.readany():
+                    await answer.write(data)
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            if answer is None:
+                raise model_error(0, TIMED_OUT, endpoint.log_stream(region)) from error
+            log.warning("the container's answer broke: %s", error or "time is over")
+            if request.transport is not None:
+                request.transport.abort()
+            return answer
+        await answer.write_eof()
+        return answer
+
+    # -- what they share -----------------------------------------------------------------------------------------
+
+    def _signed(self, request: web.Request, operation: Operation) -> tuple[str, dict[str, str]]:
+        """Of a signed request: the log that its errors name, and the headers for the container."""
+        endpoint, headers = self._endpoint, request.headers
+        region = check_signature(headers.get("Authorization"), endpoint.region)
+        endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
+        adapter = endpoint.adapter(headers.get(COMPONENT))
+        return endpoint.log_stream(region), to_container(headers, operation, adapter)
+
+    async def _body(self, request: web.Request) -> bytes:
+        limits = self._endpoint.limits
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise _too_large(limits.body) from None
+        if len(body) > limits.body:  # versions of aiohttp differ by a byte in what is too much
+            raise _too_large(limits.body)
+        if len(body) > limits.small_body:
+            log.warning("a body of %d bytes: some accounts and routers take %d only", len(body), limits.small_body)
+        return body
+
+
+def _too_large(limit: int) -> Rejected:
+    return validation_error(f"Request body is larger than {limit} bytes ({limit / MIB:g} MB).", 413)
+
+
+def _streams(body: bytes) -> bool:
+    """Whether a chat's body asks for a stream; one that is no JSON is the container's to refuse."""
+    try:
+        return bool(json.loads(body).get("stream"))
+    except (ValueError, AttributeError):
+        return False
+
+
+@web.middleware
+async def _answered(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Errors as AWS writes them, and a line in the log."""
+    began, answer = time.monotonic(), None
+    try:
+        answer = await handler(request)
+        return answer
+    except Rejected as error:
+        answer = error.response()
+        log.info("%s: %s", error.code, error)
+        return answer
+    except web.HTTPException:  # the router's: no such path, or not by that method
+        answer = Rejected(404, "UnknownOperationException", f"No operation at {request.path}.").response()
+        return answer
+    except Exception:
+        log.exception("%s failed", request.path)
+        answer = Rejected(500, "InternalFailure", "The request processing has failed.").response()
+        return answer
+    finally:
+        status = answer.status if answer is not None else "client gone"
+        log.info("%s %s %.2f s", request.path, status, time.monotonic() - began)

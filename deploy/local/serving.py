@@ -1,0 +1,185 @@
+"""`lmi deploy local` at work: the emulator's port, the container behind it, its health, and the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from deploy.errors import DeployError, Failed
+from deploy.local.container import Command, Container
+from deploy.local.endpoint import Endpoint, Status
+from deploy.local.health import Probing, keep_watch, until_ready
+from deploy.local.runtime import Runtime
+from deploy.local.store import Store
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be served.
+
+    Args:
+        endpoint: its `container` is where the command listens.
+        port: of the emulator; 0: a free one.
+        command: None: the container is there already.
+        adapters: name to directory; loaded when the container is ready, as SageMaker loads adapter components.
+        store: the directory that stands for S3.
+    """
+
+    endpoint: Endpoint
+    host: str = "127.0.0.1"
+    port: int = 8081
+    command: Command | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    probing: Probing = field(default_factory=Probing)
+    store: Path | None = None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def serve(
+    plan: Plan, report: Callable[[str], None], log: Callable[[str], None], ready: Callable[[str], None]
+) -> int:
+    """Serve until SIGINT or SIGTERM; the exit status.
+
+    Args:
+        report: is told what happens to the endpoint, in a line.
+        log: is given each line of the container's log.
+        ready: is given the URL once the endpoint is in service.
+
+    Raises:
+        DeployError: the port is taken.
+        Failed: the container did not become ready, or an adapter could not be loaded.
+    """
+    endpoint = plan.endpoint
+    endpoint.status = Status.CREATING
+    asked = _signals()
+    async with _listening(plan) as url, _container(plan.command, log, asked) as container:
+        report(f"endpoint {endpoint.name} is Creating at {url}")
+        watching = asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))
+        dying = asyncio.ensure_future(container.died() if container else _never())
+        stopping = asyncio.ensure_future(asked.wait())
+        try:
+            await asyncio.wait({watching, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if dying.done() and not stopping.done():
+                _died(endpoint, dying.result(), report)
+                watching.cancel()
+                await stopping
+            elif not stopping.done():
+                watching.result()  # ends only by failing
+        finally:
+            tasks = (watching, dying, stopping)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        report("stopping")
+    return 0
+
+
+async def _never() -> Failed:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def _died(endpoint: Endpoint, failed: Failed, report: Callable[[str], None]) -> None:
+    """Before it is in service that is the endpoint's end; afterwards requests fail, as until SageMaker replaces it."""
+    if endpoint.status is not Status.IN_SERVICE:
+        endpoint.status = Status.FAILED
+        raise failed
+    endpoint.healthy = False
+    report(f"{failed}. {failed.advice}\nRequests get 503 until you stop this (Ctrl-C) and start it again.")
+
+
+async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
+    endpoint = plan.endpoint
+    await until_ready(endpoint, plan.probing)
+    await _load_adapters(plan)
+    endpoint.status = Status.IN_SERVICE
+    ready()
+    await keep_watch(endpoint, plan.probing, lambda what: report(f"endpoint {endpoint.name}: {what}"))
+
+
+async def _load_adapters(plan: Plan) -> None:
+    """`POST /adapters` for each, as SageMaker does for adapter components (contract section 1.5).
+
+    Raises:
+        Failed: the container refuses one.
+    """
+    async with aiohttp.ClientSession() as session:
+        for name, path in plan.adapters.items():
+            body = {"name": name, "src": path, "preload": True, "pin": False}
+            async with session.post(f"{plan.endpoint.container}/adapters", json=body) as reply:
+                if reply.status != 200:
+                    said = (await reply.text()).strip()
+                    raise Failed(f"adapter {name}: the container answers {reply.status}: {said}")
+
+
+@contextlib.asynccontextmanager
+async def _listening(plan: Plan) -> AsyncIterator[str]:
+    """The emulator on its port, which is taken before anything is started."""
+    store = Store(plan.store) if plan.store else None
+    runner = web.AppRunner(Runtime(plan.endpoint, store).app(), access_log=None, handler_cancellation=True,
+                           shutdown_timeout=1)  # fmt: skip
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, plan.host, plan.port)
+        try:
+            await site.start()
+        except OSError as error:
+            advice = "Name another one with --port; 0 takes a free one."
+            raise DeployError(f"cannot listen on {plan.host}:{plan.port}: {error.strerror}", advice) from None
+        host, port = runner.addresses[0][:2]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _container(
+    command: Command | None, log: Callable[[str], None], asked: _Signals
+) -> AsyncIterator[Container | None]:
+    if command is None:
+        yield None
+        return
+    container = Container(log)
+    await container.start(command)
+    asked.hurried = container.kill
+    try:
+        yield container
+    finally:
+        await container.stop()
+
+
+class _Signals:
+    """SIGINT and SIGTERM: the first asks, a second one hurries."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self.hurried: Callable[[], None] = lambda: None
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
+    def __call__(self) -> None:
+        if self._asked.is_set():
+            self.hurried()
+        self._asked.set()
+
+
+def _signals() -> _Signals:
+    asked = _Signals()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked)
+    return asked

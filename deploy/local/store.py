@@ -1,0 +1,63 @@
+"""A directory in S3's place: `s3://bucket/key` is the file `bucket/key` in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from deploy.local.answers import Rejected, validation_error
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+class Store:
+    """The objects of all buckets.
+
+    Args:
+        root: the directory; made where it is not there.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, uri: str) -> Path:
+        """The file that an s3:// URI means.
+
+        Raises:
+            Rejected: it is no such URI, or leads out of the directory.
+        """
+        if not uri.startswith("s3://"):
+            raise validation_error(f"{uri}: must be s3://bucket/key")
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        return self.file(bucket, key)
+
+    def file(self, bucket: str, key: str) -> Path:
+        if not _BUCKET.fullmatch(bucket) or not key or key.endswith("/") or "\0" in key:
+            raise validation_error(f"s3://{bucket}/{key}: names no object")
+        path = (self.root / bucket / key).resolve()
+        if not path.is_relative_to(self.root / bucket):
+            raise validation_error(f"s3://{bucket}/{key}: leads out of the bucket")
+        return path
+
+    def read(self, uri: str) -> bytes:
+        """An object.
+
+        Raises:
+            Rejected: there is none.
+        """
+        try:
+            return self.path(uri).read_bytes()
+        except OSError as error:
+            raise Rejected(404, "NoSuchKey", f"{uri}: {error.strerror}") from None
+
+    def write(self, uri: str, data: bytes) -> None:
+        self.put(self.path(uri), data)
+
+    @staticmethod
+    def put(path: Path, data: bytes) -> None:
+        """Whoever sees the object sees it whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name[:200]}.part")
+        part.write_bytes(data)
+        part.replace(path)

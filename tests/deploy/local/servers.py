@@ -1,0 +1,191 @@
+"""A container that does as each request's body says, the emulator before it, and stock boto3 before that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import boto3
+from aiohttp import web
+from botocore.config import Config
+
+from deploy.local.endpoint import Endpoint
+from deploy.local.runtime import Runtime
+from deploy.local.store import Store
+
+T = TypeVar("T")
+ACCOUNT = "000000000000"
+
+
+class Loop:
+    """An event loop on a thread, where servers of a test live."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result(20)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @contextlib.contextmanager
+    def serving(self, app: web.Application, *, cancel: bool = True) -> Iterator[str]:
+        async def start() -> web.AppRunner:
+            runner = web.AppRunner(app, handler_cancellation=cancel, shutdown_timeout=0.1, access_log=None)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            return runner
+
+        runner = self.run(start())
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            self.run(runner.cleanup())
+
+
+@dataclass
+class Container:
+    """What the scripted container has seen. A request's body: `{"do": name, ...}`, with the names in `_SCRIPTS`."""
+
+    url: str = ""
+    paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    pings: int = 200
+    """The status that /ping answers; 0: it never does."""
+    pinged: int = 0
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+    """`stream` waits for it after the first piece, `wait` before it answers."""
+    gone: threading.Event = field(default_factory=threading.Event)
+    """A request was given up while it was answered."""
+    active: threading.Event = field(default_factory=threading.Event)
+    """A request is waiting for `may_go_on`."""
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_get("/ping", self._ping)
+        app.router.add_post("/{path:.*}", self._post)
+        return app
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        self.pinged += 1
+        if not self.pings:
+            await asyncio.sleep(60)
+        return web.Response(status=self.pings)
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.paths.append(request.path)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.bodies.append(body)
+        asked = json.loads(body) if body[:1] == b"{" else {}
+        try:
+            return await _SCRIPTS[asked.get("do", "echo")](self, request, asked)
+        except asyncio.CancelledError:
+            self.gone.set()
+            raise
+
+    async def wait(self) -> None:
+        self.active.set()
+        while not self.may_go_on.is_set():
+            await asyncio.sleep(0.005)
+
+
+async def _echo(container: Container, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+    headers = asked.get("headers", {"Content-Type": "application/json"})
+    return web.Response(status=asked.get("status", 200), body=asked.get("text", "ok").encode(), headers=headers)
+
+
+async def _wait(container: Container, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+    await container.wait()
+    return web.Response(text="late")
+
+
+async def _stream(container: Container, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+    """`pieces` as hexadecimal; after the first it waits; `end`: how, if not well."""
+    answer = web.StreamResponse(headers=asked.get("headers", {"Content-Type": "application/jsonlines"}))
+    answer.enable_chunked_encoding()
+    await answer.prepare(request)
+    for index, piece in enumerate(asked["pieces"]):
+        await answer.write(bytes.fromhex(piece))
+        if not index:
+            await container.wait()
+    if asked.get("end") == "cut":
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+    if asked.get("end") == "stall":
+        await asyncio.sleep(60)
+    await answer.write_eof()
+    return answer
+
+
+async def _hang_up(container: Container, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+_SCRIPTS: dict[str, Callable[[Container, web.Request, dict[str, Any]], Coroutine[Any, Any, web.StreamResponse]]] = {
+    "echo": _echo,
+    "wait": _wait,
+    "stream": _stream,
+    "hang up": _hang_up,
+}
+
+
+def client(url: str, *, read_timeout: float = 20, region: str = "us-east-1", **more: Any) -> Any:
+    """Stock boto3, as a user has it, but for its retries."""
+    config = Config(read_timeout=read_timeout, retries={"total_max_attempts": 1}, **more)
+    return boto3.client("sagemaker-runtime", region_name=region, endpoint_url=url, aws_access_key_id="AKIDEXAMPLE",
+                        aws_secret_access_key="secret", config=config)  # fmt: skip
+
+
+@dataclass
+class Local:
+    """An emulator before a scripted container."""
+
+    container: Container
+    endpoint: Endpoint
+    url: str
+    runtime: Any
+
+    def invoke(self, asked: Any, **more: Any) -> Any:
+        return self.runtime.invoke_endpoint(**{"EndpointName": "local", "Body": _body(asked), **more})
+
+    def stream(self, asked: Any, **more: Any) -> Any:
+        return self.runtime.invoke_endpoint_with_response_stream(
+            **{"EndpointName": "local", "Body": _body(asked), **more}
+        )
+
+
+def _body(asked: Any) -> bytes:
+    return asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+
+
+@contextlib.contextmanager
+def local(loop: Loop, store: Store | None = None, at: str | None = None, **endpoint: Any) -> Iterator[Local]:
+    """An emulator; other arguments are those of `Endpoint`.
+
+    Args:
+        at: where the emulator takes the container to be, if not where it is.
+    """
+    container = Container()
+    with loop.serving(container.app()) as container.url:
+        served = Endpoint(at or container.url, **endpoint)
+        with loop.serving(Runtime(served, store).app()) as url:
+            with contextlib.closing(client(url)) as runtime:
+                yield Local(container, served, url, runtime)
+            container.may_go_on.set()

@@ -1,0 +1,302 @@
+"""InvokeEndpoint by stock boto3: contract sections 1, 1.1 and 1.4, row by row."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from deploy.local.endpoint import Component, Limits, Status
+from tests.deploy.local.servers import ACCOUNT, Container, Local, Loop
+from tests.deploy.local.servers import local as make_local
+
+PATH = "/endpoints/local/invocations"
+SIGNED = {
+    "Authorization": "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20261120/eu-west-1/sagemaker/aws4_request, "
+    "SignedHeaders=host;x-amz-date, Signature=" + 64 * "0"
+}
+
+
+def error(raised: pytest.ExceptionInfo[ClientError]) -> tuple[int, str, str]:
+    response = raised.value.response
+    return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"], response["Error"]["Message"]
+
+
+def post(local: Local, headers: dict[str, str], path: str = PATH, body: bytes = b"{}") -> tuple[int, dict[str, str]]:
+    """Without boto3: status, and the error's name and message."""
+    connection = http.client.HTTPConnection(urlsplit(local.url).netloc, timeout=20)
+    connection.request("POST", path, body, headers)
+    answer = connection.getresponse()
+    found = answer.read()
+    connection.close()
+    code = answer.headers.get("x-amzn-ErrorType")
+    return answer.status, {"code": code, **json.loads(found)} if code else {}
+
+
+def test_body_type_and_variant_come_back(local: Local) -> None:
+    answer = local.invoke({"text": '{"a": "é"}', "headers": {"Content-Type": "application/json; charset=utf-8"}})
+    assert answer["Body"].read().decode() == '{"a": "é"}'
+    assert answer["ContentType"] == "application/json; charset=utf-8"
+    assert answer["InvokedProductionVariant"] == "AllTraffic"
+    assert "CustomAttributes" not in answer
+    assert "NewSessionId" not in answer
+    assert local.container.paths == ["/invocations"]
+
+
+def test_the_api_s_headers_reach_the_container_and_no_others(local: Local) -> None:
+    body = json.dumps({"do": "echo", "raw": "\u00e9"}).encode()
+    local.invoke(body, ContentType="application/json", Accept="application/jsonlines", CustomAttributes="trace=1",
+                 InferenceId="i-1", TargetVariant="AllTraffic", SessionId="abc", PrefixAwareId="p")  # fmt: skip
+    [headers] = local.container.headers
+    assert local.container.bodies == [body]
+    assert headers == {
+        "host": urlsplit(local.container.url).netloc,
+        "content-length": str(len(body)),
+        "connection": "close",
+        "content-type": "application/json",
+        "accept": "application/jsonlines",
+        "x-amzn-sagemaker-custom-attributes": "trace=1",
+        "x-amzn-sagemaker-inference-id": "i-1",
+        "x-amzn-sagemaker-target-variant": "AllTraffic",
+        "x-amzn-sagemaker-session-id": "abc",
+        "x-amzn-sagemaker-prefix-aware-id": "p",
+    }
+
+
+def test_other_headers_are_stripped_both_ways(local: Local) -> None:
+    body = json.dumps({"headers": {"X-Request-Id": "7", "Set-Cookie": "a=b", "Content-Type": "text/plain"}}).encode()
+    status, _ = post(local, {**SIGNED, "X-Mine": "1", "Cookie": "a=b", "X-Amzn-Trace-Id": "t"}, body=body)
+    assert status == 200
+    [headers] = local.container.headers
+    assert set(headers) == {"host", "content-length", "connection"}
+    answer = local.invoke(body)
+    returned = {name.lower() for name in answer["ResponseMetadata"]["HTTPHeaders"]}
+    assert not returned & {"x-request-id", "set-cookie"}
+
+
+def test_custom_attributes_come_back_if_the_container_sets_them(local: Local) -> None:
+    set_ = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/x; took=3"}
+    assert local.invoke({"headers": set_}, CustomAttributes="mine")["CustomAttributes"] == "route=/v1/x; took=3"
+
+
+def test_sessions_are_opened_used_and_closed(local: Local) -> None:
+    new = "X-Amzn-SageMaker-New-Session-Id"
+    opened = local.invoke({"requestType": "NEW_SESSION", "headers": {new: "abc; Expires=2026-11-20T20:00:00Z"}},
+                          SessionId="NEW_SESSION")  # fmt: skip
+    assert opened["NewSessionId"] == "abc; Expires=2026-11-20T20:00:00Z"
+    local.invoke({}, SessionId="abc")
+    closed = local.invoke({"requestType": "CLOSE", "headers": {"X-Amzn-SageMaker-Closed-Session-Id": "abc"}},
+                          SessionId="abc")  # fmt: skip
+    assert closed["ClosedSessionId"] == "abc"
+    name = "x-amzn-sagemaker-session-id"
+    assert [headers[name] for headers in local.container.headers] == ["NEW_SESSION", "abc", "abc"]
+
+
+def test_an_unknown_session_is_the_container_s_400(local: Local) -> None:
+    with pytest.raises(ClientError) as raised:
+        local.invoke({"status": 400, "text": "session expired"}, SessionId="old")
+    assert raised.value.response["OriginalStatusCode"] == 400
+
+
+@pytest.mark.parametrize(
+    ("headers", "part"),
+    [
+        ({"TargetModel": "m.tar.gz"}, "TargetModel is for multi-model endpoints"),
+        ({"TargetContainerHostname": "c"}, "TargetContainerHostname is for multi-container endpoints"),
+        ({"EnableExplanations": "`true`"}, "EnableExplanations is for endpoints with an explainer"),
+        ({"TargetVariant": "Other"}, "Variant Other of endpoint local not found"),
+        ({"InferenceComponentName": "ic"}, "Inference Component Name header is not allowed"),
+        ({"SessionId": "a_b"}, "Header X-Amzn-SageMaker-Session-Id must match"),
+        ({"CustomAttributes": 1025 * "a"}, "Header X-Amzn-SageMaker-Custom-Attributes must match"),
+        ({"EndpointName": "other"}, f"Endpoint other of account {ACCOUNT} not found."),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_the_endpoint_has_not_is_a_validation_error(local: Local, headers: dict[str, str], part: str) -> None:
+    with pytest.raises(ClientError) as raised:
+        local.invoke({}, **headers)
+    status, code, message = error(raised)
+    assert (status, code) == (400, "ValidationError")
+    assert part in message
+    assert local.container.paths == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "side"),
+    [
+        (400, "CLIENT_ERROR_FROM_MODEL", "client"),
+        (424, "CLIENT_ERROR_FROM_MODEL", "client"),
+        (500, "SERVER_ERROR_FROM_MODEL", "server"),
+        (503, "SERVER_ERROR_FROM_MODEL", "server"),
+        (507, "SERVER_ERROR_FROM_MODEL", "server"),
+        (302, "CLIENT_ERROR_FROM_MODEL", "client"),
+    ],
+)
+def test_a_failed_answer_is_a_model_error(local: Local, status: int, code: str, side: str) -> None:
+    with pytest.raises(local.runtime.exceptions.ModelError) as raised:
+        local.invoke({"status": status, "text": '{"error": "no é"}'})
+    response = raised.value.response
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
+    assert response["OriginalStatusCode"] == status
+    assert response["OriginalMessage"] == '{"error": "no é"}'
+    assert response["LogStreamArn"] == (
+        f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:/aws/sagemaker/Endpoints/local:log-stream:AllTraffic/local"
+    )
+    assert response["Error"]["Message"].startswith(f'Received {side} error ({status}) from primary with message "{{')
+    _, plain = post(local, SIGNED, body=json.dumps({"status": status}).encode())
+    assert plain["ErrorCode"] == code
+
+
+def test_a_long_message_is_cut(local: Local) -> None:
+    with pytest.raises(local.runtime.exceptions.ModelError) as raised:
+        local.invoke({"status": 500, "text": 5000 * "x"})
+    assert raised.value.response["OriginalMessage"] == 2048 * "x"
+
+
+TIMED_OUT = "Your invocation timed out while waiting for a response from container primary"
+
+
+def test_a_slow_container_is_status_0_and_is_left_alone(loop: Loop) -> None:
+    with make_local(loop, limits=Limits(invoke=0.2)) as local:
+        with pytest.raises(local.runtime.exceptions.ModelError) as raised:
+            local.invoke({"do": "wait"})
+        response = raised.value.response
+        assert (response["OriginalStatusCode"], response["OriginalMessage"]) == (0, TIMED_OUT)
+        assert local.container.gone.wait(10), "the container still works on an answer that nobody waits for"
+
+
+def test_a_dead_socket_is_status_0(local: Local) -> None:
+    with pytest.raises(local.runtime.exceptions.ModelError) as raised:
+        local.invoke({"do": "hang up"})
+    assert (raised.value.response["OriginalStatusCode"], raised.value.response["OriginalMessage"]) == (0, TIMED_OUT)
+
+
+def test_no_container_is_status_0(loop: Loop) -> None:
+    container = Container()
+    with loop.serving(container.app()) as free:
+        pass
+    with make_local(loop, at=free) as local, pytest.raises(local.runtime.exceptions.ModelError) as raised:
+        local.invoke({})
+    assert raised.value.response["OriginalStatusCode"] == 0
+
+
+def test_a_client_that_goes_away_ends_the_container_s_work(local: Local) -> None:
+    connection = http.client.HTTPConnection(urlsplit(local.url).netloc, timeout=20)
+    connection.request("POST", PATH, b'{"do": "wait"}', SIGNED)
+    assert local.container.active.wait(10)
+    connection.close()
+    assert local.container.gone.wait(10), "the container goes on for nobody"
+
+
+# -- who may call ------------------------------------------------------------------------------------------------
+
+
+def test_an_unsigned_request_has_no_token(local: Local) -> None:
+    unsigned = boto3.client("sagemaker-runtime", region_name="us-east-1", endpoint_url=local.url,
+                            config=Config(signature_version=UNSIGNED, retries={"total_max_attempts": 1}))  # fmt: skip
+    with pytest.raises(ClientError) as raised:
+        unsigned.invoke_endpoint(EndpointName="local", Body=b"{}")
+    assert error(raised) == (403, "MissingAuthenticationToken", "Missing Authentication Token")
+
+
+@pytest.mark.parametrize(
+    ("authorization", "code"),
+    [
+        ("Bearer sagemaker-api-key-abc", "IncompleteSignature"),
+        ("AWS4-HMAC-SHA256 Credential=a/20261120/us-east-1/sagemaker/aws4_request", "IncompleteSignature"),
+        (SIGNED["Authorization"].replace("sagemaker", "s3"), "InvalidSignatureException"),
+    ],
+)
+def test_another_signature_is_refused(local: Local, authorization: str, code: str) -> None:
+    status, found = post(local, {"Authorization": authorization})
+    assert (status, found["code"]) == (403, code)
+
+
+def test_a_region_that_is_set_is_held_to(loop: Loop) -> None:
+    with make_local(loop, region="eu-west-1") as local:
+        assert post(local, SIGNED)[0] == 200
+        with pytest.raises(ClientError) as raised:
+            local.invoke({})
+        assert error(raised)[:2] == (403, "InvalidSignatureException")
+        assert "us-east-1; this endpoint is in eu-west-1" in error(raised)[2]
+
+
+def test_the_log_s_region_is_that_of_the_signature(local: Local) -> None:
+    _, found = post(local, SIGNED, body=b'{"status": 500}')
+    assert found["LogStreamArn"].startswith("arn:aws:logs:eu-west-1:")
+
+
+def test_another_path_is_no_operation(local: Local) -> None:
+    assert post(local, SIGNED, "/endpoints/local/other")[0] == 404
+    assert post(local, SIGNED, "/endpoints/local/other")[1]["code"] == "UnknownOperationException"
+
+
+# -- the body's size ---------------------------------------------------------------------------------------------
+
+
+def test_beyond_6_mb_the_log_warns_and_beyond_25_it_is_refused(local: Local, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "deploy.local"):
+        assert local.invoke(6 * 2**20 * b"x")["Body"].read() == b"ok"
+        assert caplog.messages == []
+        assert local.invoke((6 * 2**20 + 1) * b"x")["Body"].read() == b"ok"
+    assert "6291457 bytes" in caplog.messages[0]
+    assert local.invoke(25 * 2**20 * b"x")["Body"].read() == b"ok"
+    with pytest.raises(ClientError) as raised:
+        local.invoke((25 * 2**20 + 1) * b"x")
+    assert error(raised) == (413, "ValidationError", "Request body is larger than 26214400 bytes (25 MB).")
+    assert len(local.container.bodies) == 3
+
+
+# -- the endpoint's state ----------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_that_is_not_in_service_is_not_found(local: Local) -> None:
+    local.endpoint.status = Status.CREATING
+    with pytest.raises(ClientError) as raised:
+        local.invoke({})
+    expected = f"Endpoint local of account {ACCOUNT} not found: it is Creating."
+    assert error(raised) == (400, "ValidationError", expected)
+    local.endpoint.status = Status.IN_SERVICE
+    assert local.invoke({})["Body"].read() == b"ok"
+
+
+def test_an_unhealthy_one_is_unavailable(local: Local) -> None:
+    local.endpoint.healthy = False
+    with pytest.raises(ClientError) as raised:
+        local.invoke({})
+    assert error(raised)[:2] == (503, "ServiceUnavailable")
+
+
+COMPONENTS = {"base": Component(), "sql": Component("sql-lora"), "idle": Component(copies=0)}
+
+
+def test_components_are_routed_and_adapters_named(loop: Loop) -> None:
+    with make_local(loop, components=COMPONENTS) as local:
+        local.invoke({}, InferenceComponentName="base")
+        local.invoke({}, InferenceComponentName="sql")
+        base, sql = local.container.headers
+        assert "x-amzn-sagemaker-adapter-identifier" not in base
+        assert sql["x-amzn-sagemaker-adapter-identifier"] == "sql-lora"
+        assert "x-amzn-sagemaker-inference-component" not in sql, "it is SageMaker's own"
+
+
+@pytest.mark.parametrize(
+    ("named", "part"),
+    [
+        ({}, "Inference Component Name header is required"),
+        ({"InferenceComponentName": "other"}, "Inference Component other of endpoint local not found."),
+        ({"InferenceComponentName": "idle"}, "Inference Component has no capacity"),
+    ],
+)
+def test_a_component_that_cannot_answer_is_a_validation_error(loop: Loop, named: dict[str, str], part: str) -> None:
+    with make_local(loop, components=COMPONENTS) as local, pytest.raises(ClientError) as raised:
+        local.invoke({}, **named)
+    assert error(raised)[:2] == (400, "ValidationError")
+    assert part in error(raised)[2]

@@ -1,0 +1,137 @@
+"""The OpenAI route and its bearer tokens (contract section 1.3)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import datetime, timedelta, timezone
+from urllib.parse import quote
+
+import httpx
+import pytest
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from deploy.local.access import check_token
+from deploy.local.answers import Rejected
+from deploy.local.endpoint import Component, Limits
+from tests.deploy.local.servers import Local, Loop
+from tests.deploy.local.servers import local as make_local
+
+PATH = "/endpoints/local/openai/v1/chat/completions"
+
+
+def presigned(region: str = "us-east-1", expires: int = 3600, action: str = "CallWithBearerToken") -> str:
+    request = AWSRequest(
+        "POST", "https://sagemaker.amazonaws.com/", {"host": "sagemaker.amazonaws.com"}, params={"Action": action}
+    )
+    SigV4QueryAuth(Credentials("AKIDEXAMPLE", "secret"), "sagemaker", region, expires=expires).add_auth(request)
+    return str(request.url).removeprefix("https://") + "&Version=1"
+
+
+def token(url: str | None = None) -> str:
+    return "sagemaker-api-key-" + base64.b64encode((url or presigned()).encode()).decode()
+
+
+def post(
+    local: Local, body: object = None, path: str = PATH, bearer: str | None = None, **headers: str
+) -> httpx.Response:
+    authorization = {"Authorization": f"Bearer {bearer or token()}"}
+    return httpx.post(local.url + path, json=body or {"messages": []}, headers={**authorization, **headers}, timeout=20)
+
+
+def test_a_chat_is_passed_on_as_it_is(local: Local) -> None:
+    answer = post(local, {"text": '{"choices": []}', "model": "", "messages": []}, **{"X-Mine": "1"})
+    assert (answer.status_code, answer.json()) == (200, {"choices": []})
+    assert answer.headers["content-type"] == "application/json"
+    assert local.container.paths == ["/v1/chat/completions"]
+    [headers] = local.container.headers
+    assert json.loads(local.container.bodies[0])["model"] == ""
+    assert headers["content-type"] == "application/json"
+    assert not {"authorization", "x-mine", "user-agent"} & set(headers)
+
+
+def test_a_refusal_is_passed_on_too(local: Local) -> None:
+    answer = post(local, {"status": 400, "text": '{"error": {"message": "no"}}'})
+    assert (answer.status_code, answer.json()) == (400, {"error": {"message": "no"}})
+
+
+def test_events_arrive_one_by_one(local: Local) -> None:
+    events = [b'data: {"n": 1}\n\n', b"data: [DONE]\n\n"]
+    body = {"do": "stream", "stream": True, "pieces": [event.hex() for event in events],
+            "headers": {"Content-Type": "text/event-stream"}}  # fmt: skip
+    headers = {"Authorization": f"Bearer {token()}"}
+    with httpx.stream("POST", local.url + PATH, json=body, headers=headers, timeout=20) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        pieces = answer.iter_raw()
+        assert next(pieces) == events[0]
+        local.container.may_go_on.set()
+        assert b"".join(pieces) == events[1]
+
+
+def test_a_component_is_in_the_path(loop: Loop) -> None:
+    with make_local(loop, components={"sql": Component("sql-lora")}) as local:
+        path = "/endpoints/local/inference-components/sql/openai/v1/chat/completions"
+        assert post(local, path=path).status_code == 200
+        assert local.container.headers[0]["x-amzn-sagemaker-adapter-identifier"] == "sql-lora"
+        refused = post(local)
+        assert (refused.status_code, refused.headers["x-amzn-ErrorType"]) == (400, "ValidationError")
+
+
+def test_limits_are_those_of_whole_and_streamed_answers(loop: Loop) -> None:
+    with make_local(loop, limits=Limits(invoke=0.2, stream=0.6)) as local:
+        slow = post(local, {"do": "wait"})
+        assert (slow.status_code, slow.json()["OriginalStatusCode"]) == (424, 0)
+        stall = {"do": "stream", "stream": True, "pieces": ["41"], "end": "stall"}
+        local.container.may_go_on.set()
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(local, stall)
+        assert local.container.gone.wait(10)
+
+
+def test_only_chat_completions_is_routed(local: Local) -> None:
+    answer = post(local, path="/endpoints/local/openai/v1/completions")
+    assert (answer.status_code, answer.headers["x-amzn-ErrorType"]) == (404, "UnknownOperationException")
+
+
+def test_another_endpoint_is_not_found(local: Local) -> None:
+    answer = post(local, path=PATH.replace("local", "other"))
+    assert (answer.status_code, answer.json()["Message"]) == (400, "Endpoint other of account 000000000000 not found.")
+
+
+OLD = presigned().replace(f"X-Amz-Date={datetime.now(timezone.utc):%Y}", "X-Amz-Date=2020")
+
+
+@pytest.mark.parametrize(
+    ("authorization", "code", "part"),
+    [
+        ("", "MissingAuthenticationToken", "Missing Authentication Token"),
+        ("AWS4-HMAC-SHA256 Credential=x", "AccessDeniedException", "Bearer sagemaker-api-key-"),
+        ("Bearer abc", "AccessDeniedException", "Bearer sagemaker-api-key-"),
+        ("Bearer sagemaker-api-key-%%%", "AccessDeniedException", "not the base64 of a presigned URL"),
+        ("Bearer sagemaker-api-key-YWJj", "AccessDeniedException", "not the base64 of a presigned URL"),
+        (f"Bearer {token(presigned(action='GetCallerIdentity'))}", "AccessDeniedException", "GetCallerIdentity"),
+        (f"Bearer {token(presigned(expires=43201))}", "AccessDeniedException", "at most 43200"),
+        (f"Bearer {token(OLD)}", "ExpiredTokenException", "was good for 3600 s from 2020-"),
+        (f"Bearer {token(presigned('eu-west-1'))}", "AccessDeniedException", "is in us-east-1"),
+        (f"Bearer {token(presigned().replace(quote('/sagemaker/', ''), quote('/bedrock/', '')))}",
+         "AccessDeniedException", "service sagemaker"),
+    ],
+    ids=["none", "sigv4", "other", "no base64", "no URL", "action", "too long", "old", "region", "service"],
+)  # fmt: skip
+def test_a_token_that_is_not_good_is_refused(loop: Loop, authorization: str, code: str, part: str) -> None:
+    with make_local(loop, region="us-east-1") as local:
+        headers = {"Authorization": authorization} if authorization else {}
+        answer = httpx.post(local.url + PATH, json={}, headers=headers, timeout=20)
+        assert (answer.status_code, answer.headers["x-amzn-ErrorType"]) == (403, code)
+        assert part in answer.json()["Message"]
+        assert local.container.paths == []
+
+
+def test_a_token_is_good_to_its_last_second() -> None:
+    bearer = f"Bearer {token(presigned('eu-west-1', expires=900))}"
+    now = datetime.now(timezone.utc)
+    assert check_token(bearer, None, now + timedelta(seconds=890)) == "eu-west-1"
+    with pytest.raises(Rejected, match="was good for 900 s"):
+        check_token(bearer, None, now + timedelta(seconds=902))
