@@ -22,6 +22,9 @@ from deploy.resources import Kind, Ref, Resource, refs, resolved
 from deploy.rollback import leftovers, undo
 from deploy.wait import Report, wait_for
 
+EVERY = 15.0
+"""Seconds between two looks at what AWS is at."""
+
 _MAKES = (Verb.CREATE, Verb.REPLACE)
 
 
@@ -40,7 +43,7 @@ class Ways:
     say: Callable[[str], None]
     report: Report
     keep_failed: bool = False
-    every: float = 15.0
+    every: float = field(default_factory=lambda: EVERY)
     limit: float = 7200.0
 
 

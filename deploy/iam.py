@@ -131,6 +131,10 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
         "Role", ["iam:PassRole"], [spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
     )
     yield _allow("RoleChecked", ["iam:GetRole", "iam:SimulatePrincipalPolicy"], [spec.role])
+    if spec.network.subnets:
+        yield _allow("NetworkChecked", ["ec2:DescribeSecurityGroups", "ec2:DescribeSubnets"], ["*"])
+    if spec.model.token_secret is not None:
+        yield _allow("SecretChecked", ["secretsmanager:DescribeSecret"], [spec.model.token_secret])
 
 
 def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
@@ -154,22 +158,26 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     if spec.alarms is not None or spec.scaling is not None:
         yield _allow("Alarms", [*alarms, *tags], own)
     yield _allow("Metrics", ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"], ["*"])
-    logs = ["logs:DescribeLogGroups", "logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"]
+    logs = ["logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"]
     yield _allow("Logs", logs, arns.logs())
-    yield _allow("QuotasAndPrices", ["pricing:GetProducts", "servicequotas:ListServiceQuotas"], ["*"])
+    yield _allow("Quotas", ["servicequotas:ListServiceQuotas"], ["*"])
 
 
 def _bringing(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, Any]]:
     """The image and the model's files."""
     if (repository := arns.repository(settled.image)) is not None:
         own = repository.split(":")[4] == arns.account
-        yield _allow("Image", ["ecr:DescribeImages", *(sorted((*_PULL, *_PUSH)) if own else ())], [repository])
+        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own else ())))], [repository])
         if own:
             yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
     if settled.model_data is not None:
-        write = ["s3:AbortMultipartUpload", "s3:DeleteObject", "s3:PutObject"] if spec.model.upload else []
-        yield _allow("ModelData", ["s3:GetObject", *write], [arns.objects(settled.model_data)])
+        write = "AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject" if spec.model.upload else ""
+        verbs = ["GetObject", *write.split()]
+        yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(settled.model_data)])
         yield from _listing(arns, "ModelDataListed", [settled.model_data])
+        if spec.model.upload is not None:  # what an interrupted upload left
+            bucket = spec.model.upload.removeprefix("s3://").partition("/")[0]
+            yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
 
 
 def invoker(spec: Spec, settled: Settled, *, bearer: bool = True) -> Policy:

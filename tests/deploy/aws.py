@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import boto3
+import moto.backends
 from moto.moto_api._internal import moto_api_backend
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, ThreadedMotoServer, create_backend_app
 from werkzeug.serving import make_server
@@ -101,6 +102,20 @@ class Cloud:
     def client(self, service: str) -> Any:
         return boto3.client(service, endpoint_url=self.url, region_name="us-east-1")
 
+    def push(self, repository: str, tag: str) -> str:
+        """An image in ECR, made up; its digest."""
+        ecr = self.client("ecr")
+        ecr.create_repository(repositoryName=repository)
+        manifest = {"schemaVersion": 2, "config": {"digest": "sha256:0", "size": 1}, "layers": []}
+        media = "application/vnd.docker.distribution.manifest.v2+json"
+        made = ecr.put_image(
+            repositoryName=repository,
+            imageManifest=json.dumps({**manifest, "mediaType": media}),
+            imageManifestMediaType=media,
+            imageTag=tag,
+        )
+        return str(made["image"]["imageId"]["imageDigest"])
+
     def everything(self) -> dict[str, Any]:
         """What there is of a deployment's kinds, to be held against another state: names, content, states.
 
@@ -142,10 +157,19 @@ class _Server(ThreadedMotoServer):
         self._cloud = cloud
 
     def _server_entry(self) -> None:
+        modules = tuple(moto.backends.list_of_moto_modules())  # which moto reads of the disk at every request
+        moto.backends.list_of_moto_modules = lambda: modules
         app = _Recorder(DomainDispatcherApplication(create_backend_app), self._cloud)
-        self._server = make_server(self._ip_address, self._port, app, True, request_handler=MotoRequestHandler)
+        self._server = make_server(self._ip_address, self._port, app, True, request_handler=_Quiet)
         self._server_ready_event.set()
         self._server.serve_forever()
+
+
+class _Quiet(MotoRequestHandler):
+    """Requests are in `Cloud.calls`, not in the log."""
+
+    def log_request(self, *args: object) -> None:
+        pass
 
 
 class _Recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -68,3 +69,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
     monkeypatch.setattr("deploy.calls.pause", waited.append)
     return waited
+
+
+@pytest.fixture(autouse=True)
+def _boto3_does_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own tries follow each other at once."""
+    monkeypatch.setattr("botocore.endpoint.time", types.SimpleNamespace(sleep=lambda seconds: None))

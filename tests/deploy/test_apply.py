@@ -68,13 +68,13 @@ def test_an_update_says_how_and_which_alarms_undo_it(cloud: Cloud) -> None:
     deployment: Any = (update.request or {})["DeploymentConfig"]
     assert "RollingUpdatePolicy" in deployment
     alarms = [alarm["AlarmName"] for alarm in deployment["AutoRollbackConfiguration"]["Alarms"]]
-    assert alarms == ["llama-5xx", "llama-model-errors"]
+    assert alarms == ["llama/5xx", "llama/model-errors"]
 
 
 def test_an_update_that_is_rolled_back_leaves_what_served(cloud: Cloud) -> None:
     up(wanted_of(PLAIN))
     before = cloud.everything()
-    cloud.sagemaker.fate(NAME, "RolledBack", "llama-5xx went off")
+    cloud.sagemaker.fate(NAME, "RolledBack", "llama/5xx went off")
     with pytest.raises(Failed, match="rolled back"):
         up(wanted_of(PLAIN, options={"max_tokens": 2}))
     after = cloud.everything()
@@ -120,7 +120,7 @@ def test_parts_that_are_taken_out_of_the_specification_go(cloud: Cloud) -> None:
     assert cloud.sagemaker.names("inference-component") == ["second"]
     assert sorted(key[0] for key in cloud.scaling.targets) == ["inference-component/second"]
     left = [alarm["AlarmName"] for alarm in cloud.client("cloudwatch").describe_alarms()["MetricAlarms"]]
-    assert left == ["second-no-capacity"]
+    assert left == ["llama/second/no-capacity"]
 
 
 def test_a_changed_component_is_updated_where_it_is(cloud: Cloud) -> None:

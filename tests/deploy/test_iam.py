@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import deploy
 from deploy.calls import CALLS
 from deploy.iam import Policy, deployer, execution_role, invoker, policies, trust
 from tests.deploy.cases import CASES, KEY, ROLE, SECRET, TOPIC, settled, spec
@@ -116,10 +120,61 @@ def test_the_deployer_may_make_every_call_of_the_table(kind: Any) -> None:
         assert f"{calls.service}:{call.replace('_', '')}" in allowed
 
 
+_SERVICES = {"service-quotas": "servicequotas"}
+_OF_S3 = {
+    "list_objects_v2": "ListBucket",
+    "head_bucket": "ListBucket",
+    "head_object": "GetObject",
+    "delete_objects": "DeleteObject",
+    "create_multipart_upload": "PutObject",
+    "upload_part": "PutObject",
+    "complete_multipart_upload": "PutObject",
+    "list_multipart_uploads": "ListBucketMultipartUploads",
+    "list_parts": "ListMultipartUploadParts",
+}  # operations that IAM calls otherwise
+_OPERATION = r'\.(?:get_paginator\("(\w+)"\)|(\w+)\()'
+_AT_ONCE = re.compile(r'client\("([a-z0-9-]+)"\)' + _OPERATION)
+_OF_NAMED = re.compile(r"\b(\w+)" + _OPERATION)
+_NAMED = re.compile(r'(\w+)(?:: Any)? = (?:\w+\.)*client\("([a-z0-9-]+)"\)$', re.MULTILINE)
+
+
+def called(source: str) -> Iterator[tuple[str, str]]:
+    """Service and operation of the AWS calls that a module makes by their names."""
+    clients = dict(_NAMED.findall(source))
+    calls = [(service, *operation) for service, *operation in _AT_ONCE.findall(source)]
+    calls += [(clients[name], *operation) for name, *operation in _OF_NAMED.findall(source) if name in clients]
+    for service, paginated, plain in calls:
+        if plain != "get_paginator":
+            yield service, paginated or plain
+
+
+def test_the_deployer_may_make_every_call_that_the_source_names() -> None:
+    said = spec("isolated", model={"path": "models/llama", "upload": "s3://models/llama/"}, **_EVERYTHING)
+    allowed = {action.lower() for action in actions(deployer(said, settled("isolated")))}
+    allowed |= {action.lower() for action in actions(deployer(spec("plain"), settled("plain")))}  # with a secret
+    modules = [module for module in Path(deploy.__file__).parent.glob("*.py") if module.name != "doctor.py"]
+    found = {call for module in modules for call in called(module.read_text())}
+    assert ("sts", "get_caller_identity") in found
+    assert ("s3", "list_multipart_uploads") in found
+    for service, operation in sorted(found):
+        if service == "sts":  # needs no permission
+            continue
+        action = _OF_S3.get(operation) if service == "s3" else None
+        name = f"{_SERVICES.get(service, service)}:{action or operation.replace('_', '')}".lower()
+        assert name in allowed, f"{service}.{operation}"
+
+
+_EVERYTHING: dict[str, Any] = {
+    "components": [{"name": "chat"}],
+    "scaling": {"min": 1, "max": 2, "concurrency": 4},
+}
+
+
 def test_pushing_is_for_ones_own_repository() -> None:
     assert "ecr:PutImage" in actions(deployer(spec("plain"), settled("plain")))
     awss = deployer(spec("aws-image"), settled("aws-image"))
-    assert statement(awss, "Image")["Action"] == ["ecr:DescribeImages"]
+    assert "ecr:PutImage" not in actions(awss)
+    assert "ecr:DescribeImages" in actions(awss)
     assert "ImageLogin" not in sids(awss)
     assert "Image" not in sids(deployer(spec("plain"), settled("plain", image="registry.example.com/lmi:1")))
 
