@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-clients test-djl test-browser accept-vllm accept-trtllm lint format bench clean
+.PHONY: install dev serve djl test test-clients test-djl test-browser accept-vllm accept-trtllm image-cpu-check lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -66,10 +66,16 @@ accept-trtllm:
 	@test "$(origin MODEL)" != file || { echo 'make accept-trtllm MODEL=... : a Hugging Face directory or hub name' >&2; exit 2; }
 	$(PYTHON) -m tests.accept.trtllm "$(MODEL)" $(OPTIONS)
 
+# The cpu image without a container engine: its steps in a Debian of its own, and SageMaker's requests to it. Needs root,
+# mmdebstrap, util-linux, and about three minutes.
+image-cpu-check: dev
+	$(BIN)/python -m tests.container.check
+
 lint: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
 
 format: dev
 	$(BIN)/ruff format .

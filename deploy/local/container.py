@@ -38,7 +38,7 @@ class Command:
 
 
 def command(model: str | None, port: int, options: Sequence[str], engine: str | None) -> Command:
-    """The handler's container entry point, or its embedded server where this build has none.
+    """The handler's container entry point with SageMaker's argument and environment.
 
     Args:
         model: a file or a directory; None: the demo model.
@@ -47,24 +47,34 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
     Raises:
         DeployError: the handler is not installed, or an option is none.
     """
-    found = importlib.util.find_spec("handler")
-    if found is None or not found.submodule_search_locations:
+    if importlib.util.find_spec("handler") is None:
         raise DeployError("there is no container to start: the package handler is not installed here",
                           "Start one yourself and name it: --container http://127.0.0.1:8080")  # fmt: skip
     settings = _settings(options)
     if engine:
         settings["option.llm_engine"] = engine
-    environment = {"SAGEMAKER_BIND_TO_PORT": str(port)}
-    if Path(found.submodule_search_locations[0], "container", "__main__.py").is_file():
-        settings["option.model_id"] = model or "demo"
-        return Command(
-            (sys.executable, "-m", "handler.container", "serve"), {**environment, **_as_environment(settings)}
-        )
-    pairs = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
-    model_argument = [model] if model else []
-    return Command(
-        (sys.executable, "-m", "handler", "serve", *model_argument, "--port", str(port), *pairs), environment
-    )
+    environment = {
+        "SAGEMAKER_BIND_TO_PORT": str(port),
+        "LMI_HOST": "127.0.0.1",  # a container has an address of its own; a process has the machine's
+        "LMI_CACHE": os.environ.get("LMI_CACHE") or str(_cache()),
+        **_as_environment(settings),
+        **_model(model),
+    }
+    return Command((sys.executable, "-m", "handler.container", "serve"), environment)
+
+
+def _model(model: str | None) -> dict[str, str]:
+    """A directory is SageMaker's model data; anything else is named, as in a container whose image has the model."""
+    path = Path(model or "demo").resolve()
+    if model and path.is_dir():
+        return {"SAGEMAKER_MODEL_PATH": str(path)}
+    nowhere = {"SAGEMAKER_MODEL_PATH": os.devnull}  # not this machine's /opt/ml/model, if it has one
+    return {**nowhere, "OPTION_MODEL_ID": str(path) if model else "demo"}
+
+
+def _cache() -> Path:
+    """Where `lmi serve` keeps models: the demo model is fetched once for both."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
 def _settings(options: Sequence[str]) -> dict[str, str]:
@@ -78,7 +88,9 @@ def _settings(options: Sequence[str]) -> dict[str, str]:
 def _as_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """`option.x` is OPTION_X in a container; the other properties are SERVING_X."""
     return {
-        f"OPTION_{name[7:].upper()}" if name.startswith("option.") else f"SERVING_{name.upper()}": value
+        f"OPTION_{name.removeprefix('option.')}".upper()
+        if name.startswith("option.")
+        else f"SERVING_{name}".upper(): value
         for name, value in settings.items()
     }
 

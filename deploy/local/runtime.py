@@ -21,6 +21,7 @@ from deploy.local.asynchronous import AsyncCalls
 from deploy.local.endpoint import MIB, Endpoint
 from deploy.local.eventstream import CONTENT_TYPE
 from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Operation, to_client, to_container
+from deploy.local.objects import Objects
 from deploy.local.relay import Relay, messages, refuse_failed
 from deploy.local.store import Store
 
@@ -38,6 +39,7 @@ class Runtime:
 
     def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:
         self._endpoint = endpoint
+        self._store = store
         self._relay = Relay(endpoint.container)
         self._async = AsyncCalls(endpoint, self._relay, store) if store else None
 
@@ -49,6 +51,8 @@ class Runtime:
         app.router.add_post("/endpoints/{endpoint}/async-invocations", self._invoke_async)
         app.router.add_post(f"/endpoints/{{endpoint}}/{_OPENAI}", self._openai)
         app.router.add_post(f"/endpoints/{{endpoint}}/inference-components/{{component}}/{_OPENAI}", self._openai)
+        if self._store:
+            Objects(self._store).add(app)
         app.cleanup_ctx.append(self._open)
         return app
 
@@ -176,8 +180,8 @@ async def _answered(
         answer = error.response()
         log.info("%s: %s", error.code, error)
         return answer
-    except web.HTTPException as error:
-        answer = Rejected(error.status, "UnknownOperationException", f"No operation at {request.path}.").response()
+    except web.HTTPException:  # the router's: no such path, or not by that method
+        answer = Rejected(404, "UnknownOperationException", f"No operation at {request.path}.").response()
         return answer
     except Exception:
         log.exception("%s failed", request.path)

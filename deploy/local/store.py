@@ -52,9 +52,12 @@ class Store:
             raise Rejected(404, "NoSuchKey", f"{uri}: {error.strerror}") from None
 
     def write(self, uri: str, data: bytes) -> None:
+        self.put(self.path(uri), data)
+
+    @staticmethod
+    def put(path: Path, data: bytes) -> None:
         """Whoever sees the object sees it whole."""
-        path = self.path(uri)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
+        part = path.with_name(f".{path.name[:200]}.part")
         part.write_bytes(data)
         part.replace(path)

@@ -64,6 +64,8 @@ class Container:
     headers: list[dict[str, str]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     pings: int = 200
+    """The status that /ping answers; 0: it never does."""
+    pinged: int = 0
     may_go_on: threading.Event = field(default_factory=threading.Event)
     """`stream` waits for it after the first piece, `wait` before it answers."""
     gone: threading.Event = field(default_factory=threading.Event)
@@ -78,6 +80,9 @@ class Container:
         return app
 
     async def _ping(self, request: web.Request) -> web.Response:
+        self.pinged += 1
+        if not self.pings:
+            await asyncio.sleep(60)
         return web.Response(status=self.pings)
 
     async def _post(self, request: web.Request) -> web.StreamResponse:

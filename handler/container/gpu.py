@@ -1,0 +1,110 @@
+"""The start's look at the driver, before anything imports torch (contract sagemaker.md, section 8, row 10).
+
+A driver that is too old for the image's CUDA otherwise shows as an error deep in an engine, or as an endpoint that
+stays Creating without a log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.errors import ConfigError
+
+_COMPAT = Path("/usr/local/cuda/compat")
+_AMI = {
+    13: "al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0)",
+    12: "al2-ami-sagemaker-inference-gpu-3-1 (driver 550, CUDA 12.4)",
+}
+"""InferenceAmiVersion by the image's CUDA (contract sagemaker.md, section 6.2)."""
+
+
+class Driver(NamedTuple):
+    """`cuda` is the newest version that the driver has, as (major, minor); `num_gpus` those in the container."""
+
+    version: str
+    cuda: tuple[int, int]
+    num_gpus: int
+
+
+class Check(NamedTuple):
+    """`line` is for the log, empty where there is nothing to say; `library_path` goes before LD_LIBRARY_PATH."""
+
+    line: str
+    library_path: str = ""
+
+
+def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
+    """What NVML says, the driver's own library, which the container runtime brings in; None where there is none."""
+    try:
+        nvml = load("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2():
+        return None
+    try:
+        version = ctypes.create_string_buffer(80)
+        cuda, count = ctypes.c_int(), ctypes.c_uint()
+        failed = (
+            nvml.nvmlSystemGetDriverVersion(version, len(version))
+            or nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+            or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        )
+        if failed:
+            return None
+        return Driver(version.value.decode(), (cuda.value // 1000, cuda.value % 1000 // 10), count.value)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def check(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COMPAT) -> Check:
+    """The driver against the image's CUDA, which NVIDIA's base images name in CUDA_VERSION.
+
+    A newer minor version of CUDA runs on any driver of its major version, a newer major version only through the
+    image's compatibility library; that is put first wherever the driver is the older of the two.
+
+    Raises:
+        ConfigError: the image needs a newer driver.
+    """
+    image = _version(environ.get("CUDA_VERSION", ""))
+    if image is None:
+        return Check(_describe(driver, environ) if driver else "")
+    if driver is None:
+        return Check(f"CUDA {_text(image)} in the image, and no NVIDIA driver in sight: the GPU engines will not start")
+    line = f"{_describe(driver, environ)}; CUDA {_text(image)} in the image"
+    if driver.cuda >= image:
+        return Check(line)
+    library = next((path.parent for path in sorted(compat.glob("**/libcuda.so.1"))), None)
+    if library is not None:
+        return Check(f"{line}; through its compatibility library in {library}", str(library))
+    if driver.cuda[0] < image[0]:
+        raise ConfigError(
+            f"{line}: the driver is too old for it. Deploy with InferenceAmiVersion="
+            f"{_AMI.get(image[0], 'of a newer driver')}, or use an image with CUDA {driver.cuda[0]}"
+        )
+    return Check(f"{line}, which its minor versions' compatibility covers")
+
+
+def num_visible(driver: Driver, environ: Mapping[str, str]) -> int:
+    """GPUs that the engine will see: CUDA_VISIBLE_DEVICES counts, and ends at the first negative number."""
+    text = environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return driver.num_gpus
+    names = [name.strip() for name in text.split(",")]
+    stop = next((place for place, name in enumerate(names) if not name or name.startswith("-")), len(names))
+    return min(stop, driver.num_gpus) if all(name.isdecimal() for name in names[:stop]) else stop
+
+
+def _describe(driver: Driver, environ: Mapping[str, str]) -> str:
+    return f"GPUs visible: {num_visible(driver, environ)}; driver {driver.version} with CUDA {_text(driver.cuda)}"
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    parts = text.split(".")
+    return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal() else None
+
+
+def _text(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

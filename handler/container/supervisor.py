@@ -1,0 +1,93 @@
+"""Runs a server that does not finish its answers when it is told to stop, as DJL Serving's Java side does not.
+
+SageMaker sends SIGTERM and kills after 30 seconds (contract sagemaker.md, section 1). Until the answers under way have
+gone out the server is not told; then it is, and what is left of it is killed before SageMaker would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from handler.container.connections import connections
+
+log = logging.getLogger("handler.container")
+
+DRAIN = 22.0  # seconds for answers to finish
+END = 28.0  # seconds after SIGTERM until what is left is killed
+_QUIET = 2000  # milliseconds without a byte after which an answer that had begun counts as finished
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+
+
+def supervise(
+    command: Sequence[str], environ: Mapping[str, str], port: int, *, drain: float = DRAIN, end: float = END
+) -> int:
+    """Run a server on `port` until it ends or is told to; returns the exit status, 0 when it was told to.
+
+    It is given a process group of its own. As process 1 of a container this also buries the orphans.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    child = os.posix_spawn(command[0], list(command), dict(environ), setpgroup=0, setsigmask=())
+    status: int | None = None
+    try:
+        while status is None:
+            found = signal.sigtimedwait(_SIGNALS, 60)
+            if found is not None and found.si_signo != signal.SIGCHLD:
+                return _stop(child, port, signal.Signals(found.si_signo).name, drain, end)
+            status = _reap(child)
+        log.error("the server ended by itself with status %d", status)
+        return status
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # its workers and their engines
+        _reap(child)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
+    began = time.monotonic()
+    log.info("%s: stopping; answers to finish: %s", name, _waiting(port))
+
+    def ended(deadline: float, done: Callable[[], bool]) -> bool:
+        """Waits; true when the server is gone. A second signal ends the waiting."""
+        while (left := deadline - time.monotonic()) > 0 and not done():
+            found = signal.sigtimedwait(_SIGNALS, min(left, 0.2))
+            if found is not None and found.si_signo != signal.SIGCHLD:
+                return False
+            if _reap(child) is not None:
+                return True
+        return False
+
+    if ended(began + drain, lambda: _waiting(port) == 0):
+        return 0
+    if left := _waiting(port):
+        log.warning("answers that are cut off after %.0f s: %s", time.monotonic() - began, left)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGTERM)
+    if not ended(began + end, lambda: False):
+        log.warning("the server did not end within %.0f s; it is killed", time.monotonic() - began)
+    return 0
+
+
+def _waiting(port: int) -> int:
+    """Connections that wait for an answer; where the kernel does not tell, none can be waited for."""
+    try:
+        return sum(connection.waits(_QUIET) for connection in connections(port))
+    except OSError as error:
+        log.warning("the kernel does not tell of connections (%s): answers are not waited for", error)
+        return 0
+
+
+def _reap(child: int) -> int | None:
+    """Buries whoever has died; the status of `child` if it was among them, 128 + N of one that a signal N ended."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if found[0] == child:
+                code = os.waitstatus_to_exitcode(found[1])
+                status = code if code >= 0 else 128 - code
+    return status

@@ -1,0 +1,144 @@
+"""InvokeEndpointAsync by stock boto3, with a directory as S3 (contract sections 1 and 1.5)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from deploy.local import asynchronous
+from deploy.local.endpoint import Limits
+from deploy.local.store import Store
+from tests.deploy.local.servers import Local, Loop
+from tests.deploy.local.servers import local as make_local
+from tests.servers import wait_for
+
+
+@pytest.fixture
+def s3(local: Local) -> Iterator[Any]:
+    config = Config(retries={"total_max_attempts": 1})
+    with contextlib.closing(
+        boto3.client("s3", region_name="us-east-1", endpoint_url=local.url, aws_access_key_id="x",
+                     aws_secret_access_key="x", config=config)
+    ) as client:  # fmt: skip
+        yield client
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "s3"
+
+
+def invoke(local: Local, **more: Any) -> Any:
+    return local.runtime.invoke_endpoint_async(EndpointName="local", **more)
+
+
+def at(root: Path, uri: str) -> bytes:
+    """The object, once it is there."""
+    path = root / uri.removeprefix("s3://")
+    wait_for(path.exists, 10, f"nothing at {uri}")
+    return path.read_bytes()
+
+
+def test_an_object_is_answered_with_an_object(local: Local, s3: Any) -> None:
+    asked = json.dumps({"text": "done", "do": "echo"}).encode()
+    s3.put_object(Bucket="mine", Key="in/a b.json", Body=asked)
+    accepted = invoke(local, InputLocation="s3://mine/in/a b.json", ContentType="application/json", InferenceId="i-1",
+                      Accept="text/plain", CustomAttributes="a=b")  # fmt: skip
+    assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
+    assert accepted["InferenceId"] == "i-1"
+    output = accepted["OutputLocation"]
+    assert output.startswith("s3://sagemaker-local/async-out/")
+    assert accepted["FailureLocation"].startswith("s3://sagemaker-local/async-failures/")
+    bucket, _, key = output.removeprefix("s3://").partition("/")
+
+    s3.get_waiter("object_exists").wait(Bucket=bucket, Key=key, WaiterConfig={"Delay": 0, "MaxAttempts": 2000})
+    assert s3.get_object(Bucket=bucket, Key=key)["Body"].read() == b"done"
+    assert local.container.bodies == [asked]
+    [headers] = local.container.headers
+    assert (headers["content-type"], headers["accept"]) == ("application/json", "text/plain")
+    assert headers["x-amzn-sagemaker-inference-id"] == "i-1"
+    assert headers["x-amzn-sagemaker-custom-attributes"] == "a=b"
+
+
+def test_a_body_may_be_inline_up_to_128_000_bytes(local: Local, root: Path) -> None:
+    accepted = invoke(local, Body=128_000 * b"x", S3OutputPathExtension="team/a", Filename="one.out")
+    assert accepted["OutputLocation"] == "s3://sagemaker-local/async-out/team/a/one.out"
+    assert at(root, accepted["OutputLocation"]) == b"ok"
+    assert accepted["InferenceId"]
+    with pytest.raises(ClientError, match="Body of 128001 bytes: at most 128000"):
+        invoke(local, Body=128_001 * b"x")
+
+
+def test_it_answers_before_the_container_does(local: Local, root: Path) -> None:
+    accepted = invoke(local, Body=b'{"do": "wait"}')
+    assert local.container.active.wait(10)
+    path = root / accepted["OutputLocation"].removeprefix("s3://")
+    assert not path.exists()
+    local.container.may_go_on.set()
+    assert at(root, accepted["OutputLocation"]) == b"late"
+
+
+def test_failures_are_written_where_they_belong(loop: Loop, tmp_path: Path) -> None:
+    """The container's 5xx, one that takes too long, an input that is not there."""
+    root = tmp_path / "s3"
+    with make_local(loop, Store(root), limits=Limits(asynchronous=1)) as local:
+        failed = invoke(local, Body=b'{"status": 500, "text": "out of memory"}')
+        slow = invoke(local, Body=b'{"do": "wait"}')
+        missing = invoke(local, InputLocation="s3://mine/nothing")
+        assert b"Received server error (500)" in at(root, failed["FailureLocation"])
+        assert b"out of memory" in at(root, failed["FailureLocation"])
+        assert b"s3://mine/nothing: No such file" in at(root, missing["FailureLocation"])
+        assert b"timed out while waiting" in at(root, slow["FailureLocation"])
+        assert local.container.gone.wait(10)
+        assert not (root / failed["OutputLocation"].removeprefix("s3://")).exists()
+
+
+def test_only_so_many_are_in_the_container_at_once(local: Local, root: Path) -> None:
+    accepted = [invoke(local, Body=b'{"do": "wait"}') for _ in range(asynchronous.CONCURRENT + 2)]
+    wait_for(lambda: len(local.container.paths) == asynchronous.CONCURRENT, 10, "they are not taken up")
+    local.container.may_go_on.set()
+    assert {at(root, one["OutputLocation"]) for one in accepted} == {b"late"}
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({}, "Exactly one of InputLocation and Body"),
+        ({"Body": b"x", "InputLocation": "s3://a-bucket/b"}, "Exactly one of InputLocation and Body"),
+        ({"InputLocation": "https://a-bucket/b"}, "must be s3://bucket/key"),
+        ({"InputLocation": "s3://a-bucket/../../etc/passwd"}, "leads out of the bucket"),
+        ({"InputLocation": "s3://a-bucket/"}, "names no object"),
+        ({"Body": b"x", "InvocationTimeoutSeconds": 3601}, "a number from 1 to 3600"),
+        ({"Body": b"x", "RequestTTLSeconds": 21601}, "a number from 60 to 21600"),
+        ({"Body": b"x", "Filename": "a/b"}, "Filename 'a/b' must match"),
+        ({"Body": b"x", "S3OutputPathExtension": "../../../a"}, "leads out of the bucket"),
+    ],
+)
+def test_what_the_api_does_not_allow(local: Local, given: dict[str, Any], part: str) -> None:
+    with pytest.raises(ClientError) as raised:
+        invoke(local, **given)
+    assert raised.value.response["Error"]["Code"] == "ValidationError"
+    assert part in raised.value.response["Error"]["Message"]
+    assert local.container.paths == []
+
+
+def test_without_a_store_it_is_no_asynchronous_endpoint(loop: Loop) -> None:
+    with make_local(loop) as local, pytest.raises(ClientError, match="no AsyncInferenceConfig"):
+        invoke(local, Body=b"x")
+
+
+def test_an_object_that_is_not_there(s3: Any) -> None:
+    with pytest.raises(ClientError) as raised:
+        s3.get_object(Bucket="mine", Key="none")
+    assert raised.value.response["Error"]["Code"] == "NoSuchKey"
+    with pytest.raises(ClientError) as raised:
+        s3.put_object(Bucket="mine", Key="../../x", Body=b"")
+    assert raised.value.response["Error"]["Code"] == "InvalidArgument"
