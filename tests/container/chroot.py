@@ -76,7 +76,8 @@ def _base(stage: Stage, scratch: Path) -> Path:
         if not stage.base.startswith("debian:") or not suite.isalpha():
             raise ValueError(f"{stage.base} is no Debian that mmdebstrap could make")
         print(f"[{stage.name}] FROM {stage.base}: mmdebstrap {suite} ...", flush=True)
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", suite, str(base), _MIRROR]
+        # In a mount namespace of its own: interrupted, it would leave this machine's /dev in what is removed then.
+        command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", suite, str(base), _MIRROR]
         subprocess.run(command, check=True)
         # What Docker brings into a container, or a machine's own network needs.
         shutil.copy("/etc/resolv.conf", base / "etc/resolv.conf")
