@@ -61,8 +61,8 @@ def test_too_old_a_driver_is_refused_with_the_ami_that_has_a_newer_one(tmp_path:
         check(OLD, {"CUDA_VERSION": "13.1.0.036"}, tmp_path)
     assert str(error.value) == (
         "GPUs visible: 4; driver 535.216.03 with CUDA 12.2; CUDA 13.1 in the image: the driver is too old for it. "
-        "Deploy with InferenceAmiVersion=al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0), or use an image with "
-        "CUDA 12"
+        "Deploy with InferenceAmiVersion=al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0), "
+        "or use an image with CUDA 12"
     )
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.djl.processes import group_members
 from tests.servers import wait_for
 
 # It answers /SECONDS in two parts, so many seconds apart, and dies of SIGTERM at once. /orphan leaves a child behind.
@@ -68,12 +69,9 @@ def open_when_listening(port: int, path: str) -> urllib.request.addinfourl:
     return found[0]
 
 
-def children(process: subprocess.Popen[str]) -> list[str]:
-    return subprocess.run(["pgrep", "-g", _group(process)], capture_output=True, text=True).stdout.split()
-
-
-def _group(process: subprocess.Popen[str]) -> str:
-    return subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()[0]
+def group(process: subprocess.Popen[str]) -> int:
+    """The server's process group, which it leads."""
+    return int(subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()[0])
 
 
 def test_answers_are_finished_before_the_server_is_told() -> None:
@@ -119,12 +117,11 @@ def test_a_server_that_does_not_end_is_killed_in_time() -> None:
 def test_nothing_is_left_of_its_group() -> None:
     with supervised() as (process, port):
         open_when_listening(port, "/orphan").close()
-        group = _group(process)
-        assert len(children(process)) == 2
+        server = group(process)
+        assert len(group_members(server)) == 2
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
-        left = subprocess.run(["pgrep", "-g", group], capture_output=True, text=True).stdout
-        assert left == ""
+        wait_for(lambda: not group_members(server), 5, "something is left")
 
 
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
