@@ -20,7 +20,11 @@ from tests.container.dockerfile import ROOT, Stage, context, expand
 _MIRROR = "http://deb.debian.org/debian"
 _SKIPPED = ("LABEL", "EXPOSE", "ENTRYPOINT", "CMD")  # they say how it is run
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_LENT = "/run/certificates.pem"
+
+
+class StepFailed(Exception):
+    """The message is the command, and what it wrote."""
 
 
 class Built(NamedTuple):
@@ -37,7 +41,7 @@ def build(stages: Mapping[str, Stage], name: str, scratch: Path, arguments: Mapp
         scratch: where the roots are made, one for each stage; its `base` is used again where it is there.
 
     Raises:
-        CalledProcessError: a step failed.
+        StepFailed: a step did.
     """
     stage = stages[name]
     root = scratch / name
@@ -137,9 +141,14 @@ def _run(
         source = _stage_root(options["from"], stages, scratch, arguments) / options["source"].lstrip("/")
         mounts.append((source, options["target"]))
         value = value[found.end() :]
-    # What this machine's pip and its certificates need is lent for the step, and no part of the image.
-    mounts += [(path, str(path)) for path in (Path("/opt/wheels"), _CERTIFICATES) if path.exists()]
-    lent = {name: text for name, text in os.environ.items() if name.startswith(("PIP_", "SSL_CERT"))}
+    # What this machine's pip is set up with is lent for the step, and no part of the image.
+    lent = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
+    certificates = Path(lent.pop("PIP_CERT", os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt")))
+    if certificates.is_file():
+        lent["PIP_CERT"] = _LENT
+        mounts.append((certificates, _LENT))
+    if (wheels := Path(lent.get("PIP_FIND_LINKS", ""))).is_absolute():
+        mounts.append((wheels, str(wheels)))
     in_root([*shell, f"cd {shlex.quote(directory)} && {value}"], root, mounts, {**lent, **environment})
 
 
@@ -157,7 +166,11 @@ def in_root(command: list[str], root: Path, mounts: list[tuple[Path, str]], envi
     lines.append(f"exec chroot {root} {shlex.join(command)}")
     try:
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/bash", "-c", "\n".join(lines)]
-        subprocess.run(unshare, env=dict(environment), check=True)
+        done = subprocess.run(
+            unshare, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        if done.returncode:
+            raise StepFailed(f"status {done.returncode}: {shlex.join(command)}\n{done.stdout}")
     finally:
         for place in made:
             place.rmdir() if place.is_dir() else place.unlink()
