@@ -92,10 +92,10 @@ def make_model(
     return _checked(written, environ, asynchronous=mode == _ASYNC)
 
 
-def make_configuration(target: Path, port: int) -> Path:
+def make_configuration(target: Path, arguments: Arguments) -> Path:
     """config.properties: both of DJL's interfaces on SageMaker's port, as in LMI's images."""
     file = target / "config.properties"
-    address = f"http://0.0.0.0:{port}"
+    address = f"http://{arguments.host}:{arguments.port}"
     file.write_text(f"inference_address={address}\nmanagement_address={address}\n")
     return file
 

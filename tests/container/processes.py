@@ -25,7 +25,7 @@ class Container:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "handler.container", "serve"],
-            env={**clean_environment(), "SAGEMAKER_BIND_TO_PORT": str(port), **environment},
+            env={**clean_environment(), "SAGEMAKER_BIND_TO_PORT": str(port), "LMI_HOST": "127.0.0.1", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

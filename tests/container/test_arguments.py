@@ -20,6 +20,10 @@ def test_flags_with_and_without_serve() -> None:
     assert read_arguments(["serve", *flags], {}) == expected
 
 
+def test_another_address_is_for_tests() -> None:
+    assert read_arguments([], {"LMI_HOST": "127.0.0.1"}) == Arguments(8080, (), "127.0.0.1")
+
+
 def test_sagemaker_names_the_port() -> None:
     assert read_arguments(["serve"], {"SAGEMAKER_BIND_TO_PORT": "8090"}).port == 8090
 

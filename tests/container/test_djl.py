@@ -99,6 +99,14 @@ def test_wrong_options_are_refused_before_java(tmp_path: Path, target: Path) -> 
         djl.make_model(NOTHING, Found(data, "a/b", {}), {}, target, (0, 36, 0))
 
 
+def test_both_of_java_s_interfaces_are_on_sagemaker_s_port(tmp_path: Path) -> None:
+    file = djl.make_configuration(tmp_path, Arguments(8090))
+    assert file.read_text() == "inference_address=http://0.0.0.0:8090\nmanagement_address=http://0.0.0.0:8090\n"
+    home, model = tmp_path / "djl", tmp_path / "model"
+    command = djl.command(home, file, "llama", model)
+    assert command == [f"{home}/bin/serving", "-f", str(file), "-m", f"llama::Python=file:{model}"]
+
+
 def test_java_is_not_given_a_second_model(tmp_path: Path) -> None:
     (tmp_path / "plugins").mkdir()
     environ = djl.environment(tmp_path, {"HF_MODEL_ID": "a/b", "OPTION_DTYPE": "fp16"}, tmp_path / "scratch")

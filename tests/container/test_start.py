@@ -35,6 +35,11 @@ def test_embedded_server_takes_the_process_s_place(tmp_path: Path) -> None:
     assert start.environ["LMI_CACHE"] == str(tmp_path / "scratch" / "lmi")
 
 
+def test_echo_needs_no_model(tmp_path: Path) -> None:
+    start = prepare(["--engine", "echo"], environment(tmp_path), DRIVER)
+    assert start.command[-2:] == ["-o", "option.llm_engine=echo"]
+
+
 def test_model_data_are_never_written_to(tmp_path: Path) -> None:
     data = model_data(tmp_path, "option.llm_engine=echo\n")
     with pytest.raises(ConfigError, match=r"HF_HOME=.*cannot be written to"):
