@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from deploy import cli
 from deploy.aws import Aws
 from deploy.checks import Check, Verdict
 from deploy.errors import Refused
@@ -229,3 +231,24 @@ def test_errors_are_refused_all_at_once(cloud: Cloud) -> None:
     with pytest.raises(Refused, match=f"role: {ROLE} does not exist") as refused:
         refuse_errors(preflight(Aws(), spec(), settled()))
     assert "image:" in refused.value.advice
+
+
+def test_plan_says_it_and_up_refuses(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("deploy.making", "deploy.commands.up"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    shape = {"parameters": 1e9, "layers": 16, "kv_heads": 8, "head_dim": 64}
+    content = {"name": "chat", "role": ROLE, "image": {"uri": f"{IMAGE}-cu130"}, "instance": {"type": "ml.g5.xlarge"},
+               "model": {"id": "org/model", "shape": shape}, "alarms": None}  # fmt: skip
+    path = tmp_path / "chat.yaml"
+    path.write_text(yaml.safe_dump(content))
+    cloud.push("lmi", "1-cu130")
+    assert cli.main(["plan", str(path)]) == 0
+    assert f"error   role: {ROLE} does not exist" in capsys.readouterr().out.replace("\n", " ")
+    cloud.calls.clear()
+    assert cli.main(["up", str(path), "--yes"]) == 2
+    assert cloud.changes() == []
+    cloud.sagemaker.polls = 0
+    assert cli.main(["up", str(path), "--yes", "--no-checks"]) == 0
+    assert cloud.sagemaker.names("endpoint") == ["chat"]
