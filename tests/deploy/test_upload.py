@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from deploy import upload_parts
 from deploy.aws import Aws
@@ -89,6 +90,22 @@ def test_an_upload_that_was_killed_goes_on_where_it_was(cloud: Cloud, bucket: An
     assert reports[-1].resumed == 5 * MIB
     assert sent_parts(cloud) == 4  # parts 2 and 3, and the two small files
     assert bucket.get_object(**where)["Body"].read() == content
+
+
+def test_who_may_not_list_unfinished_uploads_begins_anew(
+    cloud: Cloud, bucket: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws = Aws()
+    s3 = aws.client("s3")
+    own = s3.get_paginator
+
+    def get_paginator(operation: str) -> Any:
+        if operation == "list_multipart_uploads":
+            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListMultipartUploads")
+        return own(operation)
+
+    monkeypatch.setattr(s3, "get_paginator", get_paginator)
+    assert upload(aws, model, TO).sent == 3
 
 
 def test_a_file_that_changed_since_the_kill_is_found_out(cloud: Cloud, bucket: Any, model: Path) -> None:
