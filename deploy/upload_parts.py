@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,13 @@ def parts_of(name: str, size: int, part_size: int | None = None) -> list[Part]:
 
 
 def file_digest(path: Path) -> str:
+    """Its SHA-256 in hexadecimal digits; read once as long as the file stays as it is."""
+    seen = path.stat()
+    return _digest(path, seen.st_size, seen.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _digest(path: Path, size: int, changed: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -138,6 +146,14 @@ class Sending:
         """What an earlier try left. Its metadata cannot be read, so a file that has changed since is only seen at the
         end, by the digest that it then bears: it is sent once more by the next run.
         """
+        try:
+            return self._listed(part, where)
+        except ClientError as error:
+            if error_code(error) in ("AccessDenied", "NoSuchUpload"):  # may not be listed, or has just been aborted
+                return None
+            raise
+
+    def _listed(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
         pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=where["Bucket"], Prefix=where["Key"])
         uploads = [one for page in pages for one in page.get("Uploads", []) if one["Key"] == where["Key"]]
         if not uploads:

@@ -35,6 +35,8 @@ def account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
         s3.put_object(Bucket="of-ours", Key=f"llama/{name}", Body=b"{}")
     write(cloud, ["INFO serving"], group="/aws/sagemaker/Endpoints/accepted")
     cloud.sagemaker.polls = 0
+    monkeypatch.setattr("deploy.commands.up.over_the_network", None)
+    monkeypatch.setattr("deploy.making.over_the_network", None)
     loop = Loop()
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)

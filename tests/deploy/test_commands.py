@@ -25,6 +25,13 @@ def _looks_follow_each_other_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.apply.EVERY", 0.0)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that does is in test_preflight.py."""
+    monkeypatch.setattr("deploy.commands.up.preflight", lambda *given, **how: [])
+    monkeypatch.setattr("deploy.making.preflight", lambda *given, **how: [])
+
+
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
     """With the image in it."""
@@ -199,7 +206,7 @@ sys.path.insert(0, {root!r})
 import deploy.apply
 deploy.apply.EVERY = 0.05
 from deploy.cli import main
-raise SystemExit(main(["up", {file!r}]))
+raise SystemExit(main(["up", {file!r}, "--no-checks"]))
 """
 
 

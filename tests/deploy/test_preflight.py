@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from deploy import cli
 from deploy.aws import Aws
 from deploy.checks import Check, Verdict
 from deploy.errors import Refused
@@ -18,7 +20,7 @@ from deploy.preflight import lines, preflight, refuse_errors
 from deploy.settled import Settled
 from deploy.spec import Spec
 from tests.deploy.aws import ACCOUNT, Cloud
-from tests.deploy.endpoints import IMAGE, ROLE, make_endpoint, make_ready, set_quotas, settle
+from tests.deploy.endpoints import IMAGE, ROLE, aws, make_endpoint, make_ready, set_quotas, settle
 
 
 def spec(**content: Any) -> Spec:
@@ -50,7 +52,7 @@ def run(name: str, the_spec: Spec | None = None, **how: Any) -> Check:
     """The worst that is said of one thing."""
     found = [
         check
-        for check in preflight(Aws(), the_spec or spec(), how.pop("settled", settled()), **how)
+        for check in preflight(aws(), the_spec or spec(), how.pop("settled", settled()), **how)
         if check.name == name
     ]
     return max(found, key=lambda check: list(Verdict).index(check.verdict))
@@ -68,7 +70,7 @@ def hub(status: int) -> Any:
 
 
 def test_all_is_well_and_nothing_is_changed(ready: Cloud) -> None:
-    checks = preflight(Aws(), spec(), settled(), fetch=hub(200))
+    checks = preflight(aws(), spec(), settled(), fetch=hub(200))
     assert [(check.name, check.verdict) for check in checks] == [
         (name, Verdict.OK) for name in ("account", "name", "role", "image", "model", "quota")
     ]
@@ -227,5 +229,26 @@ def test_what_may_not_be_looked_at_is_a_warning(ready: Cloud) -> None:
 
 def test_errors_are_refused_all_at_once(cloud: Cloud) -> None:
     with pytest.raises(Refused, match=f"role: {ROLE} does not exist") as refused:
-        refuse_errors(preflight(Aws(), spec(), settled()))
+        refuse_errors(preflight(aws(), spec(), settled()))
     assert "image:" in refused.value.advice
+
+
+def test_plan_says_it_and_up_refuses(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("deploy.making", "deploy.commands.up"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    shape = {"parameters": 1e9, "layers": 16, "kv_heads": 8, "head_dim": 64}
+    content = {"name": "chat", "role": ROLE, "image": {"uri": f"{IMAGE}-cu130"}, "instance": {"type": "ml.g5.xlarge"},
+               "model": {"id": "org/model", "shape": shape}, "alarms": None}  # fmt: skip
+    path = tmp_path / "chat.yaml"
+    path.write_text(yaml.safe_dump(content))
+    cloud.push("lmi", "1-cu130")
+    assert cli.main(["plan", str(path)]) == 0
+    assert f"error   role: {ROLE} does not exist" in capsys.readouterr().out.replace("\n", " ")
+    cloud.calls.clear()
+    assert cli.main(["up", str(path), "--yes"]) == 2
+    assert cloud.changes() == []
+    cloud.sagemaker.polls = 0
+    assert cli.main(["up", str(path), "--yes", "--no-checks"]) == 0
+    assert cloud.sagemaker.names("endpoint") == ["chat"]
