@@ -42,7 +42,7 @@ class Need:
         dtype: of the weights in memory.
         context: tokens of the longest request, prompt and answer.
         kv_bytes: of a value in the KV cache: 2, with an FP8 cache 1.
-        degree: tensor parallel degree that the user asked for; None: the best one.
+        degree: GPUs that the user asked a copy to be spread over; None: the best degree.
         usable: part of a GPU's memory that may be taken.
         cuda: the image's, (12, 8); None: not known.
     """
@@ -260,7 +260,9 @@ class Advice:
     taken: Fit | None
 
 
-ADVICE_COLUMNS = ("type", "GPUs", "TP", "weights", "KV cache", "other", "tokens", "at once", "cost class", "")
+ADVICE_COLUMNS = (
+    "type", "GPUs", "TP", "weights GiB", "KV GiB", "other GiB", "KV tokens", "requests", "cost class", "",
+)  # fmt: skip
 
 
 def advice_title(advice: Advice) -> str:
@@ -275,8 +277,8 @@ def advice_title(advice: Advice) -> str:
 def advice_rows(advice: Advice, limit: int = 6) -> tuple[tuple[str, ...], ...]:
     """The table's cells, in the order of ADVICE_COLUMNS: the best types, and the taken one wherever it stands.
 
-    Of a family's types with equally many GPUs the best one is shown. GiB are of one GPU. The last column says what is
-    taken, why it does not fit, or what speaks against it.
+    Of a family's types with equally many GPUs the best one is shown. GiB are of one GPU; requests are those of the full
+    context at once. The last column says what is taken, why it does not fit, or what speaks against it.
     """
     shown: dict[tuple[str, int], Fit] = {}
     for one in advice.rows:

@@ -195,3 +195,8 @@ def test_push_instructions() -> None:
         f"  docker tag lmi:1 {HERE}/lmi:1",
         f"  docker push {HERE}/lmi:1",
     ]
+
+
+@pytest.mark.parametrize(("name", "target"), [("lmi-handler-cpu", "cpu"), ("lmi-handler-vllm", "lmi"), ("x", "trtllm")])
+def test_push_instructions_guess_the_target_by_the_name(name: str, target: str) -> None:
+    assert f"--target {target} -t {name}:1 ." in push_instructions(f"{HERE}/{name}:1")

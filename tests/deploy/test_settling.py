@@ -149,6 +149,19 @@ def test_a_cpu_type_has_neither_host_nor_degree() -> None:
     assert (found.gpus, found.ami, found.tensor_parallel) == (0, None, None)
 
 
+def test_pipeline_stages_share_the_weights() -> None:
+    options = {"tensor_parallel_degree": 4, "pipeline_parallel_degree": 2}
+    found = settled(model={"id": "meta-llama/Llama-3.1-70B", "context": 1024}, options=options)
+    assert (found.gpus, found.tensor_parallel) == (8, 4)
+
+
+def test_a_type_that_is_not_known_has_the_gpus_that_are_wanted() -> None:
+    instance = {"type": "ml.g9.48xlarge"}
+    assert (settled(instance=instance).gpus, settled(instance=instance).tensor_parallel) == (1, None)
+    found = settled(instance=instance, components=[{"name": "a", "accelerators": 4}])
+    assert (found.gpus, found.tensor_parallel) == (4, 4)
+
+
 def test_awss_tensorrt_llm_image_compiles_and_gets_an_hour() -> None:
     found = settled(image={"aws": "djl-tensorrtllm"}, options={})
     assert (found.startup, found.ami) == (3600, "al2-ami-sagemaker-inference-gpu-3-1")
@@ -169,6 +182,10 @@ def test_with_aws_the_account_the_digest_and_the_config_are_its_answers(cloud: C
         settle(given, "us-east-1")
 
 
+def test_a_prefix_that_cannot_be_read_tells_no_size(cloud: Cloud) -> None:
+    assert find_shape(spec(model={"s3": "s3://nowhere-at-all/llama/"}), Aws("us-east-1")) is None
+
+
 def test_a_shape_that_is_given_beats_all_others() -> None:
     large = SMALL.model_copy(update={"parameters": 70e9, "layers": 80})
     assert settle(spec(), "us-east-1", shape=large).instance_type == "ml.g7e.12xlarge"
@@ -179,6 +196,7 @@ def test_a_shape_that_is_given_beats_all_others() -> None:
     [
         ({"id": "a/b", "shape": SMALL.model_dump()}, "model.shape"),
         ({"id": "Qwen/Qwen3-8B"}, "known model"),
+        ({"id": "demo"}, "known model"),
         ({"id": "a/b"}, None),
         ({"s3": "s3://models/llama/"}, None),
     ],
