@@ -1,7 +1,7 @@
-"""What AWS's documents leave open, measured on a user's own endpoint by public calls (contract sagemaker.md, section 9).
+"""What AWS's documents leave open, measured on a user's endpoint by public calls (contract sagemaker.md, section 9).
 
-Each measurement is one `Finding`: what was asked, what was seen. Nothing here is a verdict on the endpoint; a failure of
-one measurement is its answer.
+Each measurement is one `Finding`: what was asked, what was seen. Nothing here is a verdict on the endpoint; a failure
+of one measurement is its answer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -45,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Asked:
-    """An endpoint and how it is asked: `prompt` is the handler's own schema, so that any of its dialects' servers do."""
+    """An endpoint, and how it is asked: in LMI's schema."""
 
     client: Any
     endpoint: str
@@ -131,10 +132,12 @@ def _accept_plain(asked: Asked) -> tuple[str, Mapping[str, Any]]:
 
 
 def _accept_stream(asked: Asked) -> tuple[str, Mapping[str, Any]]:
-    """The client sends X-Amzn-SageMaker-Accept; a container that got it as Accept, or reads both, answers accordingly."""
+    """The client sends X-Amzn-SageMaker-Accept; a container that got it so or as Accept answers accordingly."""
+
+    body = {**_prompt(1), "stream": True}
 
     def content_type(accept: str) -> str:
-        answer = asked.client.invoke_endpoint_with_response_stream(**asked.arguments(_prompt(1)), Accept=accept)
+        answer = asked.client.invoke_endpoint_with_response_stream(**asked.arguments(body), Accept=accept)
         for _ in answer["Body"]:
             pass
         return str(answer["ContentType"])
@@ -146,6 +149,8 @@ def _compared(content_type: Callable[[str], str], accepts: tuple[str, str]) -> t
     got = {accept: content_type(accept) for accept in accepts}
     said = "; ".join(f"{accept} gives {answer}" for accept, answer in got.items())
     followed = len(set(got.values())) == len(accepts)
+    if not followed:
+        said += " (a container that heeds no Accept, as the handler does not, tells nothing)"
     return f"{'reaches the container' if followed else 'changes nothing'}: {said}", {"content_types": got}
 
 
@@ -167,7 +172,7 @@ def _parts(asked: Asked, tokens: int, clock: Callable[[], float]) -> tuple[str, 
         ended = f"; ended by {_failed(error)}"
     if not sizes:
         return f"none{ended}", {"parts": 0}
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)] or [0.0]
+    gaps = [later - earlier for earlier, later in pairwise(times)] or [0.0]
     figures = {
         "parts": len(sizes), "bytes_min": min(sizes), "bytes_median": median(sizes), "bytes_max": max(sizes),
         "first_after": times[0], "last_after": times[-1], "gap_median": median(gaps), "gap_max": max(gaps),

@@ -232,6 +232,8 @@ def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]
         remarks.append("needs an image of CUDA 12.8 or newer (image.cuda)")
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX: bf16 is slow")
+    if not instance.gpus and instance.vcpus < 4:
+        remarks.append("few cores")
     if degree > _BUS_LIMIT and not instance.nvlink:
         remarks.append(f"{degree} GPUs without NVLink")
     return tuple(remarks)
@@ -280,11 +282,11 @@ def advice_rows(advice: Advice, limit: int = 6) -> tuple[tuple[str, ...], ...]:
     for one in advice.rows:
         if one.fits and len(shown) < limit:
             shown.setdefault((one.instance.family, one.instance.gpus), one)
-    fits = list(shown.values())
+    names = {one.instance.name: one for one in shown.values()}
     taken = advice.taken
-    if taken is not None and taken.instance.name not in [one.instance.name for one in fits]:
-        fits.append(taken)
-    return tuple(_row(one, taken is not None and one.instance.name == taken.instance.name) for one in fits)
+    if taken is not None:
+        names[taken.instance.name] = taken
+    return tuple(_row(one, one is taken) for one in names.values())
 
 
 def _row(one: Fit, taken: bool) -> tuple[str, ...]:

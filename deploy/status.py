@@ -200,7 +200,7 @@ def _components(aws: Aws, name: str) -> Iterator[Component]:
 
 
 def _alarms(aws: Aws, name: str) -> Iterator[Alarm]:
-    pages = aws.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=name)
+    pages = aws.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=f"{name}/")
     for page in pages:
         for alarm in page["MetricAlarms"]:
             yield Alarm(alarm["AlarmName"], alarm["StateValue"], alarm.get("StateReason", ""))

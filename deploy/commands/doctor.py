@@ -39,9 +39,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _before(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     aws = Aws.of(spec)
-    checks = preflight(
-        aws, spec, settle(spec, aws.region, aws=aws), fetch=None if arguments.offline else over_the_network
-    )
+    # settled without AWS's answers: what is wrong with them is for the checks to say, all at once
+    settled = settle(spec, aws.region, account=aws.account())
+    checks = preflight(aws, spec, settled, fetch=None if arguments.offline else over_the_network)
     if arguments.json:
         said = [{"name": c.name, "verdict": c.verdict.value, "says": c.says, "advice": c.advice} for c in checks]
         print(json.dumps(said, indent=2))

@@ -61,7 +61,7 @@ def _content(path: Path) -> dict[str, Any]:
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not YAML: {error}") from None
+        raise SpecError(f"{path}: not YAML: {_where(error)}") from None
     if content is None:
         raise SpecError(f"{path}: is empty", "It begins with name:, role:, image: and model: (docs/deploy.md).")
     if not isinstance(content, dict):
@@ -86,6 +86,12 @@ def _set(content: dict[str, Any], setting: str) -> None:
     try:
         content[last] = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise SpecError(f"--set {setting}: the value is not YAML: {error}") from None
+        raise SpecError(f"--set {setting}: the value is not YAML: {_where(error)}") from None
     except SpecError as error:
         raise SpecError(f"--set {setting}: {error}") from None
+
+
+def _where(error: Exception) -> str:
+    """One line of what PyYAML says in several."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark and problem else str(error)

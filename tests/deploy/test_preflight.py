@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.servicequotas.responses import ServiceQuotasResponse
 
 from deploy.aws import Aws
 from deploy.checks import Check, Verdict
@@ -19,17 +18,7 @@ from deploy.preflight import lines, preflight, refuse_errors
 from deploy.settled import Settled
 from deploy.spec import Spec
 from tests.deploy.aws import ACCOUNT, Cloud
-from tests.deploy.endpoints import make_endpoint, settle
-
-ROLE = f"arn:aws:iam::{ACCOUNT}:role/lmi"
-IMAGE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/lmi:1"
-_DOCKER = "application/vnd.docker"
-MANIFEST = {
-    "schemaVersion": 2,
-    "mediaType": f"{_DOCKER}.distribution.manifest.v2+json",
-    "config": {"mediaType": f"{_DOCKER}.container.image.v1+json", "size": 1, "digest": "sha256:" + "c" * 64},
-    "layers": [{"mediaType": f"{_DOCKER}.image.rootfs.diff.tar.gzip", "size": 5, "digest": "sha256:" + "1" * 64}],
-}
+from tests.deploy.endpoints import IMAGE, ROLE, make_endpoint, make_ready, set_quotas, settle
 
 
 def spec(**content: Any) -> Spec:
@@ -47,25 +36,13 @@ def settled(**changes: Any) -> Settled:
 
 @pytest.fixture(autouse=True)
 def quotas(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Moto 5.2 knows none of SageMaker's quotas and answers 500."""
-    values = {"ml.g5.xlarge for endpoint usage": 2.0}
-
-    def list_service_quotas(self: Any) -> str:
-        return json.dumps({"Quotas": [{"QuotaName": name, "Value": value} for name, value in values.items()]})
-
-    monkeypatch.setattr(ServiceQuotasResponse, "list_service_quotas", list_service_quotas, raising=False)
-    return values
+    return set_quotas(monkeypatch, {"ml.g5.xlarge for endpoint usage": 2.0})
 
 
 @pytest.fixture
 def ready(cloud: Cloud) -> Cloud:
     """Role and image are there."""
-    trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
-    cloud.client("iam").create_role(RoleName="lmi", AssumeRolePolicyDocument=json.dumps({"Statement": [trust]}))
-    ecr = cloud.client("ecr")
-    ecr.create_repository(repositoryName="lmi")
-    ecr.put_image(repositoryName="lmi", imageTag="1", imageManifest=json.dumps(MANIFEST))
-    cloud.calls.clear()
+    make_ready(cloud)
     return cloud
 
 

@@ -72,10 +72,10 @@ def test_all_that_there_is(cloud: Cloud) -> None:
     cloud.scaling.activities[target["ResourceId"]] = [activity]
     cloudwatch = cloud.client("cloudwatch")
     cloudwatch.put_metric_alarm(
-        AlarmName="chat-5xx", Namespace="AWS/SageMaker", MetricName="Invocation5XXErrors", Statistic="Sum", Period=60,
+        AlarmName="chat/5xx", Namespace="AWS/SageMaker", MetricName="Invocation5XXErrors", Statistic="Sum", Period=60,
         EvaluationPeriods=1, Threshold=5, ComparisonOperator="GreaterThanThreshold",
     )  # fmt: skip
-    cloudwatch.set_alarm_state(AlarmName="chat-5xx", StateValue="ALARM", StateReason="6 errors")
+    cloudwatch.set_alarm_state(AlarmName="chat/5xx", StateValue="ALARM", StateReason="6 errors")
     dimensions = [{"Name": "EndpointName", "Value": "chat"}, {"Name": "VariantName", "Value": "main"}]
     for name, value in (("Invocations", 3.0), ("Invocations", 4.0), ("ModelLatency", 250_000.0)):
         data = {"MetricName": name, "Dimensions": dimensions, "Value": value, "Timestamp": datetime.now(timezone.utc)}
@@ -90,7 +90,7 @@ def test_all_that_there_is(cloud: Cloud) -> None:
     (scales,) = status.scaling
     assert replace(scales, activities=()) == Scaling("inference-component/chat-a", 1, 4, ("chat-concurrency",))
     assert [activity[5:] for activity in scales.activities] == [" Successful: Setting desired copy count to 2."]
-    assert status.alarms == (Alarm("chat-5xx", "ALARM", "6 errors"),)
+    assert status.alarms == (Alarm("chat/5xx", "ALARM", "6 errors"),)
     assert status.metrics["invocations"] == 7
     assert status.metrics["latency_p95_ms"] == 250
     text = shown(status)
