@@ -24,10 +24,28 @@ AWS_PACKAGES = ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "six"
 
 
 @pytest.fixture(scope="module")
-def lmi(demo_model: Path) -> Iterator[LocalProcess]:
-    """The demo model with the file's own weights, whose greedy answers are the same everywhere; parts of 11 bytes."""
-    with local_process(str(demo_model), "-o", "option.dtype=fp32", "--part-bytes", "11") as local:
+def model_directory(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As SageMaker's model data: with the file's own weights, whose greedy answers are the same everywhere."""
+    directory = tmp_path_factory.mktemp("opt") / "model"
+    directory.mkdir()
+    (directory / demo_model.name).symlink_to(demo_model)
+    (directory / "serving.properties").write_text("option.dtype=fp32\n")
+    directory.chmod(0o555)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def lmi(model_directory: Path) -> Iterator[LocalProcess]:
+    """It is only read: SageMaker's is mounted so. Root may write to anything, so what is there is looked at."""
+    before = contents(model_directory)
+    with local_process(str(model_directory), "--part-bytes", "11") as local:
         yield local
+    assert contents(model_directory) == before
+
+
+def contents(directory: Path) -> list[tuple[str, int, int]]:
+    found = ((path, path.stat()) for path in directory.rglob("*"))
+    return sorted((str(path.relative_to(directory)), stat.st_mtime_ns, stat.st_size) for path, stat in found)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +74,6 @@ def run(
 
 def text(pieces: list[tuple[float, str]]) -> str:
     return "".join(piece for _, piece in pieces)
-
-
-def requests_done(local: LocalProcess) -> int:
-    return local.log.count("outcome=ok")
 
 
 def test_invoke(lmi: LocalProcess) -> None:
