@@ -12,7 +12,24 @@ from botocore.exceptions import BotoCoreError, ClientError
 from deploy.aws import as_ours
 from deploy.errors import DeployError
 
-COMMANDS = ("local", "schema")
+COMMANDS = (
+    "plan",
+    "up",
+    "status",
+    "logs",
+    "invoke",
+    "stream",
+    "chat",
+    "bench",
+    "scale",
+    "update",
+    "down",
+    "export",
+    "iam",
+    "doctor",
+    "local",
+    "schema",
+)
 """Modules of `deploy.commands`, in the help's order. Each has `add(commands)`, which adds its parser and sets `run`."""
 
 

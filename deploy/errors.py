@@ -8,7 +8,7 @@
     ├── NotThere         4   the endpoint (or what else was named) does not exist
     └── Failed           5   AWS took it and it failed: FailureReason, and what to do about it
 
-The client's own errors (of requests, not of deployments) are in `client_errors.py`.
+The client's own errors (of requests, not of deployments) are in `client/errors.py`.
 """
 
 from __future__ import annotations

@@ -42,3 +42,17 @@ def is_version_of(name: str, found: str) -> bool:
 def tags(deployment: str, spec: str, own: Mapping[str, str]) -> list[dict[str, str]]:
     """As SageMaker's calls take them; `own` are the user's."""
     return [{"Key": key, "Value": value} for key, value in {**own, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()]
+
+
+VARIANT = "AllTraffic"
+"""The one variant of an endpoint; it stays the same over all versions, or SageMaker refuses a rolling update."""
+
+
+def beside(deployment: str, *parts: str) -> str:
+    """Of an alarm or a scaling policy: no other deployment's can be called so, as no other name holds a slash."""
+    return "/".join((deployment, *parts))
+
+
+def tag_map(tag_list: list[dict[str, str]]) -> dict[str, str]:
+    """The same tags as Application Auto Scaling takes them."""
+    return {tag["Key"]: tag["Value"] for tag in tag_list}

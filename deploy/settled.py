@@ -11,7 +11,7 @@ class Settled:
 
     Attributes:
         region: AWS region.
-        account: twelve digits; None where AWS was not asked (a plan without AWS).
+        account: twelve digits: AWS's answer where it was asked, else the role's.
         image: the whole URI, by digest where AWS was asked.
         instance_type: SageMaker's name, never `auto`.
         gpus: GPUs of one such instance; 0 on a CPU type.
@@ -20,6 +20,7 @@ class Settled:
         download: seconds for model data, 60 to 3600.
         startup: seconds until /ping answers 200, 60 to 3600.
         provision: seconds for an instance to be found; None is AWS's default.
+        tensor_parallel: GPUs that one copy of the model is spread over; None on a CPU type.
         warnings: what the user should know before saying yes, a sentence each.
     """
 
@@ -33,4 +34,5 @@ class Settled:
     download: int
     startup: int
     provision: int | None = None
+    tensor_parallel: int | None = None
     warnings: tuple[str, ...] = ()

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from deploy.spec.sections import (
     Alarms,
@@ -23,9 +23,33 @@ from deploy.spec.sections import (
     Timeouts,
     Update,
 )
-from deploy.spec.values import Name, Region, RoleArn, Section
+from deploy.spec.values import Name, Region, RoleArn, Section, TagKey, TagValue
 
 __all__ = ["Spec"]
+
+_OURS = 2  # of the fifty tags that a resource may have: names.py
+
+
+def _scalar(value: Any) -> Any:
+    """One message for all four types, where pydantic would give one for each."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("must be a text, a number, true or false; JSON goes in as text, in quotes")
+    return value
+
+
+def _variable(value: Any) -> Any:
+    """`8080` and `true` in YAML are what they look like in the environment."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+Option = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
+Variable = Annotated[str, BeforeValidator(_variable)]
+Routing = Annotated[
+    Annotated[PrefixAware, Tag("prefix_aware")] | Annotated[Literal["least_outstanding", "random"], Tag("strategy")],
+    Discriminator(lambda value: "prefix_aware" if isinstance(value, dict | PrefixAware) else "strategy"),
+]
 
 
 class Spec(Section):
@@ -34,29 +58,40 @@ class Spec(Section):
     name: Name = Field(description="Of the endpoint, and the beginning of all other names.")
     region: Region | None = Field(None, description="Default: what boto3 is set to.")
     role: RoleArn = Field(description="Who the container is (`lmi deploy iam` prints what it must be allowed).")
-    image: Image
-    model: Model
-    options: dict[str, str | int | float | bool] = Field(
+    image: Image = Field(description="What runs.")
+    model: Model = Field(description="What it serves.")
+    options: dict[str, Option] = Field(
         default_factory=dict,
         description="The handler's options (docs/options.md), without `option.`; OPTION_* in there.",
     )
-    environment: dict[str, str] = Field(default_factory=dict, description="Further variables. Nothing secret.")
-    instance: Instance = Instance()
-    timeouts: Timeouts = Timeouts()
-    routing: PrefixAware | Literal["least_outstanding", "random"] = "least_outstanding"
+    environment: dict[str, Variable] = Field(default_factory=dict, description="Further variables. Nothing secret.")
+    instance: Instance = Field(Instance(), description="Where it runs.")
+    timeouts: Timeouts = Field(Timeouts(), description="How long a start may take.")
+    routing: Routing = Field(
+        "least_outstanding",
+        description="Which instance a request goes to: least_outstanding, random, or a mapping for prefix-aware.",
+    )
     components: tuple[Component, ...] = Field((), description="None: the endpoint holds the model itself.")
-    scaling: Scaling | None = None
-    alarms: Alarms | None = Alarms()
-    update: Update = Update()
-    network: Network = Network()
-    encryption: Encryption = Encryption()
-    asynchronous: Async | None = Field(None, alias="async")
-    tags: dict[str, str] = Field(default_factory=dict)
+    scaling: Scaling | None = Field(None, description="None: as many as instance.count or copies say.")
+    alarms: Alarms | None = Field(Alarms(), description="null: none, and an update is not rolled back by itself.")
+    update: Update = Field(Update(), description="How it is changed.")
+    network: Network = Field(Network(), description="What it can reach.")
+    encryption: Encryption = Field(Encryption(), description="Keys.")
+    asynchronous: Async | None = Field(None, alias="async", description="Answers go to S3; requests wait in a queue.")
+    tags: dict[TagKey, TagValue] = Field(
+        default_factory=dict, max_length=50 - _OURS, description="Of everything that is made."
+    )
 
     @model_validator(mode="after")
     def _agreement(self) -> Spec:
         if self.network.isolated and self.model.id is not None:
             raise ValueError("network.isolated: the container cannot reach the hub; give model.path or model.s3")
+        if reserved := [key for key in self.tags if key.lower().startswith(("aws:", "lmi:"))]:
+            raise ValueError(f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are taken")
+        if self.encryption.output_key is not None and self.asynchronous is None:
+            raise ValueError("encryption.output_key is for the answers of async")
+        if self.instance.price is not None and self.instance.type == "auto":
+            raise ValueError("instance.price is that of a type that instance.type names")
         if self.instance.managed is not None and not self.components:
             raise ValueError("instance.managed is for components")
         if self.scaling is not None and self.scaling.min == 0:

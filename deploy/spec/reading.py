@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from deploy.errors import SpecError
 from deploy.spec import Spec
+from deploy.spec.messages import messages
 
 
 def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
@@ -31,46 +31,67 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
         return Spec.model_validate(content)
     except ValidationError as error:
         where = str(path) if path is not None else "the command line"
-        lines = [f"{'.'.join(str(part) for part in one['loc']) or 'it'}: {_said(one)}" for one in error.errors()]
+        lines = messages(error)
         raise SpecError(f"{where}: {lines[0]}" if len(lines) == 1 else f"{where}:\n  " + "\n  ".join(lines)) from None
 
 
 def schema() -> dict[str, Any]:
-    """The specification's JSON schema."""
+    """The specification's JSON schema; `deploy/data/spec.schema.json` holds it for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Spec.model_json_schema()}
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """YAML in which a name stands once: PyYAML would take the last one and say nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names: dict[Any, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in names and key.tag != "tag:yaml.org,2002:merge":
+                raise SpecError(f"{key.value} stands there twice, in lines {names[key.value]} and {line}")
+            names[key.value] = line
+        return dict(super().construct_mapping(node, deep))
 
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())  # JSON is YAML
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # JSON is YAML
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not YAML: {error}") from None
+        raise SpecError(f"{path}: not YAML: {_where(error)}") from None
+    if content is None:
+        raise SpecError(f"{path}: is empty", "It begins with name:, role:, image: and model: (docs/deploy.md).")
     if not isinstance(content, dict):
         raise SpecError(f"{path}: must be a mapping of names to values")
     return content
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
+    """Set one value; a dot within a name is written `\\.`, as in `tags.example\\.com/team=a`."""
     key, separator, text = setting.partition("=")
-    if not separator or not key:
+    names = [part.replace("\0", ".") for part in key.replace("\\.", "\0").split(".")]
+    if not separator or not all(names):
         raise SpecError(f"--set {setting}: must be NAME=VALUE, as instance.type=ml.g5.xlarge")
-    *parents, last = key.split(".")
+    *parents, last = names
     for parent in parents:
         below = content.setdefault(parent, {})
+        if below is None:
+            below = content[parent] = {}
         if not isinstance(below, dict):
             raise SpecError(f"--set {setting}: {parent} has no names below it")
         content = below
     try:
-        content[last] = yaml.safe_load(text)
+        content[last] = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise SpecError(f"--set {setting}: the value is not YAML: {error}") from None
+        raise SpecError(f"--set {setting}: the value is not YAML: {_where(error)}") from None
+    except SpecError as error:
+        raise SpecError(f"--set {setting}: {error}") from None
 
 
-def _said(error: Mapping[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return "there is no such setting"
-    said = str(error["msg"]).removeprefix("Value error, ")
-    given = error.get("input")
-    return f"{said} (given: {json.dumps(given)})" if isinstance(given, str | int | float | bool) else said
+def _where(error: Exception) -> str:
+    """One line of what PyYAML says in several."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark and problem else str(error)

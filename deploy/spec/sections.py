@@ -10,16 +10,22 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from deploy.spec.values import (
+    ArtifactUri,
     Count,
+    ImageTag,
+    ImageUri,
     InstanceType,
     KeyId,
     Name,
+    OutputUri,
+    Precision,
+    Repository,
     S3Prefix,
-    S3Uri,
     Seconds,
     SecretArn,
     Section,
     TopicArn,
+    VpcId,
 )
 
 
@@ -37,11 +43,13 @@ def one_of(section: Section, *names: str) -> None:
 class Image(Section):
     """The container: one of `uri`, `repository`, `aws`."""
 
-    uri: str | None = Field(None, description="A whole image URI, by tag or by digest (`...@sha256:...`).")
-    repository: str | None = Field(None, description="A repository of this account's ECR; the tag becomes a digest.")
+    uri: ImageUri | None = Field(None, description="A whole image URI in ECR, by tag or by digest (`@sha256:...`).")
+    repository: Repository | None = Field(
+        None, description="A repository of this account's ECR; the tag becomes a digest."
+    )
     aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's own LMI image, in this region.")
-    tag: str | None = Field(
-        None, description="Of `repository` (default: this package's version) or `aws` (the newest)."
+    tag: ImageTag | None = Field(
+        None, description="Of `repository` (default: this package's version) or `aws` (default: the newest known)."
     )
     cuda: str | None = Field(
         None, pattern=r"^\d+\.\d+$", description="The image's CUDA, which chooses the host; else read from the tag."
@@ -58,10 +66,17 @@ class Image(Section):
 class Shape(Section):
     """What of a model decides its memory; read from its config.json where that can be had."""
 
-    parameters: float = Field(gt=0, description="Number of weights, e.g. 8.03e9.")
-    layers: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
+    parameters: float = Field(gt=0, description="Number of weights, e.g. 8.03e9; of a mixture all experts'.")
+    layers: int = Field(gt=0, description="num_hidden_layers.")
+    kv_heads: int = Field(gt=0, description="num_key_value_heads; num_attention_heads where there are none.")
+    head_dim: int = Field(gt=0, description="head_dim; hidden_size / num_attention_heads where there is none.")
+    heads: int | None = Field(None, gt=0, description="num_attention_heads: which tensor parallel degrees divide it.")
+    context: int | None = Field(None, gt=0, description="max_position_embeddings: its longest context.")
+    embeddings: float | None = Field(
+        None, ge=0, description="Weights that quantization leaves in 16 bits; default a tenth, at most 2e9."
+    )
+    dtype: Precision | None = Field(None, description="The checkpoint's precision; default bf16.")
+    stored: float | None = Field(None, gt=0, description="Bytes of the checkpoint's weights, where they are known.")
 
 
 class Model(Section):
@@ -72,8 +87,10 @@ class Model(Section):
     path: str | None = Field(None, description="A directory on this machine.")
     upload: S3Prefix | None = Field(None, description="Where `path` is uploaded to before anything else.")
     shape: Shape | None = Field(None, description="For the advice on instances, where no config.json can be read.")
-    dtype: Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"] = Field(
-        "bf16", description="Of the weights in the GPU's memory: for the advice; option.quantize changes the weights."
+    dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"] = Field(
+        "auto",
+        description="Of the weights in memory, for the advice only (option.quantize changes them); "
+        "auto: the checkpoint's.",
     )
     context: int | None = Field(None, gt=0, description="Tokens of prompt and answer: option.max_model_len.")
     token_secret: SecretArn | None = Field(
@@ -93,8 +110,8 @@ class Model(Section):
 class Managed(Section):
     """Instances that come and go with the components' copies."""
 
-    min: Count = 1
-    max: Annotated[int, Field(ge=1, le=1000)]
+    min: Count = Field(1, description="Instances at least; 0 with scaling.min: 0.")
+    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Instances at most.")
 
     @model_validator(mode="after")
     def _order(self) -> Managed:
@@ -106,8 +123,12 @@ class Managed(Section):
 class Instance(Section):
     """Where it runs."""
 
-    type: InstanceType | Literal["auto"] = Field("auto", description="`auto` takes the cheapest type that fits.")
-    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    type: InstanceType = Field("auto", description="`auto` takes the cheapest type that the model fits on.")
+    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Instances at the beginning.")
+    unchecked: bool = Field(False, description="Take `type` though the model seems not to fit on it.")
+    price: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="US dollars an hour that you pay for `type`, shown instead of its dated cost class."
+    )
     managed: Managed | None = Field(None, description="With components: instances follow their copies.")
     ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses by the image's CUDA.")
     volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(None, description="Not on types with NVMe.")
@@ -116,47 +137,51 @@ class Instance(Section):
 class Timeouts(Section):
     """Seconds; what is not given is derived from the size of the model."""
 
-    download: Seconds | None = None
-    startup: Seconds | None = None
-    provision: Annotated[int, Field(ge=300, le=3600)] | None = None
+    download: Seconds | None = Field(None, description="Until the model data is on the instance.")
+    startup: Seconds | None = Field(None, description="Until /ping answers 200.")
+    provision: Annotated[int, Field(ge=300, le=3600)] | None = Field(
+        None, description="Until instances are found; default: AWS's."
+    )
 
 
 class PrefixAware(Section):
     """Requests with the same beginning go to the same instance."""
 
-    prefix_length: Annotated[int, Field(ge=1024, le=65536)] = 1024
-    concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] | None = None
+    prefix_length: Annotated[int, Field(ge=1024, le=65536)] = Field(1024, description="Bytes of the beginning.")
+    concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="Requests under way at an instance above which another one is taken."
+    )
 
 
 class Adapter(Section):
     """A LoRA adapter: a component of its own beside its base."""
 
-    name: Name
-    artifact: S3Uri = Field(description="The adapter's tar.gz.")
+    name: Name = Field(description="Of its component: what requests name.")
+    artifact: ArtifactUri = Field(description="The adapter's tar.gz.")
 
 
 class Component(Section):
     """An inference component: copies of the model on the endpoint's instances."""
 
-    name: Name
-    copies: Count = 1
+    name: Name = Field(description="What requests name.")
+    copies: Count = Field(1, description="At the beginning.")
     accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs of one copy.")
     memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Memory that a copy needs at least.")
-    cpus: Annotated[float, Field(ge=0.25)] | None = None
+    cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")
     cache: bool = Field(True, description="Keep image and weights on the instance, for a faster scale-out.")
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters of this model.")
 
 
 class Scaling(Section):
     """Between `min` and `max` copies (with components) or instances, by requests under way at once."""
 
     min: Count = Field(1, description="0 needs components; requests then fail until a copy is up, so clients retry.")
-    max: Annotated[int, Field(ge=1, le=1000)]
+    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Copies, or instances, at most.")
     concurrency: Annotated[float, Field(gt=0)] = Field(
         description="Aimed at: requests under way per copy; about 0.7 of the knee that `lmi deploy bench` shows."
     )
-    scale_in_cooldown: Annotated[int, Field(ge=0)] = 300
-    scale_out_cooldown: Annotated[int, Field(ge=0)] = 60
+    scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two steps down.")
+    scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two steps up.")
 
     @model_validator(mode="after")
     def _order(self) -> Scaling:
@@ -168,8 +193,8 @@ class Scaling(Section):
 class Network(Section):
     """A VPC of yours; `isolated` cuts the container off from everything."""
 
-    subnets: tuple[str, ...] = ()
-    security_groups: tuple[str, ...] = ()
+    subnets: tuple[VpcId, ...] = Field((), max_length=16, description="Ids.")
+    security_groups: tuple[VpcId, ...] = Field((), max_length=5, description="Ids.")
     isolated: bool = Field(False, description="EnableNetworkIsolation; the model must be in S3. Hubs are set offline.")
 
     @model_validator(mode="after")
@@ -185,7 +210,7 @@ class Alarms(Section):
     errors_5xx: Annotated[int, Field(ge=1)] = Field(5, description="Invocation5XXErrors in a minute.")
     model_errors: Annotated[int, Field(ge=1)] = Field(5, description="InvocationModelErrors in a minute.")
     latency_p95_ms: Annotated[int, Field(ge=1)] | None = Field(None, description="ModelLatency's 95th percentile.")
-    notify: TopicArn | None = None
+    notify: TopicArn | None = Field(None, description="SNS topic that alarms go to.")
 
 
 class Update(Section):
@@ -200,13 +225,15 @@ class Update(Section):
 class Async(Section):
     """Asynchronous inference instead of the waiting kind."""
 
-    output: S3Uri
-    failures: S3Uri | None = None
+    output: OutputUri = Field(description="Where answers are put.")
+    failures: OutputUri | None = Field(None, description="Where the answers of failed requests are put.")
     concurrency: Annotated[int, Field(ge=1, le=1000)] | None = Field(None, description="Requests at once, an instance.")
-    notify_success: TopicArn | None = None
-    notify_error: TopicArn | None = None
+    notify_success: TopicArn | None = Field(None, description="SNS topic.")
+    notify_error: TopicArn | None = Field(None, description="SNS topic.")
 
 
 class Encryption(Section):
+    """Keys of your own instead of AWS's."""
+
     volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
     output_key: KeyId | None = Field(None, description="KMS key of asynchronous answers.")

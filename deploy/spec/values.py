@@ -1,8 +1,11 @@
-"""What the specification's values are made of: patterns of AWS's names, and the base of all sections."""
+"""What the specification's values are made of: patterns of AWS's names, and the base of all sections.
+
+Limits and patterns are botocore 1.44's; tests/deploy/spec holds them against its service model.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -13,22 +16,73 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-def text(pattern: str, longest: int = 2048) -> StringConstraints:
+EXAMPLES: dict[str, str] = {}
+"""What a pattern means, by the pattern: for messages."""
+
+
+def text(pattern: str, example: str, longest: int = 2048) -> StringConstraints:
+    """A string of that pattern. `example` says in a message what would have been right."""
+    EXAMPLES[pattern] = example
     return StringConstraints(pattern=pattern, max_length=longest)
 
 
-Name = Annotated[str, text(r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", 63)]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
+
+Name = Annotated[str, text(r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", "letters, digits and hyphens within, as llama-3-8b", 63)]
 """Of an endpoint, a component, a variant (botocore's EndpointName)."""
 
-Region = Annotated[str, text(r"^[a-z]{2,4}(-[a-z]+)+-\d$", 32)]
-RoleArn = Annotated[str, text(r"^arn:aws[a-z-]*:iam::\d{12}:role/.+$")]
-KeyId = Annotated[str, text(r"^(arn:aws[a-z-]*:kms:.+|[0-9a-f-]{36}|alias/.+)$")]
-SecretArn = Annotated[str, text(r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:.+$")]
-TopicArn = Annotated[str, text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:.+$")]
-S3Uri = Annotated[str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")]
-S3Prefix = Annotated[str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/(.+/)?$")]
+Region = Annotated[str, text(r"^[a-z]{2,4}(-[a-z]+)+-\d$", "an AWS region, as us-east-1", 32)]
+RoleArn = Annotated[
+    str, text(r"^arn:aws[a-z-]*:iam::\d{12}:role/[a-zA-Z_0-9+=,.@/-]+$", "as arn:aws:iam::111122223333:role/Name")
+]
+KeyId = Annotated[
+    str,
+    text(
+        r"^(arn:aws[a-z-]*:kms:[a-zA-Z0-9:/_-]+|(mrk-)?[0-9a-f-]{32,36}|alias/[a-zA-Z0-9/_-]+)$",
+        "a KMS key's id, its ARN, or alias/name",
+    ),
+]
+SecretArn = Annotated[
+    str,
+    text(
+        r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:[a-zA-Z0-9/_+=.@-]+$",
+        "as arn:aws:secretsmanager:us-east-1:111122223333:secret:hf-token-AbCdEf",
+    ),
+]
+TopicArn = Annotated[
+    str,
+    text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms"),
+]
+ArtifactUri = Annotated[
+    str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$", "an object, as s3://bucket/adapter.tar.gz", 1024)
+]
+OutputUri = Annotated[str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", "as s3://bucket/answers/", 512)]
+S3Prefix = Annotated[
+    str,
+    text(
+        r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/(.+/)?$",
+        "a prefix that ends in a slash, as s3://bucket/llama-3-8b/",
+        1024,
+    ),
+]
 """Ends in a slash: SageMaker takes nothing else as a prefix of model data."""
 
-InstanceType = Annotated[str, text(r"^ml\.[a-z0-9-]+\.[a-z0-9]+$", 64)]
+InstanceType = Annotated[
+    str, text(r"^(auto|ml\.[a-z0-9-]+\.[a-z0-9]+)$", "auto, or a SageMaker type, as ml.g6e.xlarge", 64)
+]
+ImageUri = Annotated[
+    str,
+    text(
+        r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[a-z0-9/._-]+(:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$",
+        "an image in ECR, as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or ...@sha256:... (SageMaker takes "
+        "its images from ECR)",
+        255,
+    ),
+]
+Repository = Annotated[str, text(r"^[a-z0-9]+([/._-]+[a-z0-9]+)*$", "an ECR repository's name, as lmi-handler", 200)]
+ImageTag = Annotated[str, text(r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]*$", "an image's tag, as 1.0-cu130", 128)]
+VpcId = Annotated[str, text(r"^[-0-9a-zA-Z]+$", "an id, as subnet-0123456789abcdef0", 32)]
+TagKey = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]+$", "letters, digits, spaces and _.:/=+-@", 128)]
+TagValue = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]*$", "letters, digits, spaces and _.:/=+-@", 256)]
 Seconds = Annotated[int, Field(ge=60, le=3600)]
 Count = Annotated[int, Field(ge=0, le=1000)]

@@ -1,0 +1,102 @@
+"""Asynchronous inference: the answer, or what went wrong, comes to S3."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from deploy.client.errors import ModelFailed, NotSent, TimedOut
+from deploy.client.failures import FROM_AWS, failure
+from deploy.client.serializers import Deserializer, deserialized
+
+MAX_INLINE_BYTES = 128_000
+_ABSENT = ("404", "NoSuchKey", "NotFound")
+_FIRST, _LONGEST = 0.5, 10.0  # seconds between two looks
+
+
+class AsyncAnswer:
+    """An answer that will be in S3.
+
+    Args:
+        response: InvokeEndpointAsync's.
+        s3: boto3's client.
+
+    Attributes:
+        id: the inference's.
+        output: where the answer will be.
+        failure: where the failure would be; None where the endpoint has no place for them.
+    """
+
+    def __init__(
+        self,
+        response: dict[str, Any],
+        s3: Any,
+        deserializer: Deserializer,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.id: str = response.get("InferenceId", "")
+        self.output: str = response["OutputLocation"]
+        self.failure: str | None = response.get("FailureLocation")
+        self._s3 = s3
+        self._deserializer = deserializer
+        self._clock = clock
+        self._sleep = sleep
+
+    def ready(self) -> bool:
+        """Whether there is an answer, or a failure."""
+        return self._found(self.output) is not None or self._found(self.failure) is not None
+
+    def wait(self, seconds: float = 3600) -> Any:
+        """The answer, deserialized.
+
+        Args:
+            seconds: an hour is the longest that SageMaker lets a model work at one (InvocationTimeoutSeconds).
+
+        Raises:
+            ModelFailed: its message is what SageMaker wrote to the failure's place.
+            TimedOut: there is neither.
+            RequestFailed: S3 may not be read.
+        """
+        until, pause = self._clock() + seconds, _FIRST
+        while True:
+            if (answer := self._found(self.output)) is not None:
+                body, content_type = answer
+                return deserialized(self._deserializer, body, content_type)
+            if (failed := self._found(self.failure)) is not None:
+                raise ModelFailed(f"the model failed: {failed[0].decode('utf-8', 'replace').strip()}")
+            if self._clock() + pause > until:
+                raise TimedOut(f"no answer at {self.output} in {seconds:g} s", "`lmi deploy status` shows the queue.")
+            self._sleep(pause)
+            pause = min(1.5 * pause, _LONGEST)
+
+    def _found(self, uri: str | None) -> tuple[bytes, str] | None:
+        if uri is None:
+            return None
+        bucket, key = split_s3(uri)
+        try:
+            found = self._s3.get_object(Bucket=bucket, Key=key)
+            return found["Body"].read(), found.get("ContentType", "")
+        except FROM_AWS as error:
+            if isinstance(error, ClientError) and error.response["Error"].get("Code") in _ABSENT:
+                return None
+            told = failure(error)
+            told.advice = "It needs s3:GetObject, and s3:ListBucket on the bucket: else what is absent looks forbidden."
+            raise told from error
+
+
+def split_s3(uri: str) -> tuple[str, str]:
+    """Bucket and key.
+
+    Raises:
+        NotSent: it is no s3:// URI of an object.
+    """
+    scheme, _, rest = uri.partition("://")
+    bucket, _, key = rest.partition("/")
+    if scheme != "s3" or not bucket or not key:
+        raise NotSent(f"{uri} is not s3://BUCKET/KEY")
+    return bucket, key

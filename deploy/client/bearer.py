@@ -1,0 +1,79 @@
+"""The key for an endpoint's OpenAI route: a request that SageMaker could make itself, signed and not sent.
+
+`sagemaker-api-key-` and the base64 of a presigned `CallWithBearerToken` (contract sagemaker.md, section 1.3). It is
+made on this machine, is good for at most 12 hours and no longer than the credentials, and whoever has it may call every
+endpoint that they may: it must not be logged. It needs sagemaker:CallWithBearerToken on `*`.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+
+from deploy.client.errors import Forbidden, NotSent
+
+PREFIX = "sagemaker-api-key-"
+LONGEST = 12 * 3600
+_AHEAD = 300  # a key is replaced so many seconds before its end, or at half its life
+
+
+def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
+    """One key.
+
+    Args:
+        credentials: botocore's frozen ones.
+        seconds: its life, 1 to 43200.
+
+    Raises:
+        NotSent: another life.
+    """
+    if not 1 <= seconds <= LONGEST:
+        raise NotSent(f"a bearer token lives 1 to {LONGEST} s, not {seconds}")
+    request = AWSRequest("POST", "https://sagemaker.amazonaws.com/", headers={"Host": "sagemaker.amazonaws.com"},
+                         params={"Action": "CallWithBearerToken"})  # fmt: skip
+    SigV4QueryAuth(credentials, "sagemaker", region, expires=seconds).add_auth(request)
+    signed = request.url.removeprefix("https://") + "&Version=1"
+    return PREFIX + base64.b64encode(signed.encode()).decode()
+
+
+class BearerToken:
+    """A key that is always good: called, it gives the one it has, or a new one. Safe among threads.
+
+    Args:
+        session: boto3's; its credentials are asked anew each time, as they may be temporary.
+    """
+
+    def __init__(
+        self, session: Any, region: str, seconds: int = LONGEST, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._session = session
+        self._region = region
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token = ""
+        self._until = 0.0
+        self._key: tuple[Any, ...] = ()
+
+    def __call__(self) -> str:
+        """Raises Forbidden where there are no credentials."""
+        credentials = self._session.get_credentials()
+        if credentials is None:
+            raise Forbidden("no AWS credentials were found", "Sign in (aws sso login), or set AWS_PROFILE.")
+        frozen = credentials.get_frozen_credentials()
+        key = (frozen.access_key, frozen.secret_key, frozen.token)
+        with self._lock:
+            if key != self._key or self._clock() >= self._until:
+                self._token = bearer_token(frozen, self._region, self._seconds)
+                self._until = self._clock() + self._seconds - min(_AHEAD, self._seconds / 2)
+                self._key = key
+            return self._token
+
+    def __repr__(self) -> str:
+        return "BearerToken(...)"

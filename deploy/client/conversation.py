@@ -1,0 +1,56 @@
+"""A conversation with a model: what was said so far, and the next turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from deploy.client.predictor import Predictor
+
+
+class Conversation:
+    """Args:
+    system: what the model is told before all else; empty: nothing.
+    parameters: of every request: `max_tokens`, `temperature`, ...
+
+    Attributes:
+        turns: what the user and the model said, in OpenAI's form.
+    """
+
+    def __init__(self, predictor: Predictor, system: str = "", parameters: Mapping[str, Any] | None = None) -> None:
+        self._predictor = predictor
+        self._parameters = dict(parameters or {})
+        self.system = system
+        self.turns: list[dict[str, str]] = []
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
+
+    def reset(self) -> None:
+        """Forget the turns; what the model is told before stays."""
+        self.turns.clear()
+
+    def ask(self, text: str) -> Iterator[str]:
+        """The answer's pieces as they come.
+
+        An answer that is interrupted is kept as far as it came. Of one that fails nothing is kept, so that the same can
+        be asked again.
+
+        Raises:
+            RequestFailed: the request failed.
+        """
+        turn = {"role": "user", "content": text}
+        said: list[str] = []
+        try:
+            with self._predictor.chat([*self.messages, turn], stream=True, **self._parameters) as stream:
+                for piece in stream.text():
+                    said.append(piece)
+                    yield piece
+        except (KeyboardInterrupt, GeneratorExit):
+            self._keep(turn, said)
+            raise
+        self._keep(turn, said)
+
+    def _keep(self, turn: dict[str, str], said: list[str]) -> None:
+        self.turns += [turn, {"role": "assistant", "content": "".join(said)}]

@@ -1,0 +1,228 @@
+"""`Predictor`: an endpoint as its users see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+
+from botocore.config import Config
+
+from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
+from deploy.client.bearer import BearerToken
+from deploy.client.errors import NotSent, NotStarted
+from deploy.client.failures import FROM_AWS, failure
+from deploy.client.openai_route import OpenAIRoute
+from deploy.client.retry import PATIENT, Patience
+from deploy.client.runtime import TIMEOUTS, Runtime, Timeouts
+from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialized
+from deploy.client.session import Session
+from deploy.client.stream import Stream, of_response
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Messages = str | Sequence[Mapping[str, Any]]
+"""A conversation in OpenAI's form, or what the user says, alone."""
+
+_JSON, _FROM_JSON = JSONSerializer(), JSONDeserializer()
+_PROMPTS = {"inputs", "messages", "prompt", "text_input"}
+
+
+class Options(TypedDict, total=False):
+    """What may go with a request beside its body: SageMaker's headers, under the SDK's names."""
+
+    custom_attributes: str
+    inference_id: str
+    target_model: str
+    target_variant: str
+    component_name: str
+    session_id: str
+    prefix_aware_id: str
+    content_type: str
+    accept: str
+
+
+_HEADERS = {
+    "custom_attributes": "CustomAttributes",
+    "inference_id": "InferenceId",
+    "target_model": "TargetModel",
+    "target_variant": "TargetVariant",
+    "component_name": "InferenceComponentName",
+    "session_id": "SessionId",
+    "prefix_aware_id": "PrefixAwareId",
+    "content_type": "ContentType",
+    "accept": "Accept",
+}
+
+
+class Predictor:
+    """Talks to one endpoint.
+
+    Args:
+        endpoint_name: as `lmi deploy up` named it.
+        region: None: what boto3 is set to.
+        component: the inference component; None: the endpoint has none, or only one.
+        adapter: an adapter's component in its place.
+        endpoint_url: another address than AWS's: that of `lmi deploy local`.
+        session: boto3's; None makes one.
+        patience: how long a request is tried that was not begun.
+        timeouts: in seconds.
+        report: called before each pause between two attempts, with the error and the pause.
+        connections: how many requests may be under way at once.
+
+    Raises:
+        NotSent: there is no region.
+    """
+
+    def __init__(
+        self,
+        endpoint_name: str,
+        region: str | None = None,
+        *,
+        component: str | None = None,
+        adapter: str | None = None,
+        endpoint_url: str | None = None,
+        session: Any = None,
+        serializer: Serializer = _JSON,
+        deserializer: Deserializer = _FROM_JSON,
+        patience: Patience = PATIENT,
+        timeouts: Timeouts = TIMEOUTS,
+        report: Callable[[NotStarted, float], None] | None = None,
+        connections: int = 10,
+    ) -> None:
+        if component is not None and adapter is not None:
+            raise NotSent("give component or adapter: an adapter is a component, and knows its base")
+        self.runtime = Runtime(
+            endpoint_name,
+            region,
+            component=adapter or component,
+            endpoint_url=endpoint_url,
+            session=session,
+            patience=patience,
+            timeouts=timeouts,
+            report=report,
+            connections=connections,
+        )
+        self.serializer = serializer
+        self.deserializer = deserializer
+        self._token = BearerToken(self.runtime.session, self.runtime.region)
+
+    @property
+    def endpoint_name(self) -> str:
+        return self.runtime.endpoint_name
+
+    def predict(self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> Any:
+        """The whole answer, deserialized. SageMaker gives the model 60 s for it.
+
+        Args:
+            initial_args: boto3's own arguments of invoke_endpoint.
+
+        Raises:
+            RequestFailed: see `errors.py`; so do all others.
+        """
+        request = self._request(data, initial_args, options)
+        request.setdefault("Accept", ", ".join(self.deserializer.ACCEPT))
+        response = self.runtime.invoke(request)
+        return deserialized(self.deserializer, response["Body"], response.get("ContentType", ""))
+
+    def predict_stream(
+        self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]
+    ) -> Stream:
+        """The answer as it comes. SageMaker gives the model 8 min for it.
+
+        `stream` is set in a body of `inputs`, `messages`, `prompt` or `text_input` that does not say it.
+        """
+        if isinstance(data, Mapping) and data.keys() & _PROMPTS and "stream" not in data:
+            data = {**data, "stream": True}
+        return of_response(self.runtime.stream(self._request(data, initial_args, options)))
+
+    @overload
+    def chat(self, messages: Messages, *, stream: Literal[False] = False, **parameters: Any) -> dict[str, Any]: ...
+
+    @overload
+    def chat(self, messages: Messages, *, stream: Literal[True], **parameters: Any) -> Stream: ...
+
+    def chat(self, messages: Messages, *, stream: bool = False, **parameters: Any) -> dict[str, Any] | Stream:
+        """A chat completion in OpenAI's form, through `/invocations`, which LMI containers of any age have.
+
+        Args:
+            messages: the conversation, or what the user says.
+            parameters: of the body: `max_tokens`, `temperature`, ...
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        body = {"messages": list(messages), **parameters}
+        if stream:
+            return self.predict_stream({**body, "stream": True})
+        answer: dict[str, Any] = self.predict({**body, "stream": False})
+        return answer
+
+    def session(self) -> Session:
+        """A stateful session, for the `with` statement."""
+        return Session(self)
+
+    def openai_route(self) -> OpenAIRoute:
+        """Base URL and key of the endpoint's OpenAI route, for any client of that API."""
+        return OpenAIRoute(f"{self.runtime.base_url}/openai/v1", self._token)
+
+    def openai(self, *, asynchronous: bool = False, **options: Any) -> Any:
+        """A client of the `openai` package on the endpoint's OpenAI route, with a key that is always good.
+
+        Args:
+            asynchronous: `openai.AsyncOpenAI`.
+            options: the client's own. Its retries are off unless they say otherwise: they would repeat generations.
+
+        Raises:
+            NotSent: the package is not installed; `openai_route()` does without.
+        """
+        return self.openai_route().client(asynchronous=asynchronous, **options)
+
+    def predict_async(
+        self,
+        data: Any = None,
+        *,
+        input_location: str | None = None,
+        upload: str | None = None,
+        initial_args: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncAnswer:
+        """Asynchronous inference.
+
+        Args:
+            data: the body; up to 128,000 bytes go with the request.
+            input_location: an object in S3 that is the body, in place of data.
+            upload: s3://BUCKET/KEY that larger data is put to first.
+        """
+        s3 = self.runtime.session.client(
+            "s3", region_name=self.runtime.region, config=Config(retries={"total_max_attempts": 5, "mode": "standard"})
+        )
+        request = self._request(b"" if data is None else data, initial_args, options)
+        body = request.pop("Body")
+        if (data is None) == (input_location is None):
+            raise NotSent("give exactly one of data and input_location")
+        if input_location is not None:
+            request["InputLocation"] = input_location
+        elif upload is not None:
+            bucket, key = split_s3(upload)
+            try:
+                s3.put_object(Bucket=bucket, Key=key, Body=body, ContentType=request["ContentType"])
+            except FROM_AWS as error:
+                raise failure(error) from error
+            request["InputLocation"] = upload
+        elif len(body) <= MAX_INLINE_BYTES:
+            request["Body"] = body
+        else:
+            raise NotSent(
+                f"{len(body):,} bytes are more than the {MAX_INLINE_BYTES:,} that go with an asynchronous request",
+                "Give upload=s3://BUCKET/KEY, which the data is put to first.",
+            )
+        return AsyncAnswer(self.runtime.submit(request), s3, self.deserializer)
+
+    def _request(self, data: Any, initial_args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+        """boto3's arguments."""
+        if unknown := options.keys() - _HEADERS.keys():
+            raise NotSent(f"{', '.join(sorted(unknown))}: there are only {', '.join(_HEADERS)}")
+        body = self.serializer.serialize(data)
+        request = {"ContentType": self.serializer.CONTENT_TYPE, **(initial_args or {})}
+        request |= {_HEADERS[name]: value for name, value in options.items() if value is not None}
+        return {**request, "Body": body.encode() if isinstance(body, str) else body}

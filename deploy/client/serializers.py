@@ -1,0 +1,55 @@
+"""Values to bodies and back, under the names that users of SageMaker's SDK know; its own may stand in their place."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any, Protocol
+
+
+class Serializer(Protocol):
+    @property
+    def CONTENT_TYPE(self) -> str: ...
+
+    def serialize(self, data: Any) -> bytes | str: ...
+
+
+class Deserializer(Protocol):
+    @property
+    def ACCEPT(self) -> tuple[str, ...]: ...
+
+    def deserialize(self, stream: Any, content_type: str) -> Any:
+        """`stream` has `read` and `close`."""
+
+
+class JSONSerializer:
+    """Values as JSON; bytes and text as they are."""
+
+    CONTENT_TYPE = "application/json"
+
+    def serialize(self, data: Any) -> bytes | str:
+        return data if isinstance(data, bytes | str) else json.dumps(data, ensure_ascii=False)
+
+
+class JSONDeserializer:
+    """The value of a JSON answer; another answer's text."""
+
+    ACCEPT = ("application/json",)
+
+    def deserialize(self, stream: Any, content_type: str) -> Any:
+        text = stream.read().decode("utf-8", "replace")
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+
+class BytesDeserializer:
+    ACCEPT = ("*/*",)
+
+    def deserialize(self, stream: Any, content_type: str) -> bytes:
+        return bytes(stream.read())
+
+
+def deserialized(deserializer: Deserializer, body: bytes, content_type: str) -> Any:
+    return deserializer.deserialize(io.BytesIO(body), content_type)

@@ -1,0 +1,32 @@
+"""`lmi deploy status NAME`: how an endpoint is; exit status 0 only where it serves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from rich.console import Console
+
+from deploy.aws import Aws
+from deploy.commands.named import add_endpoint
+from deploy.status import look
+from deploy.status_view import as_json, view
+
+_NOT_SERVING = 5
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("status", help="show how an endpoint is")
+    add_endpoint(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    status = look(Aws(arguments.region), arguments.name)
+    if arguments.json:
+        print(json.dumps(as_json(status), indent=2))
+    else:
+        Console().print(view(status))
+    return 0 if status.serving else _NOT_SERVING

@@ -1,0 +1,91 @@
+"""`lmi deploy up`: make what the specification says, or change what is there until it is so."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from deploy.apply import Run, Ways, apply, settled_look
+from deploy.aws import Aws
+from deploy.calls import identity
+from deploy.commands.arguments import add_spec, spec_of
+from deploy.commands.console import confirm, out, say
+from deploy.errors import NotThere
+from deploy.interruption import interruptible, status_of, where_it_stands
+from deploy.making import prepare, upload_model
+from deploy.progress import shown
+from deploy.resources import Kind
+from deploy.shown import print_plan, print_warnings
+from deploy.spec import Spec
+from deploy.upload_view import upload_shown
+from deploy.wait import time_limit
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("up", help="make the endpoint, or change it until it is as the file says")
+    add_making(parser)
+    parser.set_defaults(run=_run)
+
+
+def add_making(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `up` and `update` share."""
+    add_spec(parser)
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
+    parser.add_argument("--adopt", action="store_true", help="take over what bears a wanted name and is not ours")
+    parser.add_argument("--keep-failed", action="store_true", help="leave what failed, to be looked at")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    return make(arguments, "up")
+
+
+def make(arguments: argparse.Namespace, command: str) -> int:
+    """What `up` does, and `update`, which wants an endpoint to be there."""
+    spec, console, run = spec_of(arguments), out(), Run()
+    try:
+        with interruptible():
+            return _make(spec, console, run, arguments, command)
+    except KeyboardInterrupt as interrupt:
+        print(where_it_stands(run, command, spec.name), file=sys.stderr)
+        return status_of(interrupt)
+
+
+def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str) -> int:
+    aws = Aws.of(spec)
+    prepared = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    print_warnings(console, prepared.warnings)
+    with shown(console) as report:
+        ways = Ways(
+            say=lambda line: say(console, line),
+            report=report,
+            keep_failed=arguments.keep_failed,
+            limit=time_limit(prepared.settled, batches=_most_batches(spec), between=spec.update.wait),
+        )
+        live = settled_look(aws, spec.name, prepared.wanted, ways)
+    if command == "update" and live.endpoint is None:
+        raise NotThere(f"there is no endpoint {spec.name} in {aws.region}", "`lmi deploy up` makes it.")
+    planned = prepared.plan(live, adopt=arguments.adopt)
+    if not planned.changing:
+        say(console, f"{spec.name} is as the specification says; nothing to do.")
+        return 0
+    print_plan(console, planned, whole=False)
+    if not confirm("Do this?", yes=arguments.yes, needed=False):
+        return 1
+    with upload_shown(console) as sent:
+        upload_model(spec, aws, sent)
+    with shown(console) as report:
+        apply(aws, planned, prepared.wanted, Ways(ways.say, report, ways.keep_failed, ways.every, ways.limit), run)
+    endpoint = next(one for one in prepared.wanted if one.kind is Kind.ENDPOINT)
+    say(
+        console,
+        f"{identity(endpoint.kind, endpoint.request)[-1]} is in service. Talk to it: lmi deploy chat {spec.name}",
+    )
+    return 0
+
+
+def _most_batches(spec: Spec) -> int:
+    return -(-100 // spec.update.batch_percent)

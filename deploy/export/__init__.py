@@ -1,0 +1,1 @@
+"""The same resources for those who keep their infrastructure elsewhere: CloudFormation, Terraform."""

@@ -1,0 +1,108 @@
+"""SageMaker's instance types, as far as the tables beside this know them (contract sagemaker.md, section 6.3).
+
+The tables are dated: AWS adds types every few months, so a type that they lack is let through with a warning. What is
+refused is what our amd64 image cannot run on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from deploy.data import table
+from deploy.errors import SpecError
+
+_NVLINK = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
+_GRAVITON = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|p6e-gb200")
+_OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "Elastic Inference"}
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """One row.
+
+    Attributes:
+        name: SageMaker's, `ml.g6e.xlarge`.
+        gpu: the GPU's name; None on a CPU type.
+        gpus: how many.
+        gpu_mib: MiB of memory each, as the driver counts them (an "A10G 24 GB" has 22888).
+        vcpus: hardware threads.
+        ram_gib: GiB of the host's memory.
+        nvme_gb: GB of local disk; 0: an EBS volume.
+        compute: the GPU's compute capability, (8, 9); (0, 0) on a CPU type.
+    """
+
+    name: str
+    gpu: str | None
+    gpus: int
+    gpu_mib: int
+    vcpus: int
+    ram_gib: int
+    nvme_gb: int
+    compute: tuple[int, int]
+
+    @property
+    def family(self) -> str:
+        return family(self.name)
+
+    @property
+    def gpu_gib(self) -> float:
+        return self.gpu_mib / 1024
+
+    @property
+    def nvlink(self) -> bool:
+        """Whether its GPUs speak to each other past the PCIe bus."""
+        return self.gpus > 1 and self.family in _NVLINK
+
+    @property
+    def blackwell(self) -> bool:
+        return self.compute >= (10, 0)
+
+
+def family(name: str) -> str:
+    """`g6e` of `ml.g6e.xlarge`."""
+    return name.split(".")[1]
+
+
+@cache
+def all_types() -> tuple[InstanceType, ...]:
+    """The known ones, GPU types first."""
+    return tuple(_gpu_type(*row) for row in table("gpu_instances")["instances"].items()) + tuple(
+        InstanceType(name, None, 0, 0, row["vcpu"], row["ram"], 0, (0, 0))
+        for name, row in table("cpu_instances")["instances"].items()
+    )
+
+
+def find(name: str) -> InstanceType | None:
+    """The type of that name; None: the tables do not know it.
+
+    Raises:
+        SpecError: no amd64 image with NVIDIA's GPUs, or none, can run on it.
+    """
+    kind = family(name)
+    if _GRAVITON.fullmatch(kind):
+        raise SpecError(
+            f"instance.type: {name} is an arm64 host, and the image is built for amd64",
+            "Take an x86 type: ml.c7i.* or ml.m7i.* without a GPU, ml.g6e.* or ml.p5.* with one.",
+        )
+    if (chip := _OTHER_CHIPS.get(re.split(r"\d", kind)[0])) is not None:
+        raise SpecError(
+            f"instance.type: {name} has {chip}, which none of the handler's engines runs on",
+            "Take a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
+        )
+    return next((one for one in all_types() if one.name == name), None)
+
+
+def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:
+    major, minor = str(row["sm"]).split(".")
+    return InstanceType(
+        name,
+        str(row["gpu"]),
+        int(row["count"]),
+        int(row["mib"]),
+        int(row["vcpu"]),
+        int(row["ram"]),
+        int(row["nvme"]),
+        (int(major), int(minor)),
+    )

@@ -1,0 +1,43 @@
+"""What looks like a secret: refused in a container's environment, and not shown in anything that is printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+HIDDEN = "***"
+
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]")  # hfToken and hf.token are hf_token
+_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEYS?)$"
+    r"|_(KEY|SECRET|PASSWORD)S?$"
+    r"|(^|_)(SECRET|PASSWORD)_(?!ARN$|NAME$|ID$)"
+)
+_VALUE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
+    r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,})"
+)
+_NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
+"""No secret, whatever its name: `max_token=512` (SageMaker takes text only, so a number is one here too)."""
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a setting of that name and value looks like one: by its name, or by the shape of known keys."""
+    text = str(value)
+    if not text or _NUMBER.fullmatch(text):
+        return False
+    return bool(_NAME.search(_WORDS.sub("_", name).upper())) or bool(_VALUE.search(text))
+
+
+def redact(value: Any) -> Any:
+    """The same, with `***` for what looks like a secret; of mappings, lists and texts in any depth."""
+    if isinstance(value, Mapping):
+        return {name: HIDDEN if _hides(name, one) else redact(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact(one) for one in value]
+    return _VALUE.sub(HIDDEN, value) if isinstance(value, str) else value
+
+
+def _hides(name: object, value: object) -> bool:
+    return isinstance(value, str | int | float) and is_secret(str(name), value)

@@ -1,0 +1,77 @@
+"""AWS on loopback for every test below: no call can leave the machine."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+
+import pytest
+from botocore.loaders import JSONFileLoader
+
+from tests.deploy.aws import Cloud
+
+_NOWHERE = "http://127.0.0.1:9"  # where nothing listens: a test that asks AWS without `cloud` fails at once
+
+
+@pytest.fixture(autouse=True)
+def _no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Fake credentials, no configuration of the user's, and an address where nothing is."""
+    for name in (
+        "AWS_PROFILE",
+        "AWS_SESSION_TOKEN",
+        "AWS_ROLE_ARN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_DEFAULT_PROFILE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    nothing = str(tmp_path_factory.getbasetemp() / "no-aws-configuration")
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": nothing,
+        "AWS_SHARED_CREDENTIALS_FILE": nothing,
+        "AWS_ENDPOINT_URL": _NOWHERE,
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_read_once() -> Iterator[None]:
+    """boto3 reads megabytes of JSON for each client of each session: here once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        read = functools.lru_cache(maxsize=None)(JSONFileLoader().load_file)
+        patch.setattr(JSONFileLoader, "load_file", lambda self, path: read(path))
+        yield
+
+
+@pytest.fixture(scope="session")
+def _cloud() -> Iterator[Cloud]:
+    cloud = Cloud()
+    yield cloud
+    cloud.stop()
+
+
+@pytest.fixture
+def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    """AWS, empty; boto3 goes there."""
+    _cloud.reset()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", _cloud.url)
+    return _cloud
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds for which `calls.call` would have waited."""
+    waited: list[float] = []
+    monkeypatch.setattr("deploy.calls.pause", waited.append)
+    return waited
+
+
+@pytest.fixture(autouse=True)
+def _boto3_does_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own tries follow each other at once."""
+    monkeypatch.setattr("botocore.endpoint.time", types.SimpleNamespace(sleep=lambda seconds: None))
