@@ -6,6 +6,7 @@ process 1, root, `serve`, model data read only, no network. It is asked, and tol
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -15,12 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.container.chroot import PATH, Builder, Built, in_root
 from tests.container.dockerfile import Stage, read
+from tests.servers import wait_for
 
 _ASK = """\
 import sys, urllib.request
@@ -64,8 +65,10 @@ class Container:
     @property
     def pid(self) -> int:
         """Process 1, by the number that it has outside."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        wait_for(lambda: self.process.poll() is not None or children.read_text(), 10, "there is no process 1")
+        assert self.process.poll() is None, f"it ended with status {self.process.returncode}"
+        return int(children.read_text().split()[0])
 
     def ask(self, path: str, body: Any = None) -> subprocess.Popen[str]:
         more = [json.dumps(body)] if body is not None else []
@@ -88,7 +91,7 @@ class Container:
         return self.log.read()
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(built: Built, stage: Stage, model: Path | None, environment: Mapping[str, str]) -> Iterator[Container]:
     container = Container(built, stage, model, environment)
     try:
@@ -107,7 +110,11 @@ def main() -> int:
         print("image-cpu-check: needs root, to make a Debian and to enter it", file=sys.stderr)
         return 2
     arguments, stages = read()
-    with tempfile.TemporaryDirectory(prefix="image-") as scratch:
+    with contextlib.ExitStack() as stack:
+        # A directory that is named is kept, and the stages in it are not made again.
+        scratch = (
+            sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(tempfile.TemporaryDirectory(prefix="image-"))
+        )
         builder = Builder(arguments, stages, Path(scratch), {"DEMO_MODEL": "true"}, _stand_in)
         began = time.monotonic()
         built = builder.build("cpu")
@@ -131,7 +138,8 @@ def _own_model(built: Built, stage: Stage) -> None:
 
 
 def _model_data(built: Built, stage: Stage, model: Path) -> None:
-    model.mkdir()
+    model.mkdir(exist_ok=True)
+    (model / "model.gguf").unlink(missing_ok=True)
     os.link(built.root / built.environment["LMI_DEFAULT_MODEL"].lstrip("/"), model / "model.gguf")
     (model / "serving.properties").write_text("option.max_rolling_batch_size=4\noption.dtype=fp32\n")
     with running(built, stage, model, {"SM_NUM_GPUS": "1"}) as container:

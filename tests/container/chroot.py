@@ -64,8 +64,9 @@ class Builder:
             ValueError: an instruction that is not known here.
         """
         stage = self._stages[name]
-        root = self._scratch / name
-        _duplicate(self._base(stage), root)
+        root, done = self._scratch / name, self._scratch / f".{name}.done"
+        if not done.exists():
+            _duplicate(self._base(stage), root)
         variables: dict[str, str] = {}
         environment = {"PATH": PATH}
         shell, directory = ["/bin/sh", "-c"], "/"
@@ -82,6 +83,8 @@ class Builder:
                 case "WORKDIR":
                     directory = value
                     (root / value.lstrip("/")).mkdir(parents=True, exist_ok=True)
+                case "COPY" | "RUN" if done.exists():
+                    pass
                 case "COPY":
                     self._copy(expand(value, variables).split(), root, directory)
                 case "RUN":
@@ -89,6 +92,7 @@ class Builder:
                     self._run(value, shell, directory, root, {**variables, **environment})
                 case other if other not in _SKIPPED:
                     raise ValueError(f"the Dockerfile has {other}, which is not known here")
+        done.touch()
         return Built(root, environment)
 
     def _base(self, stage: Stage) -> Path:
