@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-clients test-djl test-browser accept-vllm accept-trtllm image-cpu-check lint format bench clean
+.PHONY: install dev serve djl test test-clients test-djl test-browser accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -70,6 +70,12 @@ accept-trtllm:
 # mmdebstrap, util-linux, and about three minutes.
 image-cpu-check: dev
 	$(BIN)/python -m tests.container.check
+
+# In a real AWS account, where it costs money: up, invoke, stream, scale, update, down, and a verdict (docs/deploy.md).
+# LMI_ACCEPT_AWS=yes allows it; SPEC is a deployment's file, OPTIONS as `--set name=...`.
+accept-aws: dev
+	@test -n "$(SPEC)" || { echo 'LMI_ACCEPT_AWS=yes make accept-aws SPEC=FILE' >&2; exit 2; }
+	$(BIN)/python -m tests.accept.aws "$(SPEC)" $(OPTIONS)
 
 lint: dev
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from importlib.resources import files
 from typing import NamedTuple
@@ -27,6 +28,8 @@ _LENGTH = 1024
 _TOTAL = 32 * 1024
 # botocore's limits of ContainerDefinition.Environment. The 16 entries of a component's own container do not bear on us:
 # components here name a model, and the environment is the model's.
+
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 _SERVING = frozenset({"job_queue_size", "batch_size", "max_batch_delay", "max_request_size", "max_dynamic_batch_size"})
 """Options without `option.` that the handler takes; DJL's Java side reads them by the same names."""
@@ -55,7 +58,7 @@ def environment(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = 
         Refused: something in it looks like a secret.
         SpecError: an option that nobody knows, two places that contradict each other, or more than SageMaker takes.
     """
-    given = [*_options(spec), *_variables(spec)]
+    given = [*_options(spec, settled), *_variables(spec)]
     if not allow_plaintext_secret:
         _refuse_secrets(given)
     found: dict[str, _Setting] = {}
@@ -83,14 +86,19 @@ def _within(given: _Setting, required: _Setting) -> bool:
     return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 
-def _options(spec: Spec) -> Iterable[_Setting]:
+def _is_awss(settled: Settled) -> bool:
+    """Whether the image is one of AWS's own LMI images, by whichever way it was named."""
+    return "/djl-inference" in settled.image
+
+
+def _options(spec: Spec, settled: Settled) -> Iterable[_Setting]:
     for option, value in spec.options.items():
         origin = f"options.{option}"
         if option.startswith("option."):
             raise SpecError(f"{origin}: write it without `option.`")
         if option == "model_id":
             raise SpecError(f"{origin}: the model is said under model: (id, s3 or path)")
-        if not spec.image.aws and option not in _known_options():
+        if not _is_awss(settled) and option not in _known_options():
             near = difflib.get_close_matches(option, _known_options(), n=1, cutoff=0.75)
             raise SpecError(
                 f"{origin}: the handler has no such option" + (f"; did you mean {near[0]!r}?" if near else ""),
@@ -119,7 +127,7 @@ def _required(spec: Spec, settled: Settled) -> Iterable[_Setting]:
     """What the specification says elsewhere; nothing else may stand for it."""
     model = spec.model
     # AWS's image documents HF_MODEL_ID; DJL's own start and ours read both.
-    name = "HF_MODEL_ID" if spec.image.aws else "OPTION_MODEL_ID"
+    name = "HF_MODEL_ID" if _is_awss(settled) else "OPTION_MODEL_ID"
     if settled.model_data is not None:
         yield _Setting(name, MODEL_DATA, "model.path" if model.path is not None else "model.s3")
     elif model.id is not None:
@@ -127,7 +135,7 @@ def _required(spec: Spec, settled: Settled) -> Iterable[_Setting]:
     if model.context is not None:
         yield _Setting("OPTION_MAX_MODEL_LEN", str(model.context), "model.context")
     if model.token_secret is not None:
-        if spec.image.aws:
+        if _is_awss(settled):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
                 "Use one of those (docs/container.md), or put the model's files into S3 (model.s3, model.path).",
@@ -169,6 +177,8 @@ def _checked(variables: dict[str, str]) -> dict[str, str]:
     if len(variables) > _ENTRIES:
         raise SpecError(f"environment: {len(variables)} variables, and SageMaker takes {_ENTRIES}", _TOO_LONG)
     for name, value in variables.items():
+        if not _NAME.fullmatch(name):
+            raise SpecError(f"{name}: as a variable's name SageMaker takes letters, digits and _, no digit first")
         for what, text in ("name", name), ("value", value):
             if (length := len(text.encode())) > _LENGTH:
                 raise SpecError(f"{name}: its {what} is {length} bytes, and SageMaker takes {_LENGTH}", _TOO_LONG)

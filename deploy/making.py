@@ -10,9 +10,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws
 from deploy.build import resources, warnings
+from deploy.checks import Check
 from deploy.fit import Advice
 from deploy.live import Live, look
 from deploy.plan import Plan, plan
+from deploy.preflight import over_the_network, preflight
 from deploy.reach import why_unreachable
 from deploy.resources import Resource
 from deploy.settled import Settled
@@ -62,12 +64,14 @@ class Outlook:
     Attributes:
         upload: what would be sent; None: no model data of this machine, or AWS could not be asked.
         unasked: why AWS was not asked; None: it was.
+        checks: what was looked at that would fail; none where AWS was not asked.
     """
 
     prepared: Prepared
     plan: Plan
     upload: str | None = None
     unasked: str | None = None
+    checks: tuple[Check, ...] = ()
 
 
 def outlook(
@@ -83,7 +87,9 @@ def outlook(
         try:
             asked = prepared(aws)
             live = look(aws, spec.name, asked.wanted)
-            return Outlook(asked, asked.plan(live, adopt=adopt), _upload(spec, aws))
+            planned = asked.plan(live, adopt=adopt)
+            checks = preflight(aws, spec, asked.settled, fetch=over_the_network, without=("name",))
+            return Outlook(asked, planned, _upload(spec, aws), checks=tuple(checks))
         except (BotoCoreError, ClientError) as error:
             why = why_unreachable(error)
             if why is None:

@@ -11,8 +11,10 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from deploy.checks import Check, Verdict
 from deploy.fit import ADVICE_COLUMNS, Advice, advice_rows, advice_title
 from deploy.plan import Action, Plan, Verb
+from deploy.preflight import lines
 from deploy.prices import dated
 from deploy.resources import Json, Ref, resolved
 from deploy.secrecy import HIDDEN, is_secret, redact
@@ -90,6 +92,13 @@ def advice_table(advice: Advice) -> Table:
 def print_warnings(console: Console, warnings: Sequence[str]) -> None:
     for warning in warnings:
         _say(console, f"! {warning}", "yellow")
+
+
+def print_checks(console: Console, checks: Sequence[Check]) -> None:
+    """A line each, and what to change below it."""
+    styles = {Verdict.OK: "dim", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
+    for check in checks:
+        _say(console, "\n".join(lines([check])), styles[check.verdict])
 
 
 def _print_action(console: Console, action: Action, whole: bool) -> None:

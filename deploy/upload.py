@@ -1,8 +1,8 @@
 """A model's directory to S3, uncompressed: many parts at once, only what is not there yet, and checked at the end.
 
 Each object bears its file's SHA-256 in its metadata. No manifest lies in the prefix, where SageMaker would load it as
-model data, nor beside it, where it could tell of objects that have changed since. A part that was sent before a kill is found
-again in S3's list of unfinished uploads and is not sent twice.
+model data, nor beside it, where it could tell of objects that have changed since. A part that was sent before a kill is
+found again in S3's list of unfinished uploads and is not sent twice.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,13 @@ def parts_of(name: str, size: int, part_size: int | None = None) -> list[Part]:
 
 
 def file_digest(path: Path) -> str:
+    """Its SHA-256 in hexadecimal digits; read once as long as the file stays as it is."""
+    seen = path.stat()
+    return _digest(path, seen.st_size, seen.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _digest(path: Path, size: int, changed: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

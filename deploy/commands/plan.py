@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from deploy.aws import Aws
 from deploy.commands.arguments import add_spec, spec_of
 from deploy.commands.console import out, say
 from deploy.making import Outlook, outlook
-from deploy.shown import advice_table, as_json, print_plan, print_warnings
+from deploy.shown import advice_table, as_json, print_checks, print_plan, print_warnings
 
 
 def add(commands: Any) -> None:
@@ -34,7 +35,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         settled = seen.prepared.settled
         more = {"region": settled.region, "account": settled.account, "instance_type": settled.instance_type}
-        print(as_json(seen.plan, **more, unasked=seen.unasked, warnings=list(seen.prepared.warnings)))
+        said = [{**asdict(check), "verdict": check.verdict.value} for check in seen.checks]
+        print(as_json(seen.plan, **more, unasked=seen.unasked, warnings=list(seen.prepared.warnings), checks=said))
     else:
         _show(seen)
     return 0
@@ -48,6 +50,7 @@ def _show(seen: Outlook) -> None:
     if seen.prepared.advice is not None:
         console.print(advice_table(seen.prepared.advice))
     print_warnings(console, seen.prepared.warnings)
+    print_checks(console, seen.checks)
     if seen.upload is not None:
         say(console, seen.upload)
     print_plan(console, seen.plan)

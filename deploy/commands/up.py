@@ -11,16 +11,15 @@ from rich.console import Console
 from deploy.apply import Run, Ways, apply, settled_look
 from deploy.aws import Aws
 from deploy.calls import identity
-from deploy.checks import Verdict
 from deploy.commands.arguments import add_spec, spec_of
 from deploy.commands.console import confirm, out, say
 from deploy.errors import NotThere
 from deploy.interruption import interruptible, status_of, where_it_stands
 from deploy.making import prepare, upload_model
-from deploy.preflight import preflight, refuse_errors
+from deploy.preflight import over_the_network, preflight, refuse_errors
 from deploy.progress import shown
 from deploy.resources import Kind
-from deploy.shown import print_plan, print_warnings
+from deploy.shown import print_checks, print_plan, print_warnings
 from deploy.spec import Spec
 from deploy.upload_view import upload_shown
 from deploy.wait import time_limit
@@ -38,7 +37,7 @@ def add_making(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
     parser.add_argument("--adopt", action="store_true", help="take over what bears a wanted name and is not ours")
     parser.add_argument("--keep-failed", action="store_true", help="leave what failed, to be looked at")
-    parser.add_argument("--no-checks", action="store_true", help="do not look before for what would fail (doctor)")
+    parser.add_argument("--no-checks", action="store_true", help="do not look first for what would fail")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
 
 
@@ -75,11 +74,12 @@ def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace,
     if not planned.changing:
         say(console, f"{spec.name} is as the specification says; nothing to do.")
         return 0
-    print_plan(console, planned, whole=False)
     if not arguments.no_checks:
-        checks = preflight(aws, spec, prepared.settled)
+        # whose the name is, the plan says, and who may take it over
+        checks = preflight(aws, spec, prepared.settled, fetch=over_the_network, without=("name",))
+        print_checks(console, checks)
         refuse_errors(checks)
-        print_warnings(console, [f"{one.name}: {one.says}" for one in checks if one.verdict is Verdict.WARNING])
+    print_plan(console, planned, whole=False)
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         return 1
     with upload_shown(console) as sent:

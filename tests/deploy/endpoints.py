@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import pytest
+from moto.servicequotas.responses import ServiceQuotasResponse
 
 from tests.deploy.aws import ACCOUNT, Cloud
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/lmi"
 IMAGE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/lmi:1"
+
+
+_DOCKER = "application/vnd.docker"
+MANIFEST = {
+    "schemaVersion": 2,
+    "mediaType": f"{_DOCKER}.distribution.manifest.v2+json",
+    "config": {"mediaType": f"{_DOCKER}.container.image.v1+json", "size": 1, "digest": "sha256:" + "c" * 64},
+    "layers": [{"mediaType": f"{_DOCKER}.image.rootfs.diff.tar.gzip", "size": 5, "digest": "sha256:" + "1" * 64}],
+}
 
 
 class Clock:
@@ -61,3 +74,23 @@ def settle(sagemaker: Any, name: str = "chat") -> None:
     """Look until nothing changes any more: the double goes on with each look."""
     while sagemaker.describe_endpoint(EndpointName=name)["EndpointStatus"] not in ("InService", "Failed"):
         pass
+
+
+def make_ready(cloud: Cloud) -> None:
+    """What a deployment needs before: the role and the image."""
+    trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    cloud.client("iam").create_role(RoleName="lmi", AssumeRolePolicyDocument=json.dumps({"Statement": [trust]}))
+    ecr = cloud.client("ecr")
+    ecr.create_repository(repositoryName="lmi")
+    ecr.put_image(repositoryName="lmi", imageTag="1", imageManifest=json.dumps(MANIFEST))
+    cloud.calls.clear()
+
+
+def set_quotas(monkeypatch: pytest.MonkeyPatch, values: dict[str, float]) -> dict[str, float]:
+    """Moto 5.2 knows none of SageMaker's quotas and answers 500: the account has `values`, which may be changed."""
+
+    def list_service_quotas(self: Any) -> str:
+        return json.dumps({"Quotas": [{"QuotaName": name, "Value": value} for name, value in values.items()]})
+
+    monkeypatch.setattr(ServiceQuotasResponse, "list_service_quotas", list_service_quotas, raising=False)
+    return values

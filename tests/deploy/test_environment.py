@@ -126,8 +126,11 @@ def test_an_unknown_option_can_be_passed_on_as_a_variable() -> None:
 
 def test_awss_image_takes_any_option_but_reads_no_secrets() -> None:
     assert variables("aws-image", options={"new_in_lmi": 1})["OPTION_NEW_IN_LMI"] == "1"
+    awss = settled("aws-image")
     with pytest.raises(SpecError, match="AWS's image does not read secrets"):
-        variables("plain", image={"aws": "djl-lmi"})
+        environment(spec("plain", image={"aws": "djl-lmi"}), awss)
+    by_uri = environment(spec("aws-image", image={"uri": awss.image}, options={"new_in_lmi": 1}), awss)
+    assert by_uri["HF_MODEL_ID"] == "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MY_SECRET", "DB_PASSWORD", "OPENAI_API_KEY"])
@@ -147,6 +150,8 @@ def test_the_containers_own_key_is_refused_with_the_reason() -> None:
 
 
 def test_what_sagemaker_would_not_take_is_refused_with_its_size() -> None:
+    with pytest.raises(SpecError, match="MY-NAME: as a variable's name SageMaker takes letters"):
+        variables(environment={"MY-NAME": "x"})
     with pytest.raises(SpecError, match="SERVE: its value is 1025 bytes, and SageMaker takes 1024"):
         variables(environment={"SERVE": "ü" * 512 + "x"})
     with pytest.raises(SpecError, match=r"N{2}.*: its name is 1100 bytes"):

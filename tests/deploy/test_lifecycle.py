@@ -21,8 +21,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _looks_follow_each_other_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _at_once_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.apply.EVERY", 0.0)
+    for module in ("deploy.commands.up", "deploy.making"):  # registries and hubs are not there
+        monkeypatch.setattr(f"{module}.over_the_network", lambda method, url, headers: (404, b""))
 
 
 MODEL = {

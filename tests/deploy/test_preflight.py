@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto.servicequotas.responses import ServiceQuotasResponse
+import yaml
 
+from deploy import cli
 from deploy.aws import Aws
 from deploy.checks import Check, Verdict
 from deploy.errors import Refused
@@ -19,17 +20,7 @@ from deploy.preflight import lines, preflight, refuse_errors
 from deploy.settled import Settled
 from deploy.spec import Spec
 from tests.deploy.aws import ACCOUNT, Cloud
-from tests.deploy.endpoints import make_endpoint, settle
-
-ROLE = f"arn:aws:iam::{ACCOUNT}:role/lmi"
-IMAGE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/lmi:1"
-_DOCKER = "application/vnd.docker"
-MANIFEST = {
-    "schemaVersion": 2,
-    "mediaType": f"{_DOCKER}.distribution.manifest.v2+json",
-    "config": {"mediaType": f"{_DOCKER}.container.image.v1+json", "size": 1, "digest": "sha256:" + "c" * 64},
-    "layers": [{"mediaType": f"{_DOCKER}.image.rootfs.diff.tar.gzip", "size": 5, "digest": "sha256:" + "1" * 64}],
-}
+from tests.deploy.endpoints import IMAGE, ROLE, make_endpoint, make_ready, set_quotas, settle
 
 
 def spec(**content: Any) -> Spec:
@@ -47,25 +38,13 @@ def settled(**changes: Any) -> Settled:
 
 @pytest.fixture(autouse=True)
 def quotas(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Moto 5.2 knows none of SageMaker's quotas and answers 500."""
-    values = {"ml.g5.xlarge for endpoint usage": 2.0}
-
-    def list_service_quotas(self: Any) -> str:
-        return json.dumps({"Quotas": [{"QuotaName": name, "Value": value} for name, value in values.items()]})
-
-    monkeypatch.setattr(ServiceQuotasResponse, "list_service_quotas", list_service_quotas, raising=False)
-    return values
+    return set_quotas(monkeypatch, {"ml.g5.xlarge for endpoint usage": 2.0})
 
 
 @pytest.fixture
 def ready(cloud: Cloud) -> Cloud:
     """Role and image are there."""
-    trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
-    cloud.client("iam").create_role(RoleName="lmi", AssumeRolePolicyDocument=json.dumps({"Statement": [trust]}))
-    ecr = cloud.client("ecr")
-    ecr.create_repository(repositoryName="lmi")
-    ecr.put_image(repositoryName="lmi", imageTag="1", imageManifest=json.dumps(MANIFEST))
-    cloud.calls.clear()
+    make_ready(cloud)
     return cloud
 
 
@@ -252,3 +231,24 @@ def test_errors_are_refused_all_at_once(cloud: Cloud) -> None:
     with pytest.raises(Refused, match=f"role: {ROLE} does not exist") as refused:
         refuse_errors(preflight(Aws(), spec(), settled()))
     assert "image:" in refused.value.advice
+
+
+def test_plan_says_it_and_up_refuses(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("deploy.making", "deploy.commands.up"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    shape = {"parameters": 1e9, "layers": 16, "kv_heads": 8, "head_dim": 64}
+    content = {"name": "chat", "role": ROLE, "image": {"uri": f"{IMAGE}-cu130"}, "instance": {"type": "ml.g5.xlarge"},
+               "model": {"id": "org/model", "shape": shape}, "alarms": None}  # fmt: skip
+    path = tmp_path / "chat.yaml"
+    path.write_text(yaml.safe_dump(content))
+    cloud.push("lmi", "1-cu130")
+    assert cli.main(["plan", str(path)]) == 0
+    assert f"error   role: {ROLE} does not exist" in capsys.readouterr().out.replace("\n", " ")
+    cloud.calls.clear()
+    assert cli.main(["up", str(path), "--yes"]) == 2
+    assert cloud.changes() == []
+    cloud.sagemaker.polls = 0
+    assert cli.main(["up", str(path), "--yes", "--no-checks"]) == 0
+    assert cloud.sagemaker.names("endpoint") == ["chat"]

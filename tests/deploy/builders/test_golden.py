@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +57,24 @@ def test_botocore_takes_every_request(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_enumerations_hold_every_word(case: str) -> None:
-    """botocore's validation lets any string pass for an enumeration; AWS does not."""
+def test_every_word_and_name_is_one_that_aws_takes(case: str) -> None:
+    """botocore's validation lets any text pass, of any length; its model says which AWS takes."""
     for resource in resources(spec(case), settled(case)):
         service, create, update = OPERATIONS[resource.kind]
-        words = _words(_input(service, create), _plain(resource.request))
+        wrong = list(_wrong(_input(service, create), _plain(resource.request), resource.key))
         if update:
-            words |= _words(_input(service, update), _plain(resource.update))
-        assert not words, resource.key
+            wrong += _wrong(_input(service, update), _plain(resource.update), resource.key)
+        assert not wrong
+
+
+def test_a_wrong_word_would_be_found() -> None:
+    wrong = {"ModelName": "a_b", "PrimaryContainer": {"Mode": "Many", "Environment": {"A-B": "x"}}}
+    found = list(_wrong(_input("sagemaker", "CreateModel"), wrong))
+    assert [one.partition(":")[0] for one in found] == [
+        ".ModelName",
+        ".PrimaryContainer.Mode",
+        ".PrimaryContainer.Environment",
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -97,11 +109,30 @@ def _validate(service: str, operation: str, request: Any) -> None:
     assert not report.has_errors(), f"{operation}: {report.generate_report()}"
 
 
-def _words(shape: Any, value: Any, place: str = "") -> set[str]:
+def _wrong(shape: Any, value: Any, place: str = "") -> Iterator[str]:
+    """Texts and numbers within that the model of the API does not take."""
     if shape.type_name == "structure":
-        return {word for name, one in value.items() for word in _words(shape.members[name], one, f"{place}.{name}")}
-    if shape.type_name == "list":
-        return {word for one in value for word in _words(shape.member, one, place)}
-    if shape.type_name == "string" and shape.enum and value not in shape.enum:
-        return {f"{place}: {value}"}
-    return set()
+        for name, one in value.items():
+            yield from _wrong(shape.members[name], one, f"{place}.{name}")
+    elif shape.type_name == "list":
+        for one in value:
+            yield from _wrong(shape.member, one, place)
+    elif shape.type_name == "map":
+        for name, one in value.items():
+            yield from _wrong(shape.key, name, place)
+            yield from _wrong(shape.value, one, f"{place}.{name}")
+    elif not _takes(shape, value):
+        yield f"{place}: {value}"
+
+
+def _takes(shape: Any, value: Any) -> bool:
+    rules = shape.metadata
+    size = len(value) if isinstance(value, str) else value
+    if not rules.get("min", size) <= size <= rules.get("max", size):
+        return False
+    if not isinstance(value, str):
+        return True
+    pattern = rules.get("pattern", "")
+    return (not shape.enum or value in shape.enum) and (
+        not pattern or r"\p{" in pattern or r"\u" in pattern or bool(re.fullmatch(pattern, value, re.DOTALL))
+    )

@@ -52,6 +52,14 @@ def test_names_within_are_the_same_in_every_version() -> None:
     assert names[0] != names[1]
 
 
+def test_names_are_those_that_up_gives() -> None:
+    """So that the other commands find what a stack has made."""
+    made = resources(spec("components"), settled("components"))
+    properties = [one["Properties"] for one in template(made)["Resources"].values()]
+    for resource, given in zip(made, properties, strict=True):
+        assert resource.name in given.values(), resource.key
+
+
 def test_order_and_updates_are_said() -> None:
     found = exported("components")["Resources"]
     assert found["Endpoint"]["DependsOn"] == ["Alarm5xx", "AlarmModelErrors"]
