@@ -42,7 +42,7 @@ class Need:
         dtype: of the weights in memory.
         context: tokens of the longest request, prompt and answer.
         kv_bytes: of a value in the KV cache: 2, with an FP8 cache 1.
-        degree: tensor parallel degree that the user asked for; None: the best one.
+        degree: GPUs that the user asked a copy to be spread over; None: the best degree.
         usable: part of a GPU's memory that may be taken.
         cuda: the image's, (12, 8); None: not known.
     """
@@ -232,6 +232,8 @@ def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]
         remarks.append("needs an image of CUDA 12.8 or newer (image.cuda)")
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX: bf16 is slow")
+    if not instance.gpus and instance.vcpus < 4:
+        remarks.append("few cores")
     if degree > _BUS_LIMIT and not instance.nvlink:
         remarks.append(f"{degree} GPUs without NVLink")
     return tuple(remarks)
@@ -258,7 +260,9 @@ class Advice:
     taken: Fit | None
 
 
-ADVICE_COLUMNS = ("type", "GPUs", "TP", "weights", "KV cache", "other", "tokens", "at once", "cost class", "")
+ADVICE_COLUMNS = (
+    "type", "GPUs", "TP", "weights GiB", "KV GiB", "other GiB", "KV tokens", "requests", "cost class", "",
+)  # fmt: skip
 
 
 def advice_title(advice: Advice) -> str:
@@ -273,18 +277,18 @@ def advice_title(advice: Advice) -> str:
 def advice_rows(advice: Advice, limit: int = 6) -> tuple[tuple[str, ...], ...]:
     """The table's cells, in the order of ADVICE_COLUMNS: the best types, and the taken one wherever it stands.
 
-    Of a family's types with equally many GPUs the best one is shown. GiB are of one GPU. The last column says what is
-    taken, why it does not fit, or what speaks against it.
+    Of a family's types with equally many GPUs the best one is shown. GiB are of one GPU; requests are those of the full
+    context at once. The last column says what is taken, why it does not fit, or what speaks against it.
     """
     shown: dict[tuple[str, int], Fit] = {}
     for one in advice.rows:
         if one.fits and len(shown) < limit:
             shown.setdefault((one.instance.family, one.instance.gpus), one)
-    fits = list(shown.values())
+    names = {one.instance.name: one for one in shown.values()}
     taken = advice.taken
-    if taken is not None and taken.instance.name not in [one.instance.name for one in fits]:
-        fits.append(taken)
-    return tuple(_row(one, taken is not None and one.instance.name == taken.instance.name) for one in fits)
+    if taken is not None:
+        names[taken.instance.name] = taken
+    return tuple(_row(one, one is taken) for one in names.values())
 
 
 def _row(one: Fit, taken: bool) -> tuple[str, ...]:

@@ -155,13 +155,19 @@ def push_instructions(uri: str) -> str:
         (
             "Build it, and push it:",
             f"  aws ecr create-repository --region {match['region']} --repository-name {match['repository']}",
-            f"  docker build --platform linux/amd64 --provenance=false --target trtllm -t {local} .",
+            f"  docker build --platform linux/amd64 --provenance=false --target {_target(local)} -t {local} .",
             f"  aws ecr get-login-password --region {match['region']} | "
             f"docker login --username AWS --password-stdin {registry}",
             f"  docker tag {local} {registry}/{local}",
             f"  docker push {registry}/{local}",
         )
     )
+
+
+def _target(name: str) -> str:
+    """Which of the Dockerfile's images an image of that name is likely to be."""
+    words = re.split("[^a-z0-9]+", name)
+    return "cpu" if "cpu" in words else "lmi" if "vllm" in words else "trtllm"
 
 
 def _uri(image: Image, region: str, account: str | None) -> str:

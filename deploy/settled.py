@@ -14,13 +14,13 @@ class Settled:
         account: twelve digits: AWS's answer where it was asked, else the role's.
         image: the whole URI, by digest where AWS was asked.
         instance_type: SageMaker's name, never `auto`.
-        gpus: GPUs of one such instance; 0 on a CPU type.
+        gpus: GPUs of one such instance; 0 on a CPU type; of a type that the tables do not know, as many as are wanted.
         ami: InferenceAmiVersion; None where the account's default host does (CPU types, or no CUDA known).
         model_data: the S3 prefix that SageMaker lays at /opt/ml/model; None where the container fetches from a hub.
         download: seconds for model data, 60 to 3600.
         startup: seconds until /ping answers 200, 60 to 3600.
         provision: seconds for an instance to be found; None is AWS's default.
-        tensor_parallel: GPUs that one copy of the model is spread over; None on a CPU type.
+        tensor_parallel: GPUs that one copy of the model is spread over; None on a CPU type, or where nothing says it.
         warnings: what the user should know before saying yes, a sentence each.
     """
 

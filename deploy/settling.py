@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from botocore.exceptions import ClientError
+
 from deploy import images
+from deploy.aws import error_code
 from deploy.errors import SpecError
 from deploy.fit import Advice, Fit, Need, advise, best, fit, refuse
 from deploy.instances import InstanceType, find
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 _CONTEXT = 4096
 """Where neither the specification nor the model says one."""
+
+_UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
 _CPU_ENGINES = ("openvino", "echo")
 
@@ -74,7 +79,7 @@ def settle(
         account=account,
         image=image.uri,
         instance_type=name,
-        gpus=instance.gpus if instance is not None else 1,
+        gpus=instance.gpus if instance is not None else _gpus_wanted(spec),
         ami=ami,
         model_data=spec.model.s3 or spec.model.upload,
         download=spec.timeouts.download or times.download,
@@ -121,7 +126,12 @@ def find_shape(spec: Spec, aws: Aws | None = None) -> Found | None:
         shape = shape_in_directory(directory)
         return None if shape is None else Found(shape, "its files")
     if model.s3 is not None and aws is not None:
-        shape = shape_in_s3(aws, model.s3)
+        try:
+            shape = shape_in_s3(aws, model.s3)
+        except ClientError as error:
+            if error_code(error) not in _UNREADABLE:
+                raise
+            return None  # who deploys need not be allowed to read it; whether it is there, preflight says
         return None if shape is None else Found(shape, "its config.json in S3")
     if model.id is not None and (shape := known_model(model.id)) is not None:
         return Found(shape, "known model")
@@ -146,7 +156,7 @@ def _need(spec: Spec, found: Found | None, cuda: tuple[int, int] | None) -> tupl
         dtype,
         context,
         kv_bytes=1 if kv.startswith(("fp8", "nvfp4", "int8")) else 2,
-        degree=_asked_degree(spec),
+        degree=_asked_gpus(spec),
         usable=float(usable) if isinstance(usable, int | float) and 0 < usable < 1 else Need.usable,
         cuda=cuda,
     )
@@ -207,6 +217,17 @@ def _asked_degree(spec: Spec) -> int | None:
     return accelerators.pop() if len(accelerators) == 1 else None
 
 
+def _asked_gpus(spec: Spec) -> int | None:
+    """Of a copy: with pipeline parallelism each stage has as many as the degree says."""
+    stages = _number(spec, "pipeline_parallel_degree") or 1
+    return stages * (_asked_degree(spec) or 1) if stages > 1 else _asked_degree(spec)
+
+
+def _gpus_wanted(spec: Spec) -> int:
+    """What a type that the tables do not know must have at least."""
+    return max(_asked_gpus(spec) or 1, *(component.accelerators for component in spec.components), 1)
+
+
 def _number(spec: Spec, *names: str) -> int | None:
     for name in names:
         value = spec.options.get(name)
@@ -216,11 +237,11 @@ def _number(spec: Spec, *names: str) -> int | None:
 
 
 def _degree(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> int | None:
-    if chosen is not None:
-        return chosen.degree if chosen.instance.gpus else None
     if instance is not None and instance.gpus == 0:
         return None
-    return _asked_degree(spec)
+    if chosen is None or (_number(spec, "pipeline_parallel_degree") or 1) > 1:
+        return _asked_degree(spec)
+    return chosen.degree
 
 
 def _volume(spec: Spec, instance: InstanceType | None) -> tuple[str, ...]:
