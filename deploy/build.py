@@ -6,7 +6,7 @@ out of it, as one of them holds the digest of the specification: a changed alarm
 
 from __future__ import annotations
 
-from deploy.builders.alarms import as_resource, component_alarms, endpoint_alarms
+from deploy.builders.alarms import component_alarms, endpoint_alarms
 from deploy.builders.components import adapter, component
 from deploy.builders.endpoint import endpoint
 from deploy.builders.endpoint_config import endpoint_config
@@ -29,7 +29,7 @@ def resources(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = Fa
         SpecError: what settling showed does not go together with the specification.
     """
     marks = tags(spec.name, spec_digest(spec), spec.tags)
-    watching = [as_resource(*alarm, marks) for alarm in endpoint_alarms(spec)]
+    watching = endpoint_alarms(spec, marks)
     made_model = model(spec, settled, marks, allow_plaintext_secret=allow_plaintext_secret)
     config = endpoint_config(spec, settled, made_model, marks)
     # An update names its alarms, so they are there before.
@@ -38,7 +38,7 @@ def resources(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = Fa
     if not spec.components:
         return (*made, *scaling(spec, served, marks))
     for one in spec.components:
-        own = [as_resource(*alarm, marks) for alarm in component_alarms(spec, one.name)]
+        own = component_alarms(spec, one.name, marks)
         base = component(spec, one, settled, made_model, served, own, marks)
         adapters = [adapter(spec, child, base, marks) for child in one.adapters]
         made += [*own, base, *adapters, *scaling(spec, base, marks)]

@@ -3,74 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.names import VARIANT, beside
 from deploy.resources import Kind, Resource
 from deploy.spec import Spec
+from deploy.spec.sections import Alarms
 
 _PERIOD = 60  # seconds: SageMaker publishes these metrics once a minute
 _MICROSECONDS = 1000.0  # in a millisecond: ModelLatency's unit
+_SUM = {"Statistic": "Sum"}
 
 
-def endpoint_alarms(spec: Spec) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of the whole endpoint: names and requests without tags."""
+class _Watch(NamedTuple):
+    """One metric, and from which value on it is bad."""
+
+    suffix: str
+    metric: str
+    threshold: float
+    statistic: dict[str, str] = _SUM
+
+
+def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
+    """Of the whole endpoint."""
+    if spec.alarms is None:
+        return []
     dimensions = {"EndpointName": spec.name, "VariantName": VARIANT}
-    yield from _alarms(spec, (spec.name,), dimensions)
+    watches = _watches(spec.alarms, asynchronous=spec.asynchronous is not None)
+    return [_alarm(spec.alarms, (spec.name,), watch, dimensions, tags) for watch in watches]
 
 
-def component_alarms(spec: Spec, component: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield from _alarms(spec, (spec.name, component), {"InferenceComponentName": component})
+def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> list[Resource]:
+    """Of one component. That requests find no copy is bad only where none may sleep; else scaling sees to it."""
+    if spec.alarms is None:
+        return []
+    watches = [*_watches(spec.alarms, asynchronous=False)]
+    if spec.scaling is None or spec.scaling.min > 0:
+        watches.append(_Watch("no-capacity", "NoCapacityInvocationFailures", 1.0))
+    dimensions = {"InferenceComponentName": component}
+    return [_alarm(spec.alarms, (spec.name, component), watch, dimensions, tags) for watch in watches]
 
 
-def as_resource(name: str, request: dict[str, Any], tags: list[dict[str, str]]) -> Resource:
-    """CloudWatch takes an alarm on a metric that nobody has written yet, so it needs nothing to be there."""
-    return Resource(Kind.ALARM, name, {**request, "Tags": tags})
-
-
-def _alarms(spec: Spec, stem: tuple[str, ...], dimensions: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    alarms = spec.alarms
-    if alarms is None:
-        return
-    yield _alarm(spec, stem, "5xx", "Invocation5XXErrors", float(alarms.errors_5xx), {"Statistic": "Sum"}, dimensions)
-    if spec.asynchronous is None:  # asynchronous endpoints do not publish it
-        yield _alarm(
-            spec,
-            stem,
-            "model-errors",
-            "InvocationModelErrors",
-            float(alarms.model_errors),
-            {"Statistic": "Sum"},
-            dimensions,
-        )
+def _watches(alarms: Alarms, *, asynchronous: bool) -> Iterator[_Watch]:
+    yield _Watch("5xx", "Invocation5XXErrors", float(alarms.errors_5xx))
+    if not asynchronous:  # such endpoints do not publish it
+        yield _Watch("model-errors", "InvocationModelErrors", float(alarms.model_errors))
     if alarms.latency_p95_ms is not None:
-        threshold = alarms.latency_p95_ms * _MICROSECONDS
-        yield _alarm(spec, stem, "latency", "ModelLatency", threshold, {"ExtendedStatistic": "p95"}, dimensions)
+        yield _Watch("latency", "ModelLatency", alarms.latency_p95_ms * _MICROSECONDS, {"ExtendedStatistic": "p95"})
 
 
 def _alarm(
-    spec: Spec,
-    stem: tuple[str, ...],
-    suffix: str,
-    metric: str,
-    threshold: float,
-    statistic: dict[str, str],
-    dimensions: dict[str, str],
-) -> tuple[str, dict[str, Any]]:
-    name = beside(*stem, suffix)
+    alarms: Alarms, stem: tuple[str, ...], watch: _Watch, dimensions: dict[str, str], tags: list[dict[str, str]]
+) -> Resource:
+    """CloudWatch takes an alarm on a metric that nobody has written yet, so it needs nothing to be there."""
+    name = beside(*stem, watch.suffix)
     request: dict[str, Any] = {
         "AlarmName": name,
-        "AlarmDescription": f"{metric} of {stem[-1]}; rolls an update of it back.",
+        "AlarmDescription": f"{watch.metric} of {stem[-1]}; rolls an update of it back.",
         "Namespace": "AWS/SageMaker",
-        "MetricName": metric,
+        "MetricName": watch.metric,
         "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
-        **statistic,
+        **watch.statistic,
         "Period": _PERIOD,
         "EvaluationPeriods": 1,
-        "Threshold": threshold,
+        "Threshold": watch.threshold,
         "ComparisonOperator": "GreaterThanOrEqualToThreshold",
         "TreatMissingData": "notBreaching",  # without requests there is no metric, and nothing wrong
     }
-    if spec.alarms is not None and spec.alarms.notify is not None:
-        request["AlarmActions"] = [spec.alarms.notify]
-    return name, request
+    if alarms.notify is not None:
+        request["AlarmActions"] = [alarms.notify]
+    return Resource(Kind.ALARM, name, {**request, "Tags": tags})

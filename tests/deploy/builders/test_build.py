@@ -67,7 +67,9 @@ def test_waking_refers_to_the_policy_that_it_starts() -> None:
 
 def test_only_what_may_sleep_is_woken() -> None:
     awake = spec("components", scaling={"min": 1, "max": 8, "concurrency": 4})
-    assert not [one for one in made("components", awake)[Kind.ALARM] if "no-capacity" in one.name]
+    alarms = [one for one in made("components", awake)[Kind.ALARM] if "no-capacity" in one.name]
+    assert [one.name for one in alarms] == ["llama/llama-chat/no-capacity", "llama/llama-batch/no-capacity"]
+    assert not refs([one.request for one in alarms])  # they tell, and roll back, but start nothing
     assert len(made("components", awake)[Kind.SCALING_POLICY]) == 2
 
 
