@@ -16,6 +16,7 @@ ARG LMI_BASE=${LMI_ACCOUNT}.dkr.ecr.${LMI_REGION}.amazonaws.com/djl-inference:${
 # ---- the wheel: pure Python, the same for every image ----------------------------------------------------------------
 FROM ${CPU_BASE} AS wheel
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# No versions: Debian's mirror keeps only the newest of a package, so a pinned one would soon end the build.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
@@ -30,6 +31,7 @@ RUN python3 -m venv /build \
 # ---- cpu: Debian, the embedded server, OpenVINO ----------------------------------------------------------------------
 FROM ${CPU_BASE} AS cpu
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# As above.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
@@ -87,6 +89,8 @@ ENV LMI_FRONT=djl \
     JAVA_OPTS="-Xmx1g -Xms1g -XX:+ExitOnOutOfMemoryError -Dai.djl.offline=true" \
     MODEL_LOADING_TIMEOUT=1200 \
     PREDICT_TIMEOUT=240 \
+    OMPI_ALLOW_RUN_AS_ROOT=1 \
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     PYTHONUNBUFFERED=1
 LABEL org.opencontainers.image.title="lmi-handler trtllm" \
       org.opencontainers.image.description="LLM serving for SageMaker: TensorRT-LLM behind DJL Serving" \

@@ -146,6 +146,14 @@ class Sending:
         """What an earlier try left. Its metadata cannot be read, so a file that has changed since is only seen at the
         end, by the digest that it then bears: it is sent once more by the next run.
         """
+        try:
+            return self._listed(part, where)
+        except ClientError as error:
+            if error_code(error) in ("AccessDenied", "NoSuchUpload"):  # may not be listed, or has just been aborted
+                return None
+            raise
+
+    def _listed(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
         pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=where["Bucket"], Prefix=where["Key"])
         uploads = [one for page in pages for one in page.get("Uploads", []) if one["Key"] == where["Key"]]
         if not uploads:

@@ -55,6 +55,7 @@ ALLOWED = {
         "text",
     },
     "entry": {"hosts"},
+    "container": {"__version__", "config", "container", "errors", "models"},
 }
 ONLY_IN = {
     "uvicorn": "hosts",

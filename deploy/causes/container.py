@@ -147,14 +147,14 @@ CONTAINER = (
         "no GPU",
         10,
         (r"no NVIDIA driver in sight", r"Found no NVIDIA driver", r"No CUDA GPUs are available"),
-        "The container sees no GPU: take an instance.type that has one, give a component some (components.accelerators),"
+        "The container sees no GPU: take an instance.type with one, give a component some (components.accelerators),"
         " or have a CPU's engine in a CPU's image (options.llm_engine: openvino).",
     ),
     Cause(
         "secret",
         12,
         (r"the secret \S+ (cannot be read|is binary|holds no|is a JSON|begins like)", r"SECRET_ARN.*(is no|is set)"),
-        "The container cannot have the hub's token: model.token_secret must be the ARN of a secret that holds it, in the"
+        "The container cannot have the hub's token: model.token_secret must be the ARN of a secret with it, in the"
         " endpoint's region, and the role needs secretsmanager:GetSecretValue on it (`lmi deploy iam`); with "
         "network.subnets also the endpoint secretsmanager.",
     ),

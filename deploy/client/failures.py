@@ -34,7 +34,8 @@ FROM_AWS = (BotoCoreError, ClientError, HTTPError, ParserError)
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "429")
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException",
-           "ExpiredTokenException", "ExpiredToken", "InvalidClientTokenId", "403")  # fmt: skip
+           "ExpiredTokenException", "ExpiredToken", "InvalidClientTokenId", "MissingAuthenticationToken",
+           "IncompleteSignature", "403")  # fmt: skip
 _REFUSED = ("ValidationError", "ValidationException", "413", "400")
 _IN_TIME = (
     "Ask for fewer tokens, stream the answer, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."

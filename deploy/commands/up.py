@@ -74,12 +74,12 @@ def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace,
     if not planned.changing:
         say(console, f"{spec.name} is as the specification says; nothing to do.")
         return 0
+    print_plan(console, planned, whole=False)
     if not arguments.no_checks:
         # whose the name is, the plan says, and who may take it over
         checks = preflight(aws, spec, prepared.settled, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
-    print_plan(console, planned, whole=False)
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         return 1
     with upload_shown(console) as sent:

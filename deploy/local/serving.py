@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -138,7 +139,8 @@ async def _listening(plan: Plan) -> AsyncIterator[str]:
             await site.start()
         except OSError as error:
             advice = "Name another one with --port; 0 takes a free one."
-            raise DeployError(f"cannot listen on {plan.host}:{plan.port}: {error.strerror}", advice) from None
+            said = os.strerror(error.errno) if error.errno else str(error)
+            raise DeployError(f"cannot listen on {plan.host}:{plan.port}: {said}", advice) from None
         host, port = runner.addresses[0][:2]
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
     finally:

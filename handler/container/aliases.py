@@ -56,6 +56,8 @@ def translate(environ: Mapping[str, str]) -> Translated:
     for alias, name, value in _renamed(environ):
         _agree(alias, value, name, found.get(name))
         found[name] = value
+        if name in _SECRET:
+            del found[alias]  # DJL Serving's log shows HF_* but for HF_TOKEN
         lines.append(f"{alias} is understood as {name}{'' if name in _SECRET else '=' + value}")
     for weak, strong in _SAME:
         if found.get(weak):

@@ -16,7 +16,8 @@ class Arguments(NamedTuple):
     """`options` are `key=value` texts as `-o` takes them; `port` is where SageMaker looks for the server."""
 
     port: int
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    host: str = "0.0.0.0"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,4 +47,4 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     name, text = ("--port", found.port) if found.port is not None else (_BIND, environ.get(_BIND, str(_PORT)))
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
-    return Arguments(int(text), (*engine, *found.options))
+    return Arguments(int(text), (*engine, *found.options), environ.get("LMI_HOST") or "0.0.0.0")

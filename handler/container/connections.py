@@ -18,7 +18,7 @@ _DONE, _ERROR = 3, 2  # NLMSG_DONE, NLMSG_ERROR
 _INFO = 2  # INET_DIAG_INFO: the attribute with struct tcp_info
 _STATES = 1 << 1 | 1 << 8  # ESTABLISHED, CLOSE_WAIT
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr
-_REQUEST = struct.Struct("=BBBxI2s2s40x")  # inet_diag_req_v2
+_REQUEST = struct.Struct("=BBBxI2s2s44x")  # inet_diag_req_v2
 _MESSAGE = 72  # inet_diag_msg, before the attributes
 _SENT, _RECEIVED, _BYTES = 44, 52, 128  # in tcp_info: tcpi_last_data_sent, tcpi_last_data_recv, tcpi_bytes_received
 

@@ -19,6 +19,10 @@ from handler.models import locate
 log = logging.getLogger("handler.container")
 
 _NOT_LINKED = ("serving.properties", "requirements.txt")
+
+# Where nobody names a mode (docs/djl.md, Modes): the one in which Java batches nothing, if it has it.
+_MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
+_ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=auto"]
 _ASYNC_SINCE = (0, 31)
 
 
@@ -80,17 +84,18 @@ def make_model(
     if found.model_id:
         lines.append(f"option.model_id={_model_id(found.model_id, target.parent / 'weights')}")
     written.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
-    asynchronous = _chooses_async(written, environ, since)
-    if asynchronous:
-        mode = ["option.async_mode=true", "option.rolling_batch=disable"]
+    given = load_config(properties=written, environ=environ, java=True).origins
+    mode: list[str] = []
+    if not given.keys() & _MODES:
+        mode = _ASYNC if since >= _ASYNC_SINCE else _ROLLING
         written.write_text("\n".join([*lines, *mode, own, *arguments.options, ""]), encoding="utf-8")
-    return _checked(written, environ, asynchronous=asynchronous)
+    return _checked(written, environ, asynchronous=mode == _ASYNC)
 
 
-def make_configuration(target: Path, port: int) -> Path:
+def make_configuration(target: Path, arguments: Arguments) -> Path:
     """config.properties: both of DJL's interfaces on SageMaker's port, as in LMI's images."""
     file = target / "config.properties"
-    address = f"http://0.0.0.0:{port}"
+    address = f"http://{arguments.host}:{arguments.port}"
     file.write_text(f"inference_address={address}\nmanagement_address={address}\n")
     return file
 
@@ -125,12 +130,6 @@ def _model_id(model: str, weights: Path) -> str:
     (weights / path.name).unlink(missing_ok=True)
     (weights / path.name).symlink_to(path)
     return str(weights)
-
-
-def _chooses_async(file: Path, environ: Mapping[str, str], since: tuple[int, ...]) -> bool:
-    """Whether the mode is left to us, and DJL has the one in which it batches nothing (docs/djl.md, Modes)."""
-    given = load_config(properties=file, environ=environ, java=True).origins
-    return since >= _ASYNC_SINCE and not {"option.rolling_batch", "option.async_mode", "batch_size"} & given.keys()
 
 
 def _checked(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> str:

@@ -34,8 +34,11 @@ class Found(NamedTuple):
         return file if file and file.is_file() else None
 
 
-def find_model(environ: Mapping[str, str]) -> Found:
+def find_model(environ: Mapping[str, str], *, needed: bool = True) -> Found:
     """
+    Args:
+        needed: false for an engine that has no model.
+
     Raises:
         ConfigError: there is no model, two places name different ones, or what is named is not there.
     """
@@ -53,7 +56,7 @@ def find_model(environ: Mapping[str, str]) -> Found:
         return Found(directory, str(directory), channels)
     if named:
         return Found(directory, _known(named, directory, channels, environ), channels)
-    if directory and (directory / "serving.properties").is_file():
+    if not needed or (directory and (directory / "serving.properties").is_file()):
         return Found(directory, None, channels)
     if directory:
         raise ConfigError(

@@ -85,7 +85,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver 
     translated = translate(environ)
     for line in translated.lines:
         log.info("%s", line)
-    found = find_model(translated.environ)
+    echo = "option.llm_engine=echo" in arguments.options or environ.get("OPTION_LLM_ENGINE") == "echo"
+    found = find_model(translated.environ, needed=not echo)
     _tell(found)
     scratch = _scratch(environ)
     ready = {**_caches(translated.environ, scratch, found), **translated.environ}
@@ -95,12 +96,12 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver 
         return Start(embedded.command(arguments, found), with_token(ready), arguments.port, supervised=False)
     home = djl.home(ready)
     name = djl.make_model(arguments, found, ready, scratch / "model", djl.version(home))
-    command = djl.command(home, djl.make_configuration(scratch, arguments.port), name, scratch / "model")
+    command = djl.command(home, djl.make_configuration(scratch, arguments), name, scratch / "model")
     return Start(command, with_token(djl.environment(home, ready, scratch)), arguments.port, supervised=True)
 
 
 def _tell(found: Found) -> None:
-    log.info("model: %s", found.model_id or f"as {found.properties} says")
+    log.info("model: %s", found.model_id or (f"as {found.properties} says" if found.properties else "none"))
     for name, path in found.channels.items():
         log.info("additional model data: %s in %s", name, path)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 import pytest
 from moto.servicequotas.responses import ServiceQuotasResponse
 
+from deploy.aws import Aws
 from tests.deploy.aws import ACCOUNT, Cloud
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/lmi"
@@ -21,6 +23,12 @@ MANIFEST = {
     "config": {"mediaType": f"{_DOCKER}.container.image.v1+json", "size": 1, "digest": "sha256:" + "c" * 64},
     "layers": [{"mediaType": f"{_DOCKER}.image.rootfs.diff.tar.gzip", "size": 5, "digest": "sha256:" + "1" * 64}],
 }
+
+
+@functools.cache
+def aws() -> Aws:
+    """One for all tests that take `cloud`: making boto3's clients takes longer than what they ask."""
+    return Aws()
 
 
 class Clock:

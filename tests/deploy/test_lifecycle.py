@@ -16,15 +16,14 @@ import yaml
 from deploy.cli import main
 from tests.deploy.aws import ACCOUNT, Call, Cloud
 from tests.deploy.deployments import COMPONENTS, NAME, PLAIN
+from tests.deploy.endpoints import set_quotas
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _at_once_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def _looks_follow_each_other_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.apply.EVERY", 0.0)
-    for module in ("deploy.commands.up", "deploy.making"):  # registries and hubs are not there
-        monkeypatch.setattr(f"{module}.over_the_network", lambda method, url, headers: (404, b""))
 
 
 MODEL = {
@@ -37,6 +36,14 @@ MODEL = {
     "model.safetensors": (2).to_bytes(8, "little") + b"{}",
 }
 """As small as model data can be."""
+
+
+@pytest.fixture(autouse=True)
+def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hub; and quotas, of which moto knows none."""
+    for place in ("deploy.commands.up", "deploy.making"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})
 
 
 @pytest.fixture
@@ -227,7 +234,7 @@ sys.path.insert(0, {root!r})
 import deploy.apply
 deploy.apply.EVERY = 0.05
 from deploy.cli import main
-raise SystemExit(main(["up", {file!r}]))
+raise SystemExit(main(["up", {file!r}, "--no-checks"]))
 """
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from deploy import cli, logs
-from deploy.aws import Aws
 from deploy.errors import DeployError
 from tests.deploy.aws import Cloud
+from tests.deploy.endpoints import aws
 
 GROUP = "/aws/sagemaker/Endpoints/chat"
 
@@ -37,27 +37,27 @@ def test_the_tail_is_of_the_newest_stream(cloud: Cloud) -> None:
     now = int(time.time() * 1000)
     write(cloud, ["old"], stream="main/i-0", at=now - 600_000)
     write(cloud, ["one", "two\n", "three"], stream="main/i-1", at=now)
-    assert [line.text for line in logs.tail(Aws(), GROUP, 2) or []] == ["two", "three"]
+    assert [line.text for line in logs.tail(aws(), GROUP, 2) or []] == ["two", "three"]
 
 
 def test_no_group_and_no_stream_are_no_log(cloud: Cloud) -> None:
-    assert logs.tail(Aws(), GROUP) is None
+    assert logs.tail(aws(), GROUP) is None
     cloud.client("logs").create_log_group(logGroupName=GROUP)
-    assert logs.tail(Aws(), GROUP) is None
-    assert list(logs.lines(Aws(), "/aws/sagemaker/Endpoints/none", since=0)) == []
+    assert logs.tail(aws(), GROUP) is None
+    assert list(logs.lines(aws(), "/aws/sagemaker/Endpoints/none", since=0)) == []
 
 
 def test_a_stretch_of_time_and_a_text(cloud: Cloud) -> None:
     at = write(cloud, ["INFO up", 'ERROR "quoted"', "INFO served"])
-    assert [line.text for line in logs.lines(Aws(), GROUP, since=at + 1)] == ['ERROR "quoted"', "INFO served"]
-    assert [line.text for line in logs.lines(Aws(), GROUP, since=0, until=at + 1)] == ["INFO up", 'ERROR "quoted"']
-    assert [line.text for line in logs.lines(Aws(), GROUP, since=0, pattern="INFO")] == ["INFO up", "INFO served"]
+    assert [line.text for line in logs.lines(aws(), GROUP, since=at + 1)] == ['ERROR "quoted"', "INFO served"]
+    assert [line.text for line in logs.lines(aws(), GROUP, since=0, until=at + 1)] == ["INFO up", 'ERROR "quoted"']
+    assert [line.text for line in logs.lines(aws(), GROUP, since=0, pattern="INFO")] == ["INFO up", "INFO served"]
 
 
 def test_following_gives_each_line_once_and_late_ones_too(cloud: Cloud) -> None:
     at = write(cloud, ["one", "one again"])
     late = iter([lambda: write(cloud, ["three"], at=at + 50), lambda: write(cloud, ["two"], stream="b", at=at + 20)])
-    coming = logs.follow(Aws(), [GROUP], since=at, sleep=lambda seconds: next(late)())  # type: ignore[arg-type]
+    coming = logs.follow(aws(), [GROUP], since=at, sleep=lambda seconds: next(late)())  # type: ignore[arg-type]
     assert [line.text for line in itertools.islice(coming, 4)] == ["one", "one again", "three", "two"]
 
 

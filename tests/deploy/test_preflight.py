@@ -20,7 +20,7 @@ from deploy.preflight import lines, preflight, refuse_errors
 from deploy.settled import Settled
 from deploy.spec import Spec
 from tests.deploy.aws import ACCOUNT, Cloud
-from tests.deploy.endpoints import IMAGE, ROLE, make_endpoint, make_ready, set_quotas, settle
+from tests.deploy.endpoints import IMAGE, ROLE, aws, make_endpoint, make_ready, set_quotas, settle
 
 
 def spec(**content: Any) -> Spec:
@@ -52,7 +52,7 @@ def run(name: str, the_spec: Spec | None = None, **how: Any) -> Check:
     """The worst that is said of one thing."""
     found = [
         check
-        for check in preflight(Aws(), the_spec or spec(), how.pop("settled", settled()), **how)
+        for check in preflight(aws(), the_spec or spec(), how.pop("settled", settled()), **how)
         if check.name == name
     ]
     return max(found, key=lambda check: list(Verdict).index(check.verdict))
@@ -70,7 +70,7 @@ def hub(status: int) -> Any:
 
 
 def test_all_is_well_and_nothing_is_changed(ready: Cloud) -> None:
-    checks = preflight(Aws(), spec(), settled(), fetch=hub(200))
+    checks = preflight(aws(), spec(), settled(), fetch=hub(200))
     assert [(check.name, check.verdict) for check in checks] == [
         (name, Verdict.OK) for name in ("account", "name", "role", "image", "model", "quota")
     ]
@@ -229,7 +229,7 @@ def test_what_may_not_be_looked_at_is_a_warning(ready: Cloud) -> None:
 
 def test_errors_are_refused_all_at_once(cloud: Cloud) -> None:
     with pytest.raises(Refused, match=f"role: {ROLE} does not exist") as refused:
-        refuse_errors(preflight(Aws(), spec(), settled()))
+        refuse_errors(preflight(aws(), spec(), settled()))
     assert "image:" in refused.value.advice
 
 

@@ -13,12 +13,11 @@ from moto.cloudwatch.models import CloudWatchBackend
 from rich.console import Console
 
 from deploy import cli
-from deploy.aws import Aws
 from deploy.errors import NotThere
 from deploy.status import Alarm, Component, Scaling, Variant, look
 from deploy.status_view import view
 from tests.deploy.aws import Cloud
-from tests.deploy.endpoints import make_component, make_endpoint, settle
+from tests.deploy.endpoints import aws, make_component, make_endpoint, settle
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +42,7 @@ def shown(status: Any) -> str:
 
 def test_an_endpoint_that_serves(cloud: Cloud) -> None:
     settle(make_endpoint(cloud, instances=2))
-    status = look(Aws(), "chat")
+    status = look(aws(), "chat")
     assert status.serving
     assert (status.status, status.config, status.unread) == ("InService", "chat-1", ())
     assert status.variants == (Variant("main", 2, 2, "ml.g5.xlarge"),)
@@ -81,7 +80,7 @@ def test_all_that_there_is(cloud: Cloud) -> None:
         data = {"MetricName": name, "Dimensions": dimensions, "Value": value, "Timestamp": datetime.now(timezone.utc)}
         cloudwatch.put_metric_data(Namespace="AWS/SageMaker", MetricData=[data])
 
-    status = look(Aws(), "chat")
+    status = look(aws(), "chat")
     assert status.serving
     assert status.components == (
         Component("chat-a", "InService", 1, 1),
@@ -101,7 +100,7 @@ def test_all_that_there_is(cloud: Cloud) -> None:
 def test_a_failed_one_gives_advice(cloud: Cloud) -> None:
     cloud.sagemaker.fate("chat", "Failed", "InsufficientInstanceCapacity")
     settle(make_endpoint(cloud))
-    status = look(Aws(), "chat")
+    status = look(aws(), "chat")
     assert not status.serving
     assert status.reason == "InsufficientInstanceCapacity"
     assert "timeouts.provision" in shown(status)
@@ -111,8 +110,8 @@ def test_copies_scaled_to_zero_do_not_serve(cloud: Cloud) -> None:
     sagemaker = make_endpoint(cloud, components=("chat-a",))
     runtime = {"CopyCount": 0}
     sagemaker.update_inference_component_runtime_config(InferenceComponentName="chat-a", DesiredRuntimeConfig=runtime)
-    look(Aws(), "chat")
-    status = look(Aws(), "chat")
+    look(aws(), "chat")
+    status = look(aws(), "chat")
     assert [component.copies for component in status.components] == [0]
     assert not status.serving
 
@@ -120,14 +119,14 @@ def test_copies_scaled_to_zero_do_not_serve(cloud: Cloud) -> None:
 def test_what_may_not_be_read_is_said(cloud: Cloud) -> None:
     settle(make_endpoint(cloud))
     cloud.refuse("DescribeScalableTargets", "AccessDeniedException", "no")
-    status = look(Aws(), "chat")
+    status = look(aws(), "chat")
     assert status.unread == ("scaling: AccessDeniedException",)
     assert "not read: scaling" in shown(status)
 
 
 def test_the_command(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(NotThere):
-        look(Aws(), "chat")
+        look(aws(), "chat")
     assert cli.main(["status", "chat"]) == 4
     assert "there is no endpoint 'chat' in us-east-1" in capsys.readouterr().err
     make_endpoint(cloud)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from deploy import upload_parts
 from deploy.aws import Aws
@@ -15,6 +16,7 @@ from deploy.s3 import Prefix
 from deploy.upload import Sent, human, plan_upload, upload
 from deploy.upload_parts import METADATA, Part, file_digest, parts_of
 from tests.deploy.aws import Call, Cloud
+from tests.deploy.endpoints import aws
 
 MIB = 2**20
 TO = "s3://models-of-ours/llama/"
@@ -50,7 +52,7 @@ def sent_parts(cloud: Cloud) -> int:
 
 def test_everything_is_sent_and_bears_its_digest(cloud: Cloud, bucket: Any, model: Path) -> None:
     reports: list[Sent] = []
-    done = upload(Aws(), model, TO, reports.append)
+    done = upload(aws(), model, TO, reports.append)
     assert (done.sent, done.kept, done.sent_size) == (3, 0, 10 * MIB + 3 + 4)
     assert keys(bucket) == {"llama/config.json": 2, "llama/tokenizer.json": 2, "llama/model.safetensors": 10 * MIB + 3}
     head = bucket.head_object(Bucket="models-of-ours", Key="llama/model.safetensors")
@@ -62,19 +64,19 @@ def test_everything_is_sent_and_bears_its_digest(cloud: Cloud, bucket: Any, mode
 
 
 def test_what_is_there_is_not_sent_again(cloud: Cloud, bucket: Any, model: Path) -> None:
-    upload(Aws(), model, TO)
+    upload(aws(), model, TO)
     cloud.calls.clear()
-    assert upload(Aws(), model, TO).sent == 0
+    assert upload(aws(), model, TO).sent == 0
     assert sent_parts(cloud) == 0
     (model / "config.json").write_text("[]")  # as long as before
-    assert plan_upload(Aws(), model, TO).missing == ("config.json",)
+    assert plan_upload(aws(), model, TO).missing == ("config.json",)
 
 
 def test_the_plan_changes_nothing_and_says_the_totals(cloud: Cloud, bucket: Any, model: Path) -> None:
-    assert str(plan_upload(Aws(), model, TO)) == "3 files, 10.5 MB, 3 to send (10.5 MB)"
+    assert str(plan_upload(aws(), model, TO)) == "3 files, 10.5 MB, 3 to send (10.5 MB)"
     assert cloud.changes() == []
-    upload(Aws(), model, TO)
-    assert str(plan_upload(Aws(), model, TO)) == "3 files, 10.5 MB, all there"
+    upload(aws(), model, TO)
+    assert str(plan_upload(aws(), model, TO)) == "3 files, 10.5 MB, all there"
 
 
 def test_an_upload_that_was_killed_goes_on_where_it_was(cloud: Cloud, bucket: Any, model: Path) -> None:
@@ -85,19 +87,35 @@ def test_an_upload_that_was_killed_goes_on_where_it_was(cloud: Cloud, bucket: An
     bucket.upload_part(**where, UploadId=begun["UploadId"], PartNumber=2, Body=b"\0" * (5 * MIB))  # of another file
     cloud.calls.clear()
     reports: list[Sent] = []
-    upload(Aws(), model, TO, reports.append)
+    upload(aws(), model, TO, reports.append)
     assert reports[-1].resumed == 5 * MIB
     assert sent_parts(cloud) == 4  # parts 2 and 3, and the two small files
     assert bucket.get_object(**where)["Body"].read() == content
+
+
+def test_who_may_not_list_unfinished_uploads_begins_anew(
+    cloud: Cloud, bucket: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_aws = Aws()
+    s3 = own_aws.client("s3")
+    own = s3.get_paginator
+
+    def get_paginator(operation: str) -> Any:
+        if operation == "list_multipart_uploads":
+            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListMultipartUploads")
+        return own(operation)
+
+    monkeypatch.setattr(s3, "get_paginator", get_paginator)
+    assert upload(own_aws, model, TO).sent == 3
 
 
 def test_a_file_that_changed_since_the_kill_is_found_out(cloud: Cloud, bucket: Any, model: Path) -> None:
     where = {"Bucket": "models-of-ours", "Key": "llama/model.safetensors"}
     bucket.create_multipart_upload(**where, Metadata={METADATA: "of the file as it was"})
     with pytest.raises(Failed, match=r"model\.safetensors is not what was sent"):
-        upload(Aws(), model, TO)
-    assert upload(Aws(), model, TO).sent == 1
-    assert plan_upload(Aws(), model, TO).missing == ()
+        upload(aws(), model, TO)
+    assert upload(aws(), model, TO).sent == 1
+    assert plan_upload(aws(), model, TO).missing == ()
 
 
 def test_a_failure_sends_no_more_and_leaves_what_was_sent(cloud: Cloud, bucket: Any, model: Path) -> None:
@@ -108,45 +126,45 @@ def test_a_failure_sends_no_more_and_leaves_what_was_sent(cloud: Cloud, bucket: 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        upload(Aws(), model, TO, broken)
+        upload(aws(), model, TO, broken)
     assert seen.is_set()
-    assert upload(Aws(), model, TO).sent <= 3
-    assert plan_upload(Aws(), model, TO).missing == ()
+    assert upload(aws(), model, TO).sent <= 3
+    assert plan_upload(aws(), model, TO).missing == ()
 
 
 def test_what_is_foreign_stays_unless_asked(cloud: Cloud, bucket: Any, model: Path) -> None:
     bucket.put_object(Bucket="models-of-ours", Key="llama/old.safetensors", Body=b"old")
-    assert plan_upload(Aws(), model, TO).foreign == ("old.safetensors",)
-    assert upload(Aws(), model, TO).deleted == ()
+    assert plan_upload(aws(), model, TO).foreign == ("old.safetensors",)
+    assert upload(aws(), model, TO).deleted == ()
     assert "llama/old.safetensors" in keys(bucket)
-    assert upload(Aws(), model, TO, delete_foreign=True).deleted == ("old.safetensors",)
+    assert upload(aws(), model, TO, delete_foreign=True).deleted == ("old.safetensors",)
     assert "llama/old.safetensors" not in keys(bucket)
 
 
 def test_a_folder_object_of_the_console_is_refused(cloud: Cloud, bucket: Any, model: Path) -> None:
     bucket.put_object(Bucket="models-of-ours", Key="llama/", Body=b"")
     with pytest.raises(Refused, match="0-byte object"):
-        upload(Aws(), model, TO)
+        upload(aws(), model, TO)
     assert list(keys(bucket)) == ["llama/"]
-    upload(Aws(), model, TO, delete_foreign=True)
+    upload(aws(), model, TO, delete_foreign=True)
     assert "llama/" not in keys(bucket)
 
 
 def test_a_directory_that_cannot_load_is_not_sent(cloud: Cloud, bucket: Any, model: Path) -> None:
     (model / "config.json").unlink()
     with pytest.raises(Refused, match=r"config\.json: missing"):
-        upload(Aws(), model, TO)
+        upload(aws(), model, TO)
     assert keys(bucket) == {}
 
 
 def test_the_bucket_must_be_there_and_in_the_region(cloud: Cloud, model: Path) -> None:
     with pytest.raises(NotThere, match="there is no bucket models-of-ours"):
-        plan_upload(Aws(), model, TO)
+        plan_upload(aws(), model, TO)
     cloud.client("s3").create_bucket(
         Bucket="models-of-ours", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
     )
     with pytest.raises(Refused, match="is in eu-west-1, the endpoint in us-east-1"):
-        plan_upload(Aws(), model, TO)
+        plan_upload(aws(), model, TO)
 
 
 def test_what_is_changed_behind_the_back_is_found(cloud: Cloud, bucket: Any, model: Path) -> None:
@@ -157,7 +175,7 @@ def test_what_is_changed_behind_the_back_is_found(cloud: Cloud, bucket: Any, mod
 
     cloud.after = meddle
     with pytest.raises(Failed, match=r"config\.json is not what was sent"):
-        upload(Aws(), model, TO)
+        upload(aws(), model, TO)
 
 
 def test_parts_cover_a_file() -> None:

@@ -15,6 +15,8 @@ from common import main
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+_NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9"}  # HF_HUB_OFFLINE has AIPerf take the tokenizer's path for a hub's name
+
 
 class AIPerf:
     """`prompt` is the model's name; options: `requests`, `clients`, `tokens`, `key`."""
@@ -29,7 +31,7 @@ class AIPerf:
                 text=True,
                 timeout=400,
                 cwd=folder,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "HOME": folder},
+                env={**os.environ, **_NOWHERE, "HOME": folder},
             )
             if done.returncode:
                 raise RuntimeError(f"aiperf ended with status {done.returncode}:\n{done.stdout[-3000:]}")
@@ -58,6 +60,7 @@ def _command(url: str, model: str, options: dict[str, Any], folder: str) -> list
         "--random-seed": 7,
         "--artifact-dir": f"{folder}/found",
         "--ui": "none",
+        "--extra-inputs": "ignore_eos:true",
         "--workers-max": 1,
         **({"--api-key": options["key"]} if "key" in options else {}),
     }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -106,6 +108,18 @@ def test_only_so_many_are_in_the_container_at_once(local: Local, root: Path) -> 
     wait_for(lambda: len(local.container.paths) == asynchronous.CONCURRENT, 10, "they are not taken up")
     local.container.may_go_on.set()
     assert {at(root, one["OutputLocation"]) for one in accepted} == {b"late"}
+
+
+def test_one_that_waits_beyond_its_time_expires(local: Local, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(asynchronous.CONCURRENT):
+        invoke(local, Body=b'{"do": "wait"}')
+    wait_for(lambda: len(local.container.paths) == asynchronous.CONCURRENT, 10, "they are not taken up")
+    late = invoke(local, Body=b"{}", RequestTTLSeconds=60)
+    in_time = invoke(local, Body=b"{}", RequestTTLSeconds=600)
+    monkeypatch.setattr(asynchronous, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
+    local.container.may_go_on.set()
+    assert at(root, late["FailureLocation"]) == b"The request waited for more than 60 s and has expired."
+    assert at(root, in_time["OutputLocation"]) == b"ok"
 
 
 @pytest.mark.parametrize(

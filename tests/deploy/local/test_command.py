@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from deploy.cli import main
+from deploy.commands import local as local_command
+from deploy.local.serving import Plan
 from tests.adapter_files import write_adapter
 from tests.deploy.local.processes import LocalProcess, alive, descendants, environment, local_process
 from tests.deploy.local.servers import Container, Loop, client
@@ -62,7 +65,7 @@ def test_a_wrong_model_ends_it_with_the_container_s_words(tmp_path: Path) -> Non
     local = LocalProcess(str(tmp_path / "none.gguf"))
     assert local.wait() == 5
     assert "lmi deploy: the container ended with status 2" in local.log
-    assert "there is no model at" in local.log.partition("Its last lines:")[2]
+    assert "none.gguf, which is not there" in local.log.partition("Its last lines:")[2]
     assert local.out == ""
 
 
@@ -109,6 +112,25 @@ def test_a_container_that_runs_already(loop: Loop, tmp_path: Path) -> None:
         assert container.paths == ["/invocations", "/invocations"], "a container that was there is left as it is"
 
 
+def test_by_default_its_ways_are_sagemaker_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract section 1: 60 s, 8 minutes, 25 MB; /ping has 2 s, and 8 minutes to begin."""
+    plans: list[Plan] = []
+
+    async def taken(plan: Plan, **more: object) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(local_command, "serve", taken)
+    assert main(["local", "--container", "http://127.0.0.1:8080/"]) == 0
+    [plan] = plans
+    assert (plan.host, plan.port, plan.command) == ("127.0.0.1", 8081, None)
+    assert (plan.endpoint.name, plan.endpoint.container) == ("local", "http://127.0.0.1:8080")
+    limits = plan.endpoint.limits
+    assert (limits.invoke, limits.stream, limits.asynchronous) == (60, 480, 900)
+    assert (limits.body, limits.small_body, limits.inline_body) == (26_214_400, 6_291_456, 128_000)
+    assert (plan.probing.window, plan.probing.timeout) == (480, 2)
+
+
 def refused(*arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "deploy", "local", *arguments], capture_output=True, text=True, timeout=60
@@ -151,8 +173,6 @@ def test_one_that_never_gets_ready_fails_as_on_sagemaker(loop: Loop) -> None:
 def test_arguments_that_make_no_sense(
     arguments: tuple[str, ...], status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from deploy.cli import main
-
     try:
         found = main(["local", *arguments])
     except SystemExit as error:

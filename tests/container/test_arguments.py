@@ -1,0 +1,43 @@
+"""What may stand behind the image's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from handler.container.arguments import Arguments, read_arguments
+from handler.errors import ConfigError
+
+
+@pytest.mark.parametrize("argv", [[], ["serve"]])
+def test_serve_and_nothing_are_the_same(argv: list[str]) -> None:
+    assert read_arguments(argv, {}) == Arguments(8080, ())
+
+
+def test_flags_with_and_without_serve() -> None:
+    flags = ["--engine", "echo", "-o", "option.dtype=fp32", "--port", "9000"]
+    expected = Arguments(9000, ("option.llm_engine=echo", "option.dtype=fp32"))
+    assert read_arguments(flags, {"SAGEMAKER_BIND_TO_PORT": "1"}) == expected
+    assert read_arguments(["serve", *flags], {}) == expected
+
+
+def test_another_address_is_for_tests() -> None:
+    assert read_arguments([], {"LMI_HOST": "127.0.0.1"}) == Arguments(8080, (), "127.0.0.1")
+
+
+def test_sagemaker_names_the_port() -> None:
+    assert read_arguments(["serve"], {"SAGEMAKER_BIND_TO_PORT": "8090"}).port == 8090
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        (["train"], {}, "this image serves models; it has no `train`"),
+        (["bash"], {}, "'bash' is no command"),
+        (["serve", "--tp-size", "2"], {}, "unrecognized arguments: --tp-size 2"),
+        (["serve"], {"SAGEMAKER_BIND_TO_PORT": "eighty"}, "SAGEMAKER_BIND_TO_PORT=eighty: must be a number"),
+        (["serve", "--port", "0"], {}, "--port=0: must be a number from 1 to 65535"),
+    ],
+)
+def test_anything_else_is_refused_by_name(argv: list[str], environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_arguments(argv, environ)

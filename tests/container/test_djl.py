@@ -1,0 +1,165 @@
+"""DJL Serving as the front: what is made for it, and a real Java engine behind the supervisor."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from handler.config import load_config
+from handler.container import djl
+from handler.container.arguments import Arguments
+from handler.container.model import Found
+from handler.errors import ConfigError
+from tests.container.processes import container, model_data
+from tests.djl import jars
+from tests.djl.processes import group_members
+from tests.djl.servers import skipped_without_java
+from tests.servers import wait_for
+
+NOTHING = Arguments(8080, ())
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "scratch" / "model"
+
+
+def properties(target: Path) -> list[str]:
+    return (target / "serving.properties").read_text().split()
+
+
+def test_model_directory_holds_links_and_the_file_s_own_lines(tmp_path: Path, target: Path) -> None:
+    data = model_data(tmp_path, "option.dtype=fp16\noption.modelName=llama\n")
+    for name in ("config.json", "model.safetensors", "requirements.txt"):
+        (data / name).touch()
+    arguments = Arguments(8080, ("option.max_model_len=99",))
+    assert djl.make_model(arguments, Found(data, str(data), {}), {}, target, (0, 36, 0)) == "llama"
+    assert properties(target) == [
+        "engine=Python",
+        "minWorkers=1",
+        "maxWorkers=1",
+        "option.entryPoint=handler.entry",
+        f"option.model_id={data}",
+        "option.async_mode=true",
+        "option.rolling_batch=disable",
+        "option.dtype=fp16",
+        "option.modelName=llama",
+        "option.max_model_len=99",
+    ]
+    links = {entry.name: entry.readlink() for entry in target.iterdir() if entry.is_symlink()}
+    assert links == {name: data / name for name in ("config.json", "model.safetensors")}
+    djl.make_model(arguments, Found(data, str(data), {}), {}, target, (0, 36, 0))  # a second start finds the first's
+
+
+@pytest.mark.parametrize(
+    ("own", "environ", "since"),
+    [
+        ("option.rolling_batch=trtllm\n", {}, (0, 36, 0)),
+        ("", {"OPTION_ROLLING_BATCH": "auto"}, (0, 36, 0)),
+        ("", {"OPTION_ASYNC_MODE": "false"}, (0, 36, 0)),
+    ],
+)
+def test_mode_is_the_user_s_where_one_is_named(
+    tmp_path: Path, target: Path, own: str, environ: dict[str, str], since: tuple[int, ...]
+) -> None:
+    data = model_data(tmp_path, own)
+    djl.make_model(NOTHING, Found(data, "a/b", {}), environ, target, since)
+    assert "option.async_mode=true" not in properties(target)
+
+
+def test_before_async_mode_it_is_rolling_batch(tmp_path: Path, target: Path) -> None:
+    djl.make_model(NOTHING, Found(None, "a/b", {}), {}, target, (0, 28, 0))
+    assert properties(target)[-1] == "option.rolling_batch=auto"
+    assert "option.async_mode=true" not in properties(target)
+
+
+def test_tgi_compat_goes_with_async_mode(tmp_path: Path, target: Path) -> None:
+    data = model_data(tmp_path, "option.tgi_compat=true\n")
+    djl.make_model(NOTHING, Found(data, "a/b", {}), {}, target, (0, 36, 0))
+    assert "option.async_mode=true" in properties(target)
+
+
+def test_a_file_is_linked_into_a_directory(tmp_path: Path, target: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.touch()
+    djl.make_model(NOTHING, Found(None, str(model), {}), {}, target, (0, 36, 0))
+    config = load_config(properties=target / "serving.properties", environ={}, java=True)
+    assert config.model_id == str(target.parent / "weights")
+    assert (target.parent / "weights" / "model.gguf").resolve() == model
+
+
+def test_wrong_options_are_refused_before_java(tmp_path: Path, target: Path) -> None:
+    data = model_data(tmp_path, "option.max_rolling_batch_sise=4\n")
+    with pytest.raises(ConfigError, match=r"did you mean 'option\.max_rolling_batch_size'"):
+        djl.make_model(NOTHING, Found(data, "a/b", {}), {}, target, (0, 36, 0))
+
+
+def test_both_of_java_s_interfaces_are_on_sagemaker_s_port(tmp_path: Path) -> None:
+    file = djl.make_configuration(tmp_path, Arguments(8090))
+    assert file.read_text() == "inference_address=http://0.0.0.0:8090\nmanagement_address=http://0.0.0.0:8090\n"
+    home, model = tmp_path / "djl", tmp_path / "model"
+    command = djl.command(home, file, "llama", model)
+    assert command == [f"{home}/bin/serving", "-f", str(file), "-m", f"llama::Python=file:{model}"]
+
+
+def test_java_is_not_given_a_second_model(tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    environ = djl.environment(tmp_path, {"HF_MODEL_ID": "a/b", "OPTION_DTYPE": "fp16"}, tmp_path / "scratch")
+    assert environ == {
+        "DJL_CACHE_DIR": str(tmp_path / "scratch" / "djl"),
+        "MODEL_SERVER_HOME": str(tmp_path),
+        "PYTHON_EXECUTABLE": sys.executable,
+        "OPTION_DTYPE": "fp16",
+    }
+
+
+def serving_home(directory: Path, version: str) -> Path:
+    """A home as DJL Serving has it, with our front end over DJL's own Python engine for its program."""
+    with skipped_without_java():
+        classes = f"{jars.front(version)}:{jars.engine(version)}/lib/*"
+    for name in ("bin", "lib", "plugins"):
+        (directory / name).mkdir(parents=True)
+    (directory / "lib" / f"serving-{version}.jar").touch()
+    program = directory / "bin" / "serving"
+    program.write_text(
+        f"""#!/bin/sh
+# serving -f FILE -m NAME::Python=file:DIRECTORY
+port=$(sed -n 's/^inference_address=.*://p' "$2")
+exec java -Xmx512m -Dai.djl.offline=true -Djava.io.tmpdir={directory} -cp '{classes}' Front "$port" "${{4##*=file:}}"
+"""
+    )
+    program.chmod(0o755)
+    return directory
+
+
+@pytest.mark.djl
+@pytest.mark.parametrize("version", jars.VERSIONS)
+def test_sigterm_lets_an_answer_finish_that_java_would_drop(tmp_path: Path, version: str) -> None:
+    home = serving_home(tmp_path / "djl", version)
+    model_data(tmp_path, "option.llm_engine=echo\noption.echo_tokens_per_second=20\n")
+    body = {"inputs": "a b c", "parameters": {"max_new_tokens": 60, "details": True}, "stream": True}
+    environ = {"LMI_FRONT": "djl", "DJL_SERVING_HOME": str(home), "DJL_CACHE_DIR": str(jars.engine(version))}
+    with container(tmp_path, environ) as found:
+        found.wait_ready(60)
+        with httpx.stream("POST", found.url + "/invocations", json=body, timeout=30) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            java = _child(found.process.pid)
+            found.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert found.wait_ended(20) == 0
+    assert len([first, *rest]) == 60
+    assert json.loads(rest[-1])["details"]["finish_reason"] == "length"
+    assert "SIGTERM: stopping; answers to finish: 1" in found.log
+    wait_for(lambda: not group_members(java), 5, "something is left of DJL")
+
+
+def _child(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert len(children) == 1
+    return int(children[0])

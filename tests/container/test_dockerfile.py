@@ -1,0 +1,109 @@
+"""The Dockerfile against SageMaker's contract and against what is in the repository."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from handler.models import _DEMO_MEMBER
+from tests.container.dockerfile import ROOT, context, read
+
+ARGUMENTS, STAGES = read()
+IMAGES = ("cpu", "lmi", "trtllm")
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_is_run_as_sagemaker_runs_it(name: str) -> None:
+    stage = STAGES[name]
+    assert stage.command("ENTRYPOINT")[1:] == ["-m", "handler.container"]
+    assert stage.command("CMD") == ["serve"]
+    assert stage.values("EXPOSE") == ["8080"]
+    assert stage.values("USER") == stage.values("HEALTHCHECK") == stage.values("VOLUME") == []
+    assert stage.labels()["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
+    assert stage.labels()["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert stage.labels().get("com.amazonaws.sagemaker.capabilities.multi-models", "false") == "false"
+
+
+def test_each_image_has_its_front_and_engine() -> None:
+    chosen = {name: STAGES[name].environment() for name in IMAGES}
+    fronts = {name: (found["LMI_FRONT"], found.get("OPTION_LLM_ENGINE")) for name, found in chosen.items()}
+    assert fronts == {"cpu": ("embedded", None), "lmi": ("djl", "vllm"), "trtllm": ("djl", "trtllm")}
+    assert Path(chosen["cpu"]["LMI_DEFAULT_MODEL"]).name == Path(_DEMO_MEMBER).name
+
+
+def test_bases_are_pinned() -> None:
+    bases = {stage.base for stage in STAGES.values()}
+    assert bases == {
+        ARGUMENTS["CPU_BASE"],
+        "eclipse-temurin:17.0.19_10-jre-noble",
+        "deepjavalibrary/djl-serving:0.36.0-cpu",
+        "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi28.0.0-cu130",
+    }
+    assert re.fullmatch(r"debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", ARGUMENTS["CPU_BASE"])
+
+
+def test_copied_files_are_there_and_in_the_context() -> None:
+    files = set(context())
+    for stage in STAGES.values():
+        for value in stage.values("COPY"):
+            *sources, _ = value.split()
+            if sources[0].startswith("--from="):
+                assert sources[0].removeprefix("--from=") in STAGES
+                continue
+            for source in map(Path, sources):
+                assert any(source == file or source in file.parents for file in files), source
+    for stage in STAGES.values():
+        for value in stage.values("RUN"):
+            for origin in re.findall(r"--mount=type=bind,from=(\w+),", value):
+                assert origin in STAGES
+
+
+def test_context_holds_nothing_but_what_is_built() -> None:
+    files = set(context())
+    assert {file.parts[0] for file in files} == {"pyproject.toml", "README.md", "handler", "deploy", "docker"}
+    assert not [file for file in files if "__pycache__" in file.parts or file.suffix == ".pyc"]
+    assert Path("handler/py.typed") in files
+
+
+def test_no_layer_keeps_package_lists_or_secrets() -> None:
+    for stage in STAGES.values():
+        for value in stage.values("RUN"):
+            assert "apt-get update" not in value or "rm -rf /var/lib/apt/lists/*" in value
+            assert "pip install" not in value or "--no-cache-dir" in value
+        for name in [*stage.environment(), *stage.values("ARG")]:
+            assert not re.search("TOKEN|SECRET|KEY|PASSWORD", name)
+
+
+def test_hadolint_finds_nothing() -> None:
+    found = subprocess.run(
+        [Path(sys.executable).parent / "hadolint", ROOT / "Dockerfile"], capture_output=True, text=True
+    )
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("file", "extras"), [("constraints-cpu.txt", ("cpu", "container")), ("constraints-gpu.txt", ("container",))]
+)
+def test_constraints_pin_what_the_package_needs(file: str, extras: tuple[str, ...]) -> None:
+    lines = [line for line in (ROOT / "docker" / file).read_text().splitlines() if not line.startswith("#")]
+    pinned = {_plain(name): version for name, _, version in (line.partition("==") for line in lines)}
+    assert all(pinned.values())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]
+    for requirement in map(Requirement, needed):
+        assert requirement.specifier.contains(pinned[_plain(requirement.name)]), requirement
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

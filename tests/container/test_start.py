@@ -1,0 +1,94 @@
+"""What the entry point starts, and how it ends: prepared values, and the embedded server as a real process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from handler.container import gpu
+from handler.container.start import prepare
+from handler.errors import ConfigError
+from tests.container.processes import container, model_data
+
+DRIVER = gpu.Driver("580.95.05", (13, 0), 1)
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    places = {"SAGEMAKER_MODEL_PATH": str(tmp_path / "ml" / "model"), "LMI_SCRATCH": str(tmp_path / "scratch")}
+    return {**places, "PATH": "/usr/bin", **more}
+
+
+def test_embedded_server_takes_the_process_s_place(tmp_path: Path) -> None:
+    environ = environment(tmp_path, HF_MODEL_ID="a/b", SM_NUM_GPUS="2", HF_HOME="/cache", CUDA_VISIBLE_DEVICES="0")
+    start = prepare(["serve", "-o", "option.dtype=fp16"], environ, DRIVER)
+    serve = [sys.executable, "-m", "handler", "serve", "--host", "0.0.0.0", "--port", "8080"]
+    assert start.command == [*serve, "-o", "option.dtype=fp16", "a/b"]
+    assert not start.supervised
+    assert start.environ["TENSOR_PARALLEL_DEGREE"] == "2"
+    assert start.environ["HF_HOME"] == "/cache"
+    assert start.environ["LMI_CACHE"] == str(tmp_path / "scratch" / "lmi")
+
+
+def test_echo_needs_no_model(tmp_path: Path) -> None:
+    start = prepare(["--engine", "echo"], environment(tmp_path), DRIVER)
+    assert start.command[-2:] == ["-o", "option.llm_engine=echo"]
+
+
+def test_model_data_are_never_written_to(tmp_path: Path) -> None:
+    data = model_data(tmp_path, "option.llm_engine=echo\n")
+    with pytest.raises(ConfigError, match=r"HF_HOME=.*cannot be written to"):
+        prepare([], environment(tmp_path, HF_HOME=str(data / "cache")), DRIVER)
+    prepare([], environment(tmp_path), DRIVER)
+    assert [entry.name for entry in data.iterdir()] == ["serving.properties"]
+
+
+def test_a_model_py_needs_its_properties(tmp_path: Path) -> None:
+    model_data(tmp_path, "").joinpath("serving.properties").rename(tmp_path / "ml" / "model" / "model.py")
+    with pytest.raises(ConfigError, match=r"model\.py needs a serving\.properties beside it, which may be empty"):
+        prepare([], environment(tmp_path, OPTION_MODEL_ID="a/b"), DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"LMI_FRONT": "tomcat"}, "LMI_FRONT=tomcat: must be djl or embedded"),
+        ({"LMI_FRONT": "djl"}, "there is no DJL Serving in this image; LMI_FRONT=embedded needs none"),
+        ({"CUDA_VERSION": "14.0.0"}, "the driver is too old for it"),
+    ],
+)
+def test_what_cannot_start_is_refused_by_name(tmp_path: Path, more: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare([], environment(tmp_path, OPTION_MODEL_ID="a/b", **more), DRIVER)
+
+
+def test_a_refusal_is_one_line_and_status_2(tmp_path: Path) -> None:
+    with container(tmp_path, {"SM_NUM_GPUS": "4", "TENSOR_PARALLEL_DEGREE": "2"}) as found:
+        assert found.wait_ended(20) == 2
+    assert found.lines[-1].endswith(
+        "cannot start: environment variables SM_NUM_GPUS and TENSOR_PARALLEL_DEGREE contradict each other (4 and 2): "
+        "leave one out\n"
+    )
+
+
+def test_sigterm_lets_an_answer_finish(tmp_path: Path) -> None:
+    model_data(tmp_path, "option.llm_engine=echo\noption.echo_tokens_per_second=20\n")
+    body = {"inputs": "a b c", "parameters": {"max_new_tokens": 30, "details": True}, "stream": True}
+    with container(tmp_path, {}) as found:
+        found.wait_ready(30)
+        with httpx.stream("POST", found.url + "/invocations", json=body, timeout=30) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            found.process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            rest = list(lines)
+        assert found.wait_ended(10) == 0
+    assert len([first, *rest]) == 30
+    assert json.loads(rest[-1])["details"]["finish_reason"] == "length"
+    assert time.monotonic() - began < 25
+    assert "SIGTERM: stopping; answers to finish: 1" in found.log
