@@ -8,6 +8,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
+from deploy.advice import advice
 from deploy.errors import DeployError, NotAllowed
 
 if TYPE_CHECKING:
@@ -63,5 +64,5 @@ def as_ours(error: BotoCoreError | ClientError) -> DeployError:
         said = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
         if error_code(error) in _DENIED:
             return NotAllowed(said, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
-        return DeployError(said)
+        return DeployError(said, advice(said))
     return DeployError(str(error))

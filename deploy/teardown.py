@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from botocore.exceptions import ClientError
 
@@ -10,7 +11,9 @@ from deploy.aws import Aws
 from deploy.calls import call, is_missing
 from deploy.logs import component_group, endpoint_group
 from deploy.s3 import Prefix, objects
+from deploy.upload_parts import digest_there
 
+_WORKERS = 8  # questions to S3 at once
 _AT_ONCE = 1000  # keys that one DeleteObjects takes
 
 
@@ -30,15 +33,18 @@ def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
             yield group
 
 
-def delete_data(aws: Aws, uri: str) -> int:
-    """Delete all objects below the prefix.
+def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
+    """Delete the objects below the prefix that `up` uploaded: those that bear its digest.
 
     Returns:
-        How many there were.
+        How many were deleted, and how many of others are still there.
     """
     prefix = Prefix.of(uri)
-    keys = [f"{prefix.key}{entry.name}" for entry in objects(aws, prefix)]
+    there = objects(aws, prefix)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        digests = list(pool.map(lambda entry: digest_there(aws, prefix, entry.name), there))
+    keys = [f"{prefix.key}{entry.name}" for entry, digest in zip(there, digests, strict=True) if digest is not None]
     for first in range(0, len(keys), _AT_ONCE):
         some = [{"Key": key} for key in keys[first : first + _AT_ONCE]]
         aws.client("s3").delete_objects(Bucket=prefix.bucket, Delete={"Objects": some, "Quiet": True})
-    return len(keys)
+    return len(keys), len(there) - len(keys)

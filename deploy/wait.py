@@ -161,7 +161,8 @@ def wait_for(
         was_going, last = last.get(_WATCHED[resource.kind].status) == "Deleting", found
         seen = _seen(aws, resource, found, elapsed, limit)
         report(seen)
-        if seen.status in _DONE and (not gone or was_going):  # a failed one may still be called so at first
+        ended = seen.status in _DONE and seen.phase == _PHASES[seen.status]  # else copies are still missing
+        if ended and (not gone or was_going):  # what is to go may be called failed at first
             return _verdict(aws, resource, found)
         if elapsed >= limit:
             raise _failure(aws, resource, f"{seen.status} ({seen.phase}) after {elapsed / 60:.0f} min", seen.hint)
@@ -176,6 +177,10 @@ def wait_for_all(aws: Aws, resources: Iterable[Resource], report: Report, **how:
 
 def _seen(aws: Aws, resource: Resource, found: Mapping[str, Any], elapsed: float, limit: float) -> Progress:
     status = str(found[_WATCHED[resource.kind].status])
+    copies = found.get("RuntimeConfig", {})
+    wanted, there = copies.get("DesiredCopyCount", 0), copies.get("CurrentCopyCount", 0)
+    if status == "InService" and there < wanted:
+        return Progress(resource.key, status, f"{there} of {wanted} copies are up", elapsed, limit)
     if status not in ("Creating", "Updating"):
         return Progress(resource.key, status, _PHASES.get(status, status), elapsed, limit)
     written = _log(aws, resource)

@@ -73,6 +73,8 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
         for group in delete_logs(aws, log_groups(name, sorted(components))):
             say(console, f"removed the log group {group}")
     if arguments.data and spec is not None and spec.model.upload is not None:
-        say(console, f"removed {delete_data(aws, spec.model.upload)} objects below {spec.model.upload}")
+        gone, others = delete_data(aws, spec.model.upload)
+        said = f"; {others} were not uploaded by this program, and stay" if others else ""
+        say(console, f"removed {gone} objects below {spec.model.upload}{said}")
     say(console, f"{name} is gone.")
     return 0

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from deploy.apply import Run, Ways, apply, settled_look
 from deploy.aws import Aws
-from deploy.calls import identity
 from deploy.commands.arguments import add_spec, spec_of
 from deploy.commands.console import confirm, out, say
 from deploy.errors import NotThere
@@ -18,7 +17,6 @@ from deploy.interruption import interruptible, status_of, where_it_stands
 from deploy.making import prepare, upload_model
 from deploy.preflight import over_the_network, preflight, refuse_errors
 from deploy.progress import shown
-from deploy.resources import Kind
 from deploy.shown import print_checks, print_plan, print_warnings
 from deploy.spec import Spec
 from deploy.upload_view import upload_shown
@@ -74,23 +72,19 @@ def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace,
     if not planned.changing:
         say(console, f"{spec.name} is as the specification says; nothing to do.")
         return 0
+    print_plan(console, planned, whole=False)
     if not arguments.no_checks:
         # whose the name is, the plan says, and who may take it over
         checks = preflight(aws, spec, prepared.settled, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
-    print_plan(console, planned, whole=False)
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         return 1
     with upload_shown(console) as sent:
         upload_model(spec, aws, sent)
     with shown(console) as report:
         apply(aws, planned, prepared.wanted, Ways(ways.say, report, ways.keep_failed, ways.every, ways.limit), run)
-    endpoint = next(one for one in prepared.wanted if one.kind is Kind.ENDPOINT)
-    say(
-        console,
-        f"{identity(endpoint.kind, endpoint.request)[-1]} is in service. Talk to it: lmi deploy chat {spec.name}",
-    )
+    say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.name}")
     return 0
 
 

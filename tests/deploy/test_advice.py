@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from botocore.exceptions import ClientError
 
 from deploy.advice import advice, causes
+from deploy.aws import as_ours
 from deploy.causes import CAUSES
 from deploy.spec.reading import schema
 
@@ -128,3 +130,11 @@ def test_a_cause_in_the_log_outweighs_the_symptom() -> None:
 def test_two_lines_at_most() -> None:
     log = ["CUDA out of memory", "No space left on device", "GatedRepoError", "exec format error"]
     assert len(advice(PING, log).splitlines()) == 2
+
+
+def test_a_call_that_aws_refuses_gives_its_advice() -> None:
+    message = "The account-level service limit 'ml.g5.12xlarge for endpoint usage' is 0 Instances"
+    error = ClientError({"Error": {"Code": "ResourceLimitExceeded", "Message": message}}, "CreateEndpoint")
+    ours = as_ours(error)
+    assert str(ours) == f"CreateEndpoint: ResourceLimitExceeded: {message}"
+    assert "`ml.g5.12xlarge for endpoint usage`" in ours.advice

@@ -16,11 +16,22 @@ from typing import Any
 
 import pytest
 from botocore.client import BaseClient
+from botocore.httpsession import URLLib3Session
 
 from tests.deploy.aws import Call, Cloud
 from tests.deploy.deployments import COMPONENTS, PLAIN, down, up, wanted_of
 
 ROOT = Path(__file__).parents[2]
+
+
+FEW = {**COMPONENTS, "components": COMPONENTS["components"][:1], "alarms": {"model_errors": 3}}
+"""One component with its adapter: all kinds of resources, as few of each as can be."""
+
+
+@pytest.fixture(autouse=True)
+def _no_sockets(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are thousands of calls."""
+    monkeypatch.setattr(URLLib3Session, "send", lambda self, request: cloud.send(request))
 
 
 class Killed(BaseException):
@@ -53,7 +64,7 @@ def changing(cloud: Cloud) -> list[int]:
     return [number for number, call in enumerate(cloud.calls, start=1) if call.changes]
 
 
-@pytest.mark.parametrize("content", [PLAIN, COMPONENTS], ids=["plain", "components"])
+@pytest.mark.parametrize("content", [PLAIN, FEW], ids=["plain", "components"])
 def test_up_killed_at_every_call_and_run_again(cloud: Cloud, content: dict[str, Any]) -> None:
     """And then `down`, killed and run again as well: at one call for each of up's, so at every one of its."""
     wanted = wanted_of(content)
@@ -79,7 +90,7 @@ def test_up_killed_at_every_call_and_run_again(cloud: Cloud, content: dict[str, 
 
 def test_up_killed_at_every_call_and_taken_away(cloud: Cloud) -> None:
     """Whatever a killed run has made, `down` finds, without being told what was wanted."""
-    wanted = wanted_of(COMPONENTS)
+    wanted = wanted_of(FEW)
     up(wanted)
     for number in changing(cloud):
         cloud.reset()

@@ -88,6 +88,20 @@ def test_a_component_is_waited_for(cloud: Cloud) -> None:
     assert [progress.key for progress in seen] == ["inference-component/chat-a"]
 
 
+def test_a_component_is_waited_for_until_all_copies_are_up(cloud: Cloud) -> None:
+    make_endpoint(cloud, components=("chat-a",))
+    request = cloud.sagemaker.get("inference-component", "chat-a").request
+    request["RuntimeConfig"] = {"DesiredCopyCount": 3, "CurrentCopyCount": 1}
+    seen: list[Progress] = []
+
+    def report(progress: Progress) -> None:
+        seen.append(progress)
+        request["RuntimeConfig"]["CurrentCopyCount"] += 1
+
+    wait_for(aws(), Resource(Kind.COMPONENT, "chat-a", {}), report, clock=Clock())
+    assert [progress.phase for progress in seen] == ["1 of 3 copies are up", "2 of 3 copies are up", "serving"]
+
+
 def test_until_it_is_gone(cloud: Cloud) -> None:
     sagemaker = make_endpoint(cloud)
     settle(sagemaker)

@@ -16,6 +16,7 @@ import yaml
 from deploy.cli import main
 from tests.deploy.aws import ACCOUNT, Call, Cloud
 from tests.deploy.deployments import COMPONENTS, NAME, PLAIN
+from tests.deploy.endpoints import set_quotas
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,17 +26,37 @@ def _looks_follow_each_other_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.apply.EVERY", 0.0)
 
 
+MODEL = {
+    "config.json": json.dumps(
+        {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+        | {"architectures": ["LlamaForCausalLM"], "vocab_size": 9}
+    ).encode(),
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{}",
+    "model.safetensors": (2).to_bytes(8, "little") + b"{}",
+}
+"""As small as model data can be."""
+
+
 @pytest.fixture(autouse=True)
-def _nothing_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What that does is in test_preflight.py."""
-    monkeypatch.setattr("deploy.commands.up.preflight", lambda *given, **how: [])
-    monkeypatch.setattr("deploy.making.preflight", lambda *given, **how: [])
+def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hub; and quotas, of which moto knows none."""
+    for place in ("deploy.commands.up", "deploy.making"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})
 
 
 @pytest.fixture
 def cloud(cloud: Cloud) -> Cloud:
-    """With the image in it."""
+    """With the image in it, the role, and the model's data."""
     cloud.push("lmi", "1-cu130")
+    trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
+    cloud.client("iam").create_role(RoleName="model", AssumeRolePolicyDocument=document)
+    s3 = cloud.client("s3")
+    s3.create_bucket(Bucket="models")
+    for name, content in MODEL.items():
+        s3.put_object(Bucket="models", Key=f"llama/{name}", Body=content)
     cloud.calls.clear()
     return cloud
 
@@ -142,6 +163,16 @@ def test_up_update_down(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "There is nothing of llama in us-east-1." in capsys.readouterr().out
 
 
+def test_up_looks_before_for_what_would_fail(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.client("s3").put_object(Bucket="models", Key="llama/folder/", Body=b"")
+    cloud.calls.clear()
+    assert main(["up", file(tmp_path)]) == 2
+    assert "folder/" in capsys.readouterr().err
+    assert cloud.changes() == []
+    assert main(["up", file(tmp_path), "--no-checks"]) == 0
+    assert cloud.sagemaker.names("endpoint") == [NAME]
+
+
 def test_an_endpoint_that_fails_says_what_to_do_and_leaves_nothing(
     cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,24 +210,21 @@ def test_down_needs_to_know_what(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_path: Path) -> None:
     s3, logs = cloud.client("s3"), cloud.client("logs")
-    s3.create_bucket(Bucket="models")
-    s3.put_object(Bucket="models", Key="other/file", Body=b"x")
     model = tmp_path / "model"
     model.mkdir()
-    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
-    (model / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"], "vocab_size": 9}))
-    (model / "tokenizer.json").write_text("{}")
-    (model / "tokenizer_config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    for name, content in MODEL.items():
+        (model / name).write_bytes(content)
     shape = PLAIN["model"]["shape"]
     path = file(tmp_path, model={"path": str(model), "upload": "s3://models/mine/", "shape": shape})
     assert main(["up", path]) == 0
     keys = [one["Key"] for one in s3.list_objects_v2(Bucket="models")["Contents"]]
     assert "mine/model.safetensors" in keys
+    s3.put_object(Bucket="models", Key="mine/notes.txt", Body=b"somebody's")
     group = f"/aws/sagemaker/Endpoints/{NAME}"
     logs.create_log_group(logGroupName=group)
     assert main(["down", path, "--yes", "--data", "--logs"]) == 0
-    assert [one["Key"] for one in s3.list_objects_v2(Bucket="models")["Contents"]] == ["other/file"]
+    keys = [one["Key"] for one in s3.list_objects_v2(Bucket="models")["Contents"]]
+    assert keys == [*(f"llama/{name}" for name in sorted(MODEL)), "mine/notes.txt"]
     assert logs.describe_log_groups()["logGroups"] == []
 
 
