@@ -66,6 +66,7 @@ class Builder:
         stage = self._stages[name]
         root, done = self._scratch / name, self._scratch / f".{name}.done"
         if not done.exists():
+            shutil.rmtree(root, ignore_errors=True)  # half made, by a step that failed
             _duplicate(self._base(stage), root)
         variables: dict[str, str] = {}
         environment = {"PATH": PATH}
@@ -126,7 +127,7 @@ class Builder:
         if sources[0].startswith("--from="):
             stage = self._stage_root(sources[0].removeprefix("--from="))
             for inside in sources[1:]:
-                shutil.copytree(stage / inside.lstrip("/"), to, symlinks=True)
+                shutil.copytree(stage / inside.lstrip("/"), to, symlinks=True, dirs_exist_ok=True)
             return
         allowed = set(context())
         for source in map(Path, sources):

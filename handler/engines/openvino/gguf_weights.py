@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -48,6 +49,20 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
     return make_once(target, make)
 
 
+def writable(source: Path, cache: Path) -> Path:
+    """The GGUF file, or a copy of it below `cache`: OpenVINO's reader opens it for writing, though it writes nothing,
+    and so cannot have one on a file system that is mounted read only, as SageMaker's model data are."""
+    if os.access(source, os.W_OK):
+        return source
+
+    def make(directory: Path, lock: int) -> None:
+        log.info("copying %s, which cannot be written to, for OpenVINO's reader, once", source)
+        directory.mkdir(parents=True)
+        shutil.copyfile(source, directory / source.name)
+
+    return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / source.name
+
+
 def main(source: str, target: str, weights: str) -> None:
     """The process apart: the end of its output tells what went wrong."""
     try:
@@ -64,7 +79,10 @@ def write_model(source: Path, target: Path, weights: str) -> None:
     scratch = target / "scratch"  # the reader saves next to the file that it reads
     scratch.mkdir(parents=True)
     link = scratch / "model.gguf"
-    link.symlink_to(source)
+    if os.access(source, os.W_OK):
+        link.symlink_to(source)
+    else:
+        shutil.copyfile(source, link)
     tokenizer = openvino_genai.Tokenizer(str(link), enable_save_ov_model=True)
     scheduler, save = openvino_genai.SchedulerConfig(), {"enable_save_ov_model": True}
     openvino_genai.ContinuousBatchingPipeline(str(link), scheduler, "CPU", save)

@@ -11,7 +11,7 @@ from typing import Any
 from handler import models
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import convert
-from handler.engines.openvino.gguf_weights import exact_model
+from handler.engines.openvino.gguf_weights import exact_model, writable
 from handler.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.text import Prompt, Vocabulary
 
@@ -42,7 +42,7 @@ def prepared(model_id: str | None, dtype: str) -> Path:
             return exact_model(model.path, made, "i8")
         except ConfigError as error:  # it can still be served as OpenVINO reads it
             log.warning("its weights will be rounded: %s", error)
-    return model.path
+    return writable(model.path, made) if model.kind == "gguf" else model.path
 
 
 class OpenVinoTokenizer:

@@ -23,7 +23,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from handler.engines import made
-from handler.engines.openvino.gguf_weights import exact_model
+from handler.engines.openvino.gguf_weights import exact_model, writable
 from handler.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "smollm2_f32_greedy.json"
@@ -230,3 +230,14 @@ def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     model = exact_model(source, cache, "f32")
     assert {path.name for path in cache.iterdir()} == {model.name, "lock"}
     assert {path.name for path in model.iterdir()} >= set(made.NEEDED)
+
+
+def test_a_file_that_cannot_be_written_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "model.gguf"
+    source.write_bytes(b"GGUF")
+    assert writable(source, tmp_path / "made") == source
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as on a file system mounted read only, root or not
+    copy = writable(source, tmp_path / "made")
+    assert (copy.name, copy.read_bytes()) == ("model.gguf", b"GGUF")
+    assert (tmp_path / "made") in copy.parents
+    assert writable(source, tmp_path / "made") == copy
