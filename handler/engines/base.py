@@ -100,12 +100,16 @@ class Engine(Protocol):
         """Free what the engine holds."""
 
 
+class Interrupted(Exception):
+    """A step ended before it brought anything: there is something to read."""
+
+
 @runtime_checkable
 class Interruptible(Protocol):
     """An engine whose steps are waits, which new requests need not sit out."""
 
     def interrupt_on(self, fd: int) -> None:
-        """From now on a `step` under way may return, with nothing, when `fd` is readable."""
+        """From now on `step` may raise Interrupted when `fd` is readable."""
 
 
 class SteppedEngine(Protocol):

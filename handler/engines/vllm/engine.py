@@ -108,9 +108,8 @@ class Vllm:
             print(f"guides cannot be followed with this model: {error}", file=sys.stderr, flush=True)
 
     def interrupt_on(self, fd: int) -> None:
-        interrupt_on = getattr(self._engine.engine_core, "interrupt_on", None)
-        if interrupt_on is not None:  # else a step ends when it ends
-            interrupt_on(fd)
+        if hasattr(self._engine.engine_core, "interrupt_on"):  # else a step ends when it ends
+            self._engine.engine_core.interrupt_on(fd)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -173,11 +172,11 @@ class Vllm:
             self._late += [Output(late, (), (), Finish.ERROR, error=str(error)) for late, error in failed]
 
     def step(self) -> Step:
-        late, self._late = self._late, []
-        if not self._engine.has_unfinished_requests():  # it would wait for ever
-            return Step([], [], [], late)
-        found: tuple[Step, list[BeamToken]] = self._engine.step()
+        found: tuple[Step, list[BeamToken]] = Step([], [], [], []), []
+        if self._engine.has_unfinished_requests():  # else it would wait for ever
+            found = self._engine.step()
         step, beam_tokens = found
+        late, self._late = self._late, []
         for token in beam_tokens:
             step.others.extend(self._beam_output(token))
         for output in step.others:

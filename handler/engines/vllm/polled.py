@@ -15,14 +15,16 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from handler.engines.base import Interrupted
+
 _ATTRIBUTES = {"is_dp", "outputs_queue", "output_queue_thread", "output_socket", "shutdown_path"}
 """All that vLLM's client sets when it is made, beyond its base class (0.20 to 0.33)."""
 
-_USED = {"decoder", "resources", "utility_results", "vllm_config"}
+_USED = {"decoder", "resources", "utility_results"}
 """What its base class sets, and is used here."""
 
 
-_NAMES = ("zmq", "SyncMPClient", "MPClient", "BackgroundResources", "EngineCoreOutputs", "_process_utility_output")
+_NAMES = ("zmq", "SyncMPClient", "MPClient", "BackgroundResources", "_process_utility_output")
 
 
 @contextlib.contextmanager
@@ -64,9 +66,9 @@ def _polled(core_client: ModuleType) -> type:
     class PolledClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
         """All of it belongs to one thread, but for vLLM's monitor, which shuts it down when the core has died."""
 
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            core_client.MPClient.__init__(self, False, *arguments, **keywords)
-            self.is_dp = self.vllm_config.parallel_config.data_parallel_size > 1
+        def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **more: Any) -> None:
+            core_client.MPClient.__init__(self, False, vllm_config, executor_class, log_stats, **more)
+            self.is_dp = vllm_config.parallel_config.data_parallel_size > 1
             self._thread = threading.get_ident()
             self._fetched: deque[Any] = deque()
             self._socket = self.resources.output_socket
@@ -75,13 +77,13 @@ def _polled(core_client: ModuleType) -> type:
             self._poller.register(self._socket, zmq.POLLIN)
 
         def interrupt_on(self, fd: int) -> None:
-            """From now on `get_output` returns, with nothing, when `fd` is readable."""
+            """From now on `get_output` may raise Interrupted when `fd` is readable."""
             self._poller.register(fd, zmq.POLLIN)
 
         def get_output(self) -> Any:
             while not self._fetched:
                 if not any(ready is self._socket for ready, _ in self._poller.poll()):
-                    return core_client.EngineCoreOutputs()
+                    raise Interrupted
                 self._fetch()
             outputs = self._fetched.popleft()
             if outputs.wave_complete is not None:

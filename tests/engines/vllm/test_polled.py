@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from handler.engines.base import Interrupted
 from handler.engines.vllm import polled
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own
@@ -47,17 +48,17 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
 
     with zmq.Context() as context, context.socket(zmq.PUSH) as ours:
 
-        def connected(client: Any, asyncio_mode: bool) -> None:
+        def connected(client: Any, asyncio_mode: bool, *of_the_core: Any) -> None:
             client.resources = core_client.BackgroundResources(ctx=context)
             client._finalizer = SimpleNamespace(detach=lambda: None)
             client.resources.output_socket = context.socket(zmq.PULL)
             client.resources.output_socket.bind("inproc://outputs")
-            client.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
             client.decoder, client.utility_results = MsgpackDecoder(EngineCoreOutputs), {}
 
         monkeypatch.setattr(core_client.MPClient, "__init__", connected)
         monkeypatch.setattr(core_client.SyncMPClient, "_send_input", lambda *of_a_call: None)
-        client = polled._polled(core_client)()
+        config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
+        client = polled._polled(core_client)(config, None, False)
         ours.connect("inproc://outputs")
         yield Core(client, ours, EngineCoreProc.ENGINE_CORE_DEAD)
         client.shutdown()
@@ -113,7 +114,8 @@ def test_it_stops_waiting_when_it_is_interrupted(core: Core) -> None:
     with ours, theirs:
         core.client.interrupt_on(theirs.fileno())
         ours.send(b"?")
-        assert core.client.get_output().outputs == []
+        with pytest.raises(Interrupted):
+            core.client.get_output()
         core.send(timestamp=1.0)
         assert core.client.get_output().timestamp == 1.0  # first, though there are commands
 
