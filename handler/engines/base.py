@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.core import Adapter, Finish, Guide, Logits, Sampling
 from handler.text import Prompt, Vocabulary
@@ -98,6 +98,18 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds."""
+
+
+class Interrupted(Exception):
+    """A step ended before it brought anything: there is something to read."""
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """An engine whose steps are waits, which new requests need not sit out."""
+
+    def interrupt_on(self, fd: int) -> None:
+        """From now on `step` may raise Interrupted when `fd` is readable."""
 
 
 class SteppedEngine(Protocol):

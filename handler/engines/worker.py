@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from handler.core import Adapter, Finish, Sampling
-from handler.engines.base import Engine, EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import Engine, EngineConfig, EngineInfo, Interrupted, Interruptible, Output, Step
 from handler.engines.frames import FrameReader, HostGone, send
 
 
@@ -81,6 +81,8 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
     reader = FrameReader()
     active: set[int] = set()
+    if isinstance(engine, Interruptible):
+        engine.interrupt_on(channel.fileno())
     while True:
         answers: list[Output] = []
         # Wait for commands only when there is nothing to do; between steps take what lies there.
@@ -95,7 +97,12 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                 else:
                     answers.append(output)
             commands = reader.receive(channel, socket.MSG_DONTWAIT)
-        step = engine.step() if active else Step([], [], [], [])
+        try:
+            step = engine.step() if active else Step([], [], [], [])
+        except Interrupted:
+            if not answers:
+                continue  # no sign of life of the engine's
+            step = Step([], [], [], [])
         step.others.extend(answers)
         for output in step.others:
             if output.finish is not None:

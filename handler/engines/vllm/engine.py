@@ -23,6 +23,7 @@ from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments, sampling_arguments
 from handler.engines.vllm.beam import BeamSearch
 from handler.engines.vllm.guides import guide_trial
+from handler.engines.vllm.polled import polled_clients
 from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.turns import Turns
 from handler.engines.warm_up import warm_up
@@ -69,9 +70,10 @@ class Vllm:
         arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
         # As a server: vLLM chooses by that how many tokens a step computes.
         context = UsageContext.OPENAI_API_SERVER
-        self._engine: Any = LLMEngine.from_engine_args(
-            vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
-        )
+        with polled_clients():
+            self._engine: Any = LLMEngine.from_engine_args(
+                vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
+            )
         self._results = self._engine.output_processor = Results()
         self._leave = end_with_children()  # it notices its core's death only when it sends something
         self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know
@@ -104,6 +106,10 @@ class Vllm:
             warm_up(self, id, Sampling(max_new_tokens=2, guide=Guide("json_object", "")))
         except (RuntimeError, ValueError) as error:
             print(f"guides cannot be followed with this model: {error}", file=sys.stderr, flush=True)
+
+    def interrupt_on(self, fd: int) -> None:
+        if hasattr(self._engine.engine_core, "interrupt_on"):  # else a step ends when it ends
+            self._engine.engine_core.interrupt_on(fd)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -166,11 +172,11 @@ class Vllm:
             self._late += [Output(late, (), (), Finish.ERROR, error=str(error)) for late, error in failed]
 
     def step(self) -> Step:
-        late, self._late = self._late, []
-        if not self._engine.has_unfinished_requests():  # it would wait for ever
-            return Step([], [], [], late)
-        found: tuple[Step, list[BeamToken]] = self._engine.step()
+        found: tuple[Step, list[BeamToken]] = Step([], [], [], []), []
+        if self._engine.has_unfinished_requests():  # else it would wait for ever
+            found = self._engine.step()
         step, beam_tokens = found
+        late, self._late = self._late, []
         for token in beam_tokens:
             step.others.extend(self._beam_output(token))
         for output in step.others:
