@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-clients test-djl test-browser vllm-environment accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
+.PHONY: install dev serve djl test test-deploy test-clients test-djl test-browser vllm-environment accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -17,8 +17,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	@echo "installing into $(VENV) (0.3 GB, about half a minute) ..."
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu]'
+	@echo "installing into $(VENV) (0.4 GB, about half a minute) ..."
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,deploy]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
@@ -32,7 +32,7 @@ $(VENV)/.browser: $(VENV)/.dev
 
 $(VENV)/.djl: $(VENV)/.installed
 	@echo "installing what DJL's Python worker imports ..."
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,djl]'
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,deploy,djl]'
 	@touch $@
 
 serve: install
@@ -43,7 +43,11 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest -m 'not clients and not djl and not vllm and not browser'
+	$(BIN)/pytest -m 'not clients and not djl and not vllm and not browser' --ignore=tests/deploy
+
+# `lmi deploy`: AWS's control plane and SageMaker's runtime are doubles on loopback.
+test-deploy: dev
+	$(BIN)/pytest -m 'not clients and not djl and not vllm' tests/deploy
 
 # Real client libraries, each in an environment of its own.
 test-clients: dev
