@@ -47,11 +47,26 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
         return 130
 
 
+class _AnyOrder(argparse.ArgumentParser):
+    """A command's arguments, flags before, between and after the others: Python before 3.13 does not take `NAME --flag BODY`."""
+
+    _within = False
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        if self._within:
+            return super().parse_known_args(args, namespace)
+        self._within = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._within = False
+
+
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description="Put a model on a SageMaker endpoint, and talk to it there."
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_AnyOrder)
     for name in COMMANDS:
         importlib.import_module(f"deploy.commands.{name}").add(commands)
     return parser

@@ -1,7 +1,7 @@
 """What a deployment consists of, as values: one `Resource` a thing that AWS keeps for us.
 
-The builders (`build.py`, `builders/`) make them of a specification, without I/O; `plan.py` holds them against what
-exists; `apply.py` makes it so; `export/` writes them as CloudFormation and Terraform.
+The builders (`build.py`, `builders/`) make them of a specification, without I/O; `changes/` holds them against
+what exists and makes it so; `export/` writes them as CloudFormation and Terraform.
 
 The builders' order is the order in which things are made, and `needs` is what it follows from: the alarms that roll an
 update back come before the endpoint, whose update names them; the alarm that wakes a sleeping component comes after the
@@ -49,7 +49,7 @@ class Resource:
     """One thing that AWS keeps.
 
     Attributes:
-        kind: which of boto3's calls makes it (the table is `calls.py`).
+        kind: which of boto3's calls makes it (the table is `changes/calls.py`).
         name: what AWS knows it by, unique among its kind in the account and region.
         request: the keyword arguments of the boto3 call that makes it, tags included.
         needs: the keys of those that must be there before.

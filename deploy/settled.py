@@ -1,4 +1,4 @@
-"""What a specification leaves open, settled: the image, the instance, the host, the times. Made by `settling.py`."""
+"""What a specification leaves open, settled: the image, the instance, the host, the times. Made by `settling/`."""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from deploy.aws import Aws
-from deploy.checks import Verdict
+from deploy.checks.check import Verdict
+from deploy.checks.preflight import lines, over_the_network, preflight
 from deploy.commands.arguments import add_spec, spec_of
-from deploy.doctor import Asked, measure, report, runtime_client
 from deploy.errors import DeployError
-from deploy.preflight import lines, over_the_network, preflight
-from deploy.settling import settle
+from deploy.running.doctor import Asked, measure, report, runtime_client
+from deploy.settling.settle import settle
 
 _WRONG = 2
 

@@ -9,18 +9,18 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.apply import Run, Ways, apply, settled_look
 from deploy.aws import Aws
+from deploy.changes.apply import Run, Ways, apply, settled_look
+from deploy.changes.interruption import interruptible, status_of, where_it_stands
+from deploy.changes.plan import removal_of_all
+from deploy.changes.progress import shown
+from deploy.changes.shown import print_plan
+from deploy.changes.teardown import delete_data, delete_logs, log_groups
 from deploy.commands.console import confirm, out, say
 from deploy.errors import SpecError
-from deploy.interruption import interruptible, status_of, where_it_stands
-from deploy.plan import removal_of_all
-from deploy.progress import shown
 from deploy.resources import Kind
-from deploy.shown import print_plan
 from deploy.spec import Spec
 from deploy.spec.reading import read_spec
-from deploy.teardown import delete_data, delete_logs, log_groups
 
 
 def add(commands: Any) -> None:

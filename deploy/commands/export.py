@@ -15,7 +15,7 @@ from deploy.build import resources, warnings
 from deploy.commands.arguments import add_spec, spec_of
 from deploy.export.cloudformation import template
 from deploy.export.terraform import configuration
-from deploy.settling import settle
+from deploy.settling.settle import settle
 
 
 def add(commands: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from deploy.aws import Aws
 from deploy.commands.arguments import add_spec, spec_of
 from deploy.errors import Refused
-from deploy.iam import policies
-from deploy.iam_check import caller, denied
-from deploy.settling import settle
+from deploy.policies.iam import policies
+from deploy.policies.iam_check import caller, denied
+from deploy.settling.settle import settle
 
 _WHO = ("trust", "execution-role", "deployer", "invoker")
 

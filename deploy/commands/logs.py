@@ -9,10 +9,10 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
-from deploy import logs
 from deploy.aws import Aws
 from deploy.commands.named import add_endpoint
-from deploy.status import components_of
+from deploy.running import logs
+from deploy.running.status import components_of
 
 
 def add(commands: Any) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
+from deploy.changes.progress import shown
+from deploy.changes.wait import wait_for
 from deploy.commands.named import add_endpoint
 from deploy.errors import Refused
-from deploy.progress import shown
-from deploy.scale import scaled, set_bounds, set_count
-from deploy.wait import wait_for
+from deploy.running.scale import scaled, set_bounds, set_count
 
 
 def add(commands: Any) -> None:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from deploy.aws import Aws
 from deploy.commands.named import add_endpoint
-from deploy.status import look
-from deploy.status_view import as_json, view
+from deploy.running.status import look
+from deploy.running.status_view import as_json, view
 
 _NOT_SERVING = 5
 

@@ -8,19 +8,19 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.apply import Run, Ways, apply, settled_look
 from deploy.aws import Aws
+from deploy.changes.apply import Run, Ways, apply, settled_look
+from deploy.changes.interruption import interruptible, status_of, where_it_stands
+from deploy.changes.making import prepare, upload_model
+from deploy.changes.progress import shown
+from deploy.changes.shown import print_checks, print_plan, print_warnings
+from deploy.changes.wait import time_limit
+from deploy.checks.preflight import over_the_network, preflight, refuse_errors
 from deploy.commands.arguments import add_spec, spec_of
 from deploy.commands.console import confirm, out, say
 from deploy.errors import NotThere
-from deploy.interruption import interruptible, status_of, where_it_stands
-from deploy.making import prepare, upload_model
-from deploy.preflight import over_the_network, preflight, refuse_errors
-from deploy.progress import shown
-from deploy.shown import print_checks, print_plan, print_warnings
 from deploy.spec import Spec
-from deploy.upload_view import upload_shown
-from deploy.wait import time_limit
+from deploy.uploads.view import upload_shown
 
 
 def add(commands: Any) -> None:

@@ -67,7 +67,7 @@ def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Clou
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds for which `calls.call` would have waited."""
     waited: list[float] = []
-    monkeypatch.setattr("deploy.calls.pause", waited.append)
+    monkeypatch.setattr("deploy.changes.calls.pause", waited.append)
     return waited
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from deploy import build
-from deploy.apply import Run, Ways, apply, settled_look
 from deploy.aws import Aws
-from deploy.plan import Plan, plan, removal_of_all
+from deploy.changes.apply import Run, Ways, apply, settled_look
+from deploy.changes.plan import Plan, plan, removal_of_all
 from deploy.resources import Resource
 from deploy.settled import Settled
 from deploy.spec import Spec

@@ -36,7 +36,7 @@ def account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     write(cloud, ["INFO serving"], group="/aws/sagemaker/Endpoints/accepted")
     cloud.sagemaker.polls = 0
     monkeypatch.setattr("deploy.commands.up.over_the_network", None)
-    monkeypatch.setattr("deploy.making.over_the_network", None)
+    monkeypatch.setattr("deploy.changes.making.over_the_network", None)
     loop = Loop()
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)

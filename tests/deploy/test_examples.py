@@ -6,9 +6,9 @@ import pytest
 
 from deploy.build import resources
 from deploy.export.cloudformation import template
-from deploy.iam import policies
+from deploy.policies.iam import policies
 from deploy.resources import Kind
-from deploy.settling import settle
+from deploy.settling.settle import settle
 from deploy.spec.reading import read_spec
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -12,7 +12,7 @@ import yaml
 
 from deploy.cli import main
 from deploy.commands import iam
-from deploy.iam_check import Denied
+from deploy.policies.iam_check import Denied
 from tests.deploy.aws import Cloud
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

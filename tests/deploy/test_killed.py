@@ -135,7 +135,7 @@ def test_killed_before_a_call_is_killed_after_the_one_before(cloud: Cloud) -> No
 
 
 UP = """
-import deploy.calls, sys
+import deploy.changes.calls, sys
 sys.path.insert(0, {root!r})
 from tests.deploy.deployments import PLAIN, up, wanted_of
 print("begun", flush=True)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _looks_follow_each_other_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.apply.EVERY", 0.0)
+    monkeypatch.setattr("deploy.changes.apply.EVERY", 0.0)
 
 
 MODEL = {
@@ -41,7 +41,7 @@ MODEL = {
 @pytest.fixture(autouse=True)
 def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No hub; and quotas, of which moto knows none."""
-    for place in ("deploy.commands.up", "deploy.making"):
+    for place in ("deploy.commands.up", "deploy.changes.making"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})
 
@@ -231,8 +231,8 @@ def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_
 INTERRUPTED = """
 import sys
 sys.path.insert(0, {root!r})
-import deploy.apply
-deploy.apply.EVERY = 0.05
+import deploy.changes.apply
+deploy.changes.apply.EVERY = 0.05
 from deploy.cli import main
 raise SystemExit(main(["up", {file!r}, "--no-checks"]))
 """

@@ -9,7 +9,7 @@ import botocore.session
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.images import KNOWN_AMIS
+from deploy.settling.images import KNOWN_AMIS
 from deploy.spec import Spec, sections, values
 
 SERVICE = botocore.session.Session().get_service_model("sagemaker")

@@ -1,0 +1,121 @@
+"""From a specification to a plan, by AWS's answers where it can be asked; and what an upload needs before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws import Aws
+from deploy.build import resources, warnings
+from deploy.changes.live import Live, look
+from deploy.changes.plan import Plan, plan
+from deploy.changes.reach import why_unreachable
+from deploy.checks.check import Check
+from deploy.checks.preflight import over_the_network, preflight
+from deploy.resources import Resource
+from deploy.settled import Settled
+from deploy.settling.fit import Advice
+from deploy.settling.settle import advise_on, settle
+from deploy.spec import Spec
+from deploy.uploads.upload import Sent, Uploaded, plan_upload, upload
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A specification with all that follows from it.
+
+    Attributes:
+        wanted: in the order of making.
+        warnings: what the user should know before saying yes, a sentence each.
+        advice: on instances; None: the model's size is not known.
+    """
+
+    spec: Spec
+    settled: Settled
+    wanted: tuple[Resource, ...]
+    warnings: tuple[str, ...]
+    advice: Advice | None
+
+    def plan(self, live: Live, *, adopt: bool = False) -> Plan:
+        return plan(self.wanted, live, keep=self.spec.update.keep, adopt=adopt)
+
+
+def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret: bool = False) -> Prepared:
+    """Settle it and build its resources. Changes nothing.
+
+    Args:
+        aws: None: nothing is asked.
+
+    Raises:
+        SpecError, DoesNotFit, Refused, NotThere: as `settle` and `resources`.
+    """
+    settled = settle(spec, region, aws=aws)
+    wanted = resources(spec, settled, allow_plaintext_secret=allow_plaintext_secret)
+    return Prepared(spec, settled, wanted, warnings(spec, settled), advise_on(spec, aws=aws))
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What `lmi deploy plan` shows.
+
+    Attributes:
+        upload: what would be sent; None: no model data of this machine, or AWS could not be asked.
+        unasked: why AWS was not asked; None: it was.
+        checks: what was looked at that would fail; none where AWS was not asked.
+    """
+
+    prepared: Prepared
+    plan: Plan
+    upload: str | None = None
+    unasked: str | None = None
+    checks: tuple[Check, ...] = ()
+
+
+def outlook(
+    spec: Spec, aws: Aws, *, offline: bool = False, adopt: bool = False, allow_plaintext_secret: bool = False
+) -> Outlook:
+    """The plan, made with AWS's answers; without them, as if nothing existed, where it cannot be asked."""
+
+    def prepared(of: Aws | None) -> Prepared:
+        return prepare(spec, aws.region, of, allow_plaintext_secret=allow_plaintext_secret)
+
+    why = "--offline" if offline else None
+    if not offline:
+        try:
+            asked = prepared(aws)
+            live = look(aws, spec.name, asked.wanted)
+            planned = asked.plan(live, adopt=adopt)
+            checks = preflight(aws, spec, asked.settled, fetch=over_the_network, without=("name",))
+            return Outlook(asked, planned, _upload(spec, aws), checks=tuple(checks))
+        except (BotoCoreError, ClientError) as error:
+            why = why_unreachable(error)
+            if why is None:
+                raise
+    alone = prepared(None)
+    return Outlook(alone, alone.plan(Live(spec.name, asked=False)), unasked=why)
+
+
+def upload_model(spec: Spec, aws: Aws, progress: Callable[[Sent], None]) -> Uploaded | None:
+    """Send `model.path`, where the specification has one; what is there already is not sent again."""
+    model = spec.model
+    if model.path is None or model.upload is None:
+        return None
+    directory = Path(model.path).expanduser()
+    return upload(aws, directory, model.upload, progress, isolated=spec.network.isolated, own_code=_own_code(spec))
+
+
+def _upload(spec: Spec, aws: Aws) -> str | None:
+    model = spec.model
+    if model.path is None or model.upload is None:
+        return None
+    directory = Path(model.path).expanduser()
+    planned = plan_upload(aws, directory, model.upload, isolated=spec.network.isolated, own_code=_own_code(spec))
+    return "\n".join([str(planned), *(str(finding) for finding in planned.findings)])
+
+
+def _own_code(spec: Spec) -> bool:
+    """Whether the model's own Python may run: option.trust_remote_code."""
+    return str(spec.options.get("trust_remote_code", "")).lower() == "true"

@@ -1,0 +1,1 @@
+"""What would fail, looked at before anything is made: read-only."""
