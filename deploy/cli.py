@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
 
 
 class _AnyOrder(argparse.ArgumentParser):
-    """A command's arguments, flags before, between and after the others: Python before 3.13 does not take `NAME --flag BODY`."""
+    """Takes flags between the other arguments too: Python before 3.13 refuses the BODY of `NAME --flag BODY`."""
 
     _within = False
 

@@ -20,7 +20,7 @@ from tests.accept.test_aws import ALL, CONTENT
 from tests.deploy.aws import Cloud
 from tests.deploy.endpoints import IMAGE, make_ready, set_quotas
 from tests.deploy.local.servers import Loop
-from tests.deploy.test_logs import write
+from tests.deploy.running.test_logs import write
 from tests.servers import serve
 
 

@@ -6,7 +6,6 @@ import io
 
 import pytest
 from rich.console import Console
-from tests.deploy.test_logs import write
 
 from deploy.changes.progress import shown, table
 from deploy.changes.wait import Progress, time_limit, wait_for
@@ -15,6 +14,7 @@ from deploy.resources import Kind, Resource
 from deploy.settled import Settled
 from tests.deploy.aws import Cloud
 from tests.deploy.endpoints import Clock, aws, make_endpoint, settle
+from tests.deploy.running.test_logs import write
 
 CHAT = Resource(Kind.ENDPOINT, "chat", {"EndpointName": "chat", "EndpointConfigName": "chat-1"})
 UPDATED = Resource(Kind.ENDPOINT, "chat", {"EndpointName": "chat", "EndpointConfigName": "chat-2"})

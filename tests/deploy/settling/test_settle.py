@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy.test_images import push
-from tests.deploy.test_model_facts import LLAMA
 
 from deploy.aws import Aws
 from deploy.errors import DoesNotFit, SpecError
@@ -18,6 +16,8 @@ from deploy.settling.settle import advise_on, find_shape, settle
 from deploy.spec import Spec
 from deploy.spec.sections import Shape
 from tests.deploy.aws import Cloud
+from tests.deploy.settling.test_images import push
+from tests.deploy.settling.test_model_facts import LLAMA
 
 GIVEN: dict[str, Any] = {
     "name": "llama",
