@@ -20,7 +20,7 @@ def model(given: Given) -> list[Check]:
         "own_code": str(given.spec.options.get("trust_remote_code", "")).lower() == "true",
     }
     if spec.path is not None and spec.upload is not None:
-        planned = plan_upload(given.aws, Path(spec.path), spec.upload, **how)
+        planned = plan_upload(given.aws, Path(spec.path).expanduser(), spec.upload, **how)
         checks = [ok("model", f"{spec.path} to {planned.prefix}: {planned}")]
         if planned.foreign:
             says = f"{planned.prefix} holds {len(planned.foreign)} more objects, e.g. {planned.foreign[0]}"
