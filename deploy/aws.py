@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
+_GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
 
 
 class Aws:
@@ -52,6 +53,14 @@ class Aws:
 
 def error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def is_missing(error: ClientError) -> bool:
+    """Whether AWS says that it does not exist; SageMaker says so in words only."""
+    said = str(error.response.get("Error", {}).get("Message", "")).lower()
+    return error_code(error) in _GONE or (
+        error_code(error).startswith("Validation") and ("could not find" in said or "does not exist" in said)
+    )
 
 
 def as_ours(error: BotoCoreError | ClientError) -> DeployError:

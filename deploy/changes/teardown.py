@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws
-from deploy.changes.calls import call, is_missing
+from deploy.aws import Aws, is_missing
+from deploy.changes.calls import call
 from deploy.running.logs import component_group, endpoint_group
 from deploy.uploads.parts import digest_there
 from deploy.uploads.s3 import Prefix, objects

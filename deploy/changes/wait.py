@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from botocore.exceptions import ClientError
 
 from deploy.advice import advice
-from deploy.aws import Aws, error_code
+from deploy.aws import Aws, is_missing
 from deploy.errors import Failed, NotThere
 from deploy.resources import Kind, Resource
 from deploy.running import logs
@@ -116,14 +116,6 @@ def describe(aws: Aws, resource: Resource) -> dict[str, Any] | None:
             return None
         raise
     return found
-
-
-def is_missing(error: ClientError) -> bool:
-    """Whether AWS says that there is no such endpoint or component; SageMaker has no error code of its own for it."""
-    said = str(error.response.get("Error", {}).get("Message", "")).lower()
-    if error_code(error) in ("ResourceNotFound", "ResourceNotFoundException"):
-        return True
-    return error_code(error).startswith("Validation") and ("could not find" in said or "does not exist" in said)
 
 
 def wait_for(

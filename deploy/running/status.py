@@ -9,8 +9,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws
-from deploy.changes.wait import is_missing
+from deploy.aws import Aws, is_missing
 from deploy.errors import NotThere
 
 MINUTES = 15
