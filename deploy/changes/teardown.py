@@ -11,10 +11,9 @@ from deploy.aws import Aws, is_missing
 from deploy.changes.calls import call
 from deploy.running.logs import component_group, endpoint_group
 from deploy.uploads.parts import digest_there
-from deploy.uploads.s3 import Prefix, objects
+from deploy.uploads.s3 import Prefix, delete, objects
 
 _WORKERS = 8  # questions to S3 at once
-_AT_ONCE = 1000  # keys that one DeleteObjects takes
 
 
 def log_groups(endpoint: str, components: Iterable[str]) -> list[str]:
@@ -38,13 +37,14 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
 
     Returns:
         How many were deleted, and how many of others are still there.
+
+    Raises:
+        Failed: S3 did not delete one.
     """
     prefix = Prefix.of(uri)
     there = objects(aws, prefix)
     with ThreadPoolExecutor(_WORKERS) as pool:
         digests = list(pool.map(lambda entry: digest_there(aws, prefix, entry.name), there))
-    keys = [f"{prefix.key}{entry.name}" for entry, digest in zip(there, digests, strict=True) if digest is not None]
-    for first in range(0, len(keys), _AT_ONCE):
-        some = [{"Key": key} for key in keys[first : first + _AT_ONCE]]
-        aws.client("s3").delete_objects(Bucket=prefix.bucket, Delete={"Objects": some, "Quiet": True})
-    return len(keys), len(there) - len(keys)
+    ours = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
+    delete(aws, prefix, ours)
+    return len(ours), len(there) - len(ours)
