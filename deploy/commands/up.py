@@ -17,7 +17,7 @@ from deploy.changes.shown import print_checks, print_plan, print_warnings
 from deploy.changes.wait import time_limit
 from deploy.checks.preflight import over_the_network, preflight, refuse_errors
 from deploy.commands.arguments import add_spec, spec_of
-from deploy.commands.console import confirm, out, say
+from deploy.console import confirm, out, say
 from deploy.errors import NotThere
 from deploy.spec import Spec
 from deploy.uploads.view import upload_shown
