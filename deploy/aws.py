@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import boto3
 from botocore.config import Config
@@ -10,9 +10,6 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 
 from deploy.advice import advice
 from deploy.errors import DeployError, NotAllowed
-
-if TYPE_CHECKING:
-    from deploy.spec import Spec
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
@@ -35,10 +32,6 @@ class Aws:
             raise DeployError("no region is set", "Write region: into the file, or set AWS_REGION.")
         self.region: str = self._session.region_name
         self._clients: dict[str, Any] = {}
-
-    @classmethod
-    def of(cls, spec: Spec) -> Aws:
-        return cls(spec.region)
 
     def client(self, service: str) -> Any:
         """A client of the service, kept. AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_<SERVICE> lead it elsewhere."""

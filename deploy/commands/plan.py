@@ -27,7 +27,7 @@ def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     seen = outlook(
         spec,
-        Aws.of(spec),
+        Aws(spec.region),
         offline=arguments.offline,
         adopt=arguments.adopt,
         allow_plaintext_secret=arguments.allow_plaintext_secret,

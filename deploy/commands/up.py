@@ -55,7 +55,7 @@ def make(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str) -> int:
-    aws = Aws.of(spec)
+    aws = Aws(spec.region)
     prepared = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
     print_warnings(console, prepared.warnings)
     with shown(console) as report:
