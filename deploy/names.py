@@ -32,13 +32,6 @@ def versioned(name: str, content: Mapping[str, Any]) -> str:
     return f"{name[: _LONGEST - _DIGITS - 1].rstrip('-')}-{digest(content)}"
 
 
-def is_version_of(name: str, found: str) -> bool:
-    """Whether `found` is one of `versioned(name, ...)`."""
-    stem = name[: _LONGEST - _DIGITS - 1].rstrip("-")
-    tail = found.removeprefix(f"{stem}-")
-    return found.startswith(f"{stem}-") and len(tail) == _DIGITS and all(c in "0123456789abcdef" for c in tail)
-
-
 def tags(deployment: str, spec: str, own: Mapping[str, str]) -> list[dict[str, str]]:
     """As SageMaker's calls take them; `own` are the user's."""
     return [{"Key": key, "Value": value} for key, value in {**own, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()]
