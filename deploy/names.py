@@ -29,7 +29,19 @@ def digest(value: object) -> str:
 
 def versioned(name: str, content: Mapping[str, Any]) -> str:
     """The name of something that cannot be changed; `name` is cut where SageMaker's 63 characters would not do."""
-    return f"{name[: _LONGEST - _DIGITS - 1].rstrip('-')}-{digest(content)}"
+    return f"{stem_of(name)}-{digest(content)}"
+
+
+def stem_of(name: str) -> str:
+    """What all versions of `name` begin with, before their hyphen."""
+    return name[: _LONGEST - _DIGITS - 1].rstrip("-")
+
+
+def is_version_of(name: str, found: str) -> bool:
+    """Whether `found` is one of `versioned(name, ...)`."""
+    stem = stem_of(name)
+    tail = found.removeprefix(f"{stem}-")
+    return found.startswith(f"{stem}-") and len(tail) == _DIGITS and all(c in "0123456789abcdef" for c in tail)
 
 
 def tags(deployment: str, spec: str, own: Mapping[str, str]) -> list[dict[str, str]]:

@@ -10,14 +10,19 @@ HIDDEN = "***"
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]")  # hfToken and hf.token are hf_token
 _NAME = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEYS?)$"
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEYS?|AUTHORIZATION)$"
     r"|_(KEY|SECRET|PASSWORD)S?$"
     r"|(^|_)(SECRET|PASSWORD)_(?!ARN$|NAME$|ID$)"
 )
 _VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
+    r"|github_pat_[A-Za-z0-9_]{30,}|xox[abprs]-[A-Za-z0-9-]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
     r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,})"
+    r"|(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"  # https://user:password@host
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-Z ]*PRIVATE KEY-----)?"
+    r"|(?<=[&?]X-Amz-Signature=)[0-9a-f]+|(?<=[&?]X-Amz-Security-Token=)[^&\s]+"
 )
+_NEVER_A_NUMBER = re.compile(r"(^|_)(PASSWORD|PASSWD|PASSPHRASE)S?$")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
 """No secret, whatever its name: `max_token=512` (SageMaker takes text only, so a number is one here too)."""
 
@@ -25,9 +30,10 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
 def is_secret(name: str, value: object) -> bool:
     """Whether a setting of that name and value looks like one: by its name, or by the shape of known keys."""
     text = str(value)
-    if not text or _NUMBER.fullmatch(text):
+    words = _WORDS.sub("_", name).upper()
+    if not text or (_NUMBER.fullmatch(text) and not _NEVER_A_NUMBER.search(words)):
         return False
-    return bool(_NAME.search(_WORDS.sub("_", name).upper())) or bool(_VALUE.search(text))
+    return bool(_NAME.search(words)) or bool(_VALUE.search(text))
 
 
 def redact(value: Any) -> Any:

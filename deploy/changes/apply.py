@@ -13,12 +13,12 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_ours, is_missing
-from deploy.changes.calls import CALLS, already_there, call, show, tags_of
+from deploy.changes.calls import CALLS, FAILED, READY, already_there, call, show, tags_of
 from deploy.changes.live import Found, Live, look
 from deploy.changes.plan import Action, Plan, Verb
 from deploy.changes.rollback import leftovers, undo
-from deploy.changes.wait import Report, wait_for
-from deploy.errors import DeployError, Failed, Refused
+from deploy.changes.wait import SETTLES, Report, wait_for
+from deploy.errors import DeployError, Failed, NotThere, Refused
 from deploy.names import TAG_DEPLOYMENT
 from deploy.resources import Kind, Ref, Resource, refs, resolved
 
@@ -117,7 +117,14 @@ class _Steps:
             return
         if CALLS[action.kind].status is not None and action.resource is not None:
             if action.verb is not Verb.UNCHANGED:
-                wait_for(self._aws, action.resource, self._ways.report, limit=self._ways.limit, every=self._ways.every)
+                wait_for(
+                    self._aws,
+                    action.resource,
+                    self._ways.report,
+                    limit=self._ways.limit,
+                    every=self._ways.every,
+                    settles=SETTLES,
+                )
             self._run.finished.add(action.key)
 
     def _make(self, action: Action) -> None:
@@ -182,8 +189,29 @@ def _settle(aws: Aws, found: Found, ways: Ways) -> None:
     resource = Resource(found.kind, found.name, {})
     try:
         wait_for(aws, resource, ways.report, gone=found.status == "Deleting", limit=ways.limit, every=ways.every)
-    except Failed as error:
+    except (Failed, NotThere) as error:
         ways.say(str(error))
+
+
+def _may_go_on(aws: Aws, at: Action | None) -> bool:
+    """Whether a change of what serves may not have ended: then what it needs must not be taken from under it.
+
+    AWS forbids to delete a configuration that an update is under way to, and does not always notice.
+    """
+    if at is None or at.verb is not Verb.UPDATE or (status := CALLS[at.kind].status) is None:
+        return False
+    try:
+        said = show(aws, at.kind, at.which)
+    except (ClientError, BotoCoreError):
+        return True
+    if said is None:
+        return False
+    wanted = at.request or {}
+    config, model = wanted.get("EndpointConfigName"), wanted.get("Specification", {}).get("ModelName")
+    if said[status] in READY:
+        serves = said.get("EndpointConfigName"), said.get("Specification", {}).get("ModelName")
+        return (config, model) != (None, None) and (config, model) == serves
+    return said[status] not in FAILED
 
 
 def _undone(aws: Aws, error: DeployError, plan: Plan, wanted: Sequence[Resource], ways: Ways, run: Run) -> DeployError:
@@ -192,7 +220,13 @@ def _undone(aws: Aws, error: DeployError, plan: Plan, wanted: Sequence[Resource]
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
     gone = leftovers(wanted, run.made, run.finished, failed, serves=coming <= run.finished)
     said = [error.advice] if error.advice else []
-    if gone and ways.keep_failed:
+    if gone and _may_go_on(aws, run.at):
+        names = ", ".join(one.key for one in gone)
+        said.append(
+            f"AWS may still be changing {failed}, or serve with what is new: {names} stay. Run `lmi deploy up` again: "
+            "it waits, and goes on from there."
+        )
+    elif gone and ways.keep_failed:
         said.append(f"Kept as it is: {', '.join(one.key for one in gone)}. `lmi deploy down` removes it.")
     elif gone:
         ways.say(f"failed: {error}")

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.aws import Aws
-from deploy.changes.calls import CALLS, FAILED, READY, Identity, identity, show, tags_of
-from deploy.names import TAG_DEPLOYMENT
-from deploy.resources import Json, Kind, Resource
+from botocore.exceptions import ClientError
 
-_LONGEST = 54  # what `names.versioned` leaves of a long name
+from deploy.aws import Aws, is_missing
+from deploy.changes.calls import CALLS, FAILED, READY, Identity, identity, show, tags_of
+from deploy.names import TAG_DEPLOYMENT, beside, is_version_of, stem_of
+from deploy.resources import Json, Kind, Resource
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,9 @@ def look(aws: Aws, deployment: str, wanted: Sequence[Resource] = ()) -> Live:
 
     def keep(kind: Kind, said: Json | None, tags: Mapping[str, str] | None = None) -> None:
         if said is not None and (kind, identity(kind, said)) not in found:
-            one = Found(kind, said, tags_of(aws, kind, said) if tags is None else tags)
-            found[kind, one.which] = one
+            tags = _tags(aws, kind, said) if tags is None else tags
+            if tags is not None:
+                found[kind, identity(kind, said)] = Found(kind, said, tags)
 
     for kind, which in ((one.kind, identity(one.kind, one.request)) for one in wanted):
         if kind not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
@@ -107,9 +108,10 @@ def look(aws: Aws, deployment: str, wanted: Sequence[Resource] = ()) -> Live:
     for kind, name in _candidates(aws, deployment):
         if (kind, (name,)) not in found:
             keep(kind, show(aws, kind, (name,)))
-    for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", AlarmTypes=["MetricAlarm"]):
-        if _may_be_of(alarm, deployment):
-            keep(Kind.ALARM, alarm)
+    # By its name: a killed run may have left a component's alarm without its component.
+    ours = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": beside(deployment, "")}
+    for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **ours):
+        keep(Kind.ALARM, alarm)
     targets = [one for one in wanted if one.kind is Kind.SCALABLE_TARGET]
     _scaling(aws, deployment, found, targets)
     names = {(one.kind, identity(one.kind, one.request)) for one in wanted} | {(Kind.ENDPOINT, (deployment,))}
@@ -117,15 +119,17 @@ def look(aws: Aws, deployment: str, wanted: Sequence[Resource] = ()) -> Live:
 
 
 def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
-    """What may be ours by its name or its place: all versions of models and configurations, endpoint, components."""
-    stem = deployment[:_LONGEST].rstrip("-")
+    """What may be ours by its name or its place: all versions of models and configurations, endpoint, components.
+
+    A tag alone makes nothing ours: it may have been copied by hand to a thing of another name.
+    """
     for kind, operation, listed in (
         (Kind.MODEL, "list_models", "Models"),
         (Kind.ENDPOINT_CONFIG, "list_endpoint_configs", "EndpointConfigs"),
     ):
-        for one in _pages(aws, "sagemaker", operation, listed, NameContains=stem):
+        for one in _pages(aws, "sagemaker", operation, listed, NameContains=stem_of(deployment)):
             name = one[CALLS[kind].identity[-1]]
-            if name.startswith(stem):
+            if is_version_of(deployment, name):
                 yield kind, name
     yield Kind.ENDPOINT, deployment
     for one in _pages(
@@ -134,12 +138,14 @@ def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
         yield Kind.COMPONENT, one["InferenceComponentName"]
 
 
-def _may_be_of(alarm: Json, deployment: str) -> bool:
-    """Whether it watches the endpoint, or any component: a killed run may have left an alarm without its component."""
-    names = {one["Name"]: one["Value"] for one in alarm.get("Dimensions", ())}
-    if alarm.get("Namespace") != "AWS/SageMaker":
-        return False
-    return names.get("EndpointName") == deployment or "InferenceComponentName" in names
+def _tags(aws: Aws, kind: Kind, said: Json) -> Mapping[str, str] | None:
+    """Its tags; None: it has gone since it was shown."""
+    try:
+        return tags_of(aws, kind, said)
+    except ClientError as error:
+        if is_missing(error):
+            return None
+        raise
 
 
 def _scaling(aws: Aws, deployment: str, found: dict[tuple[Kind, Identity], Found], wanted: Iterable[Resource]) -> None:
@@ -152,13 +158,17 @@ def _scaling(aws: Aws, deployment: str, found: dict[tuple[Kind, Identity], Found
         which = identity(Kind.SCALABLE_TARGET, target)
         if which not in own and not target["ResourceId"].startswith((variants, "inference-component/")):
             continue
-        tags = tags_of(aws, Kind.SCALABLE_TARGET, target)
-        if which not in own and tags.get(TAG_DEPLOYMENT) != deployment:
+        tags = _tags(aws, Kind.SCALABLE_TARGET, target)
+        if tags is None or (which not in own and tags.get(TAG_DEPLOYMENT) != deployment):
             continue
         found[Kind.SCALABLE_TARGET, which] = Found(Kind.SCALABLE_TARGET, target, tags)
         where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
         for policy in _pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
-            found[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = Found(Kind.SCALING_POLICY, policy, tags)
+            # One that somebody has put there by hand is not ours to change; it goes with its target only.
+            whose = tags if policy["PolicyName"].startswith(beside(deployment, "")) else {}
+            found[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = Found(
+                Kind.SCALING_POLICY, policy, whose
+            )
 
 
 def _pages(aws: Aws, service: str, operation: str, listed: str, **arguments: Any) -> Iterator[dict[str, Any]]:

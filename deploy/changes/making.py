@@ -14,12 +14,13 @@ from deploy.changes.plan import Plan, plan
 from deploy.changes.reach import why_unreachable
 from deploy.checks.check import Check
 from deploy.checks.preflight import over_the_network, preflight
-from deploy.resources import Resource
+from deploy.errors import Refused
+from deploy.resources import Json, Kind, Resource
 from deploy.settled import Settled
 from deploy.settling.fit import Advice
 from deploy.settling.settle import advise_on, settle
 from deploy.spec import Spec
-from deploy.uploads.upload import Sent, Uploaded, plan_upload, upload
+from deploy.uploads.upload import Sent, Uploaded, UploadPlan, plan_upload, upload
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def outlook(
             live = look(aws, spec.name, asked.wanted)
             planned = asked.plan(live, adopt=adopt)
             checks = preflight(aws, spec, asked.settled, fetch=over_the_network, without=("name",))
-            return Outlook(asked, planned, _upload(spec, aws), checks=tuple(checks))
+            return Outlook(asked, planned, _upload(spec, aws, live), checks=tuple(checks))
         except (BotoCoreError, ClientError) as error:
             why = why_unreachable(error)
             if why is None:
@@ -105,9 +106,35 @@ def upload_model(spec: Spec, aws: Aws, progress: Callable[[Sent], None]) -> Uplo
     return upload(aws, model.directory, model.upload, progress, isolated=spec.network.isolated, own_code=spec.own_code)
 
 
-def _upload(spec: Spec, aws: Aws) -> str | None:
+def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
+    """What would be uploaded; None: the specification has no `model.path`. Changes nothing.
+
+    Raises:
+        Refused: other files would come under what serves: instances that come later would load a mixture or the new
+            version, an update could not be rolled back, and the model, which names the prefix, would stay the same.
+    """
     model = spec.model
     if model.directory is None or model.upload is None:
         return None
     planned = plan_upload(aws, model.directory, model.upload, isolated=spec.network.isolated, own_code=spec.own_code)
-    return "\n".join([str(planned), *(str(finding) for finding in planned.findings)])
+    serves = live.endpoint is not None and not live.endpoint.failed
+    users = [found.name for found in live.ours if found.kind is Kind.MODEL and _data(found.said) == model.upload]
+    if planned.missing and serves and users:
+        raise Refused(
+            f"model.path is not what {live.deployment} serves from {model.upload}: {len(planned.missing)} files are "
+            f"new or changed, e.g. {planned.missing[0]}",
+            "Write another prefix into model.upload (as s3://bucket/model-2/): the endpoint is then updated to it, and "
+            "can be rolled back to the old files.",
+        )
+    return planned
+
+
+def _data(model: Json) -> str | None:
+    """Where a model that AWS shows has its data."""
+    uri = model.get("PrimaryContainer", {}).get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
+    return None if uri is None else str(uri)
+
+
+def _upload(spec: Spec, aws: Aws, live: Live) -> str | None:
+    planned = check_data(spec, aws, live)
+    return None if planned is None else "\n".join([str(planned), *(str(finding) for finding in planned.findings)])

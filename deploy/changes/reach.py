@@ -36,6 +36,21 @@ _NOT_VALID = (
 )
 
 
+_PASSES = (
+    "InternalFailure", "InternalServerError", "InternalError", "InternalServiceError", "ServiceUnavailable",
+    "RequestLimitExceeded", "RequestThrottled", "SlowDown", "Throttling", "ThrottledException", "ThrottlingException",
+    "TooManyRequestsException",
+)  # fmt: skip
+
+
+def passes(error: BotoCoreError | ClientError) -> bool:
+    """Whether the same question may well be answered a little later: AWS is busy, or the network is away."""
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return error_code(error) in _PASSES or status >= 500
+    return isinstance(error, ConnectionError | HTTPClientError)
+
+
 def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
     """Why AWS cannot be asked, in a few words; None: it was asked, and this is its answer."""
     if isinstance(error, _NOT_SIGNED_IN):

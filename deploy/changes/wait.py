@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.advice import advice
 from deploy.aws import Aws
 from deploy.changes.calls import CALLS, show
+from deploy.changes.reach import passes
 from deploy.errors import Failed, NotThere
 from deploy.resources import Kind, Resource
 from deploy.running import logs
@@ -26,6 +27,9 @@ _SILENT = 600.0  # contract, section 5: "Creating, no log stream after 10 min" i
 _MARGIN = 900.0  # seconds for what no timeout of ours covers: the instance's boot and the image's pull
 _PROVISION = 3600.0  # AWS's own longest
 _LOG_TAIL = 40
+
+SETTLES = 60.0
+"""Seconds in which AWS may still show what was before a call: that a new thing is not there, or the old version."""
 
 
 class Time(Protocol):
@@ -99,6 +103,7 @@ def wait_for(
     gone: bool = False,
     limit: float = 2 * _PROVISION,
     every: float = 15.0,
+    settles: float = 0.0,
     clock: Time = time,
 ) -> dict[str, Any]:
     """Wait until it serves (or, with `gone`, until it does not exist), and return what AWS said of it last.
@@ -108,6 +113,7 @@ def wait_for(
         report: called at each look.
         limit: seconds; `time_limit` derives them.
         every: seconds between two looks.
+        settles: seconds in which the first looks may show what was before the call that is waited for.
 
     Raises:
         Failed: AWS gave up, rolled back, or the limit has passed: with FailureReason, the log's end and advice.
@@ -115,9 +121,21 @@ def wait_for(
     """
     began = clock.monotonic()
     last: dict[str, Any] = {}
+    was_busy = False
     while True:
-        found = show(aws, resource.kind, (resource.name,))
         elapsed = clock.monotonic() - began
+        try:
+            found = show(aws, resource.kind, (resource.name,))
+        except (ClientError, BotoCoreError) as error:
+            # What AWS does goes on whether we can look or not: giving up here would undo what is well.
+            if not passes(error) or elapsed >= limit:
+                raise
+            report(Progress(resource.key, "", f"AWS cannot be asked: {error}", elapsed, limit))
+            clock.sleep(every)
+            continue
+        if found is None and not gone and not last and elapsed < settles:
+            clock.sleep(every)
+            continue
         if found is None:
             if gone:
                 report(Progress(resource.key, "", "gone", elapsed, limit))
@@ -127,6 +145,10 @@ def wait_for(
         seen = _seen(aws, resource, found, elapsed, limit)
         report(seen)
         ended = seen.status in _DONE and seen.phase == _PHASES[seen.status]  # else copies are still missing
+        was_busy = was_busy or not ended
+        if ended and not gone and not was_busy and elapsed < settles and _is_old(resource, found):
+            clock.sleep(every)
+            continue
         if ended and (not gone or was_going):  # what is to go may be called failed at first
             return _verdict(aws, resource, found)
         if elapsed >= limit:
@@ -171,7 +193,7 @@ def _log(aws: Aws, resource: Resource, count: int = 1) -> list[logs.Line] | None
     """The log's end; as if there were none where it may not be read, because waiting goes on without it."""
     try:
         return logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
-    except ClientError:
+    except (ClientError, BotoCoreError):
         return None
 
 
@@ -179,11 +201,27 @@ def _verdict(aws: Aws, resource: Resource, found: dict[str, Any]) -> dict[str, A
     status = _status(resource, found)
     if status != "InService":
         raise _failure(aws, resource, str(found.get("FailureReason") or status))
-    wanted = resource.request.get("EndpointConfigName")
-    if isinstance(wanted, str) and found.get("EndpointConfigName", wanted) != wanted:
+    wanted, serves = _versions(resource, found)
+    if wanted != serves:
         reason = found.get("FailureReason") or "an alarm went off, or the new instances did not get ready"
-        raise _failure(aws, resource, f"the update was rolled back to {found['EndpointConfigName']}: {reason}")
+        raise _failure(aws, resource, f"the update was rolled back to {serves}: {reason}")
     return found
+
+
+def _is_old(resource: Resource, found: Mapping[str, Any]) -> bool:
+    """Whether it serves another version than the wanted one, and nothing says that this is how the update ended."""
+    wanted, serves = _versions(resource, found)
+    return _status(resource, found) == "InService" and "FailureReason" not in found and wanted != serves
+
+
+def _versions(resource: Resource, found: Mapping[str, Any]) -> tuple[object, object]:
+    """The configuration (of a component, the model) that is wanted, and the one that serves; alike where none is."""
+    request = resource.request
+    if resource.kind is Kind.COMPONENT:
+        request, found = request.get("Specification", {}), found.get("Specification", {})
+    name = "ModelName" if resource.kind is Kind.COMPONENT else "EndpointConfigName"
+    wanted = request.get(name)
+    return (wanted, found.get(name, wanted)) if isinstance(wanted, str) else (None, None)
 
 
 def _failure(aws: Aws, resource: Resource, reason: str, hint: str = "") -> Failed:

@@ -15,7 +15,7 @@ from deploy.changes.interruption import interruptible, status_of, where_it_stand
 from deploy.changes.plan import removal_of_all
 from deploy.changes.progress import shown
 from deploy.changes.shown import print_plan
-from deploy.changes.teardown import delete_data, delete_logs, log_groups
+from deploy.changes.teardown import check_users, delete_data, delete_logs, log_groups
 from deploy.console import confirm, out, say
 from deploy.errors import SpecError
 from deploy.resources import Kind
@@ -40,6 +40,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise SpecError("give the specification's file, or --name")
     if arguments.data and (spec is None or spec.model.upload is None):
         raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
+    if spec is not None and arguments.name not in (None, spec.name):
+        raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
     name = arguments.name or (spec.name if spec is not None else "")
     run = Run()
     try:
@@ -56,6 +58,8 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
         ways = Ways(say=lambda line: say(console, line), report=report)
         live = settled_look(aws, name, (), ways)
     planned = removal_of_all(live)
+    if arguments.data and spec is not None and spec.model.upload is not None:
+        check_users(aws, spec.model.upload, own=[found.name for found in live.ours if found.kind is Kind.MODEL])
     if planned.actions:
         print_plan(console, planned, whole=False)
     else:

@@ -40,6 +40,10 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Spec.model_json_schema()}
 
 
+_NOT_YAML = (yaml.YAMLError, ValueError, TypeError, RecursionError)
+"""Beside its own errors PyYAML lets Python's through: of a list as a name, of numbers or nesting without end."""
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """YAML in which a name stands once: PyYAML would take the last one and say nothing."""
 
@@ -60,7 +64,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: {error.strerror}") from None
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except _NOT_YAML as error:
         raise SpecError(f"{path}: not YAML: {_where(error)}") from None
     if content is None:
         raise SpecError(f"{path}: is empty", "It begins with name:, role:, image: and model: (docs/deploy.md).")
@@ -85,7 +89,7 @@ def _set(content: dict[str, Any], setting: str) -> None:
         content = below
     try:
         content[last] = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except _NOT_YAML as error:
         raise SpecError(f"--set {setting}: the value is not YAML: {_where(error)}") from None
     except SpecError as error:
         raise SpecError(f"--set {setting}: {error}") from None

@@ -14,6 +14,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, error_code
+from deploy.errors import Failed
 from deploy.uploads.s3 import Prefix
 
 METADATA = "lmi-sha256"
@@ -101,11 +102,18 @@ class Sending:
         self._locks = {part.name: threading.Lock() for part in parts}
 
     def send(self, part: Part) -> tuple[Part, bool, bool]:
-        """Send one: the part, whether S3 had it already, and whether its file is complete with it."""
+        """Send one: the part, whether S3 had it already, and whether its file is complete with it.
+
+        Raises:
+            Failed: the file is not what it was when its digest was taken.
+        """
         with (self._directory / part.name).open("rb") as file:
             file.seek(part.offset)
             content = file.read(part.size)
-        checksum = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        digest = hashlib.sha256(content)
+        if len(content) != part.size or (part.of == 1 and digest.hexdigest() != self._digests[part.name]):
+            raise Failed(f"{self._directory / part.name} has changed since it was read", "Run it again.")
+        checksum = base64.b64encode(digest.digest()).decode()
         where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + part.name}
         if part.of == 1:
             metadata = {METADATA: self._digests[part.name]}

@@ -55,7 +55,8 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
         some = [{"Key": prefix.key + name} for name in names[first : first + _AT_ONCE]]
         got = aws.client("s3").delete_objects(Bucket=prefix.bucket, Delete={"Objects": some, "Quiet": True})
         if errors := got.get("Errors"):
-            raise Failed(f"{errors[0]['Key']} was not deleted: {errors[0].get('Message', errors[0].get('Code'))}")
+            why = errors[0].get("Message") or errors[0].get("Code")
+            raise Failed(f"s3://{prefix.bucket}/{errors[0]['Key']} and {len(errors) - 1} more were not deleted: {why}")
 
 
 def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:

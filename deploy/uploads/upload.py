@@ -27,7 +27,7 @@ class UploadPlan:
 
     Attributes:
         files: all of the directory's that are model data, with their SHA-256.
-        missing: the names of those that S3 does not have so.
+        missing: the names of those that S3 does not have so; `changed` those of them that it has otherwise.
         left_out: what is not sent, with the reason.
         foreign: objects below the prefix that the directory does not have; they stay, and SageMaker loads them too.
         findings: what is wrong with the directory; `foreign_findings`: what only together with `foreign`.
@@ -38,6 +38,7 @@ class UploadPlan:
     files: tuple[Entry, ...]
     digests: Mapping[str, str]
     missing: tuple[str, ...]
+    changed: tuple[str, ...]
     left_out: tuple[tuple[str, str], ...]
     foreign: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -53,6 +54,8 @@ class UploadPlan:
 
     def __str__(self) -> str:
         to_send = f"{len(self.missing)} to send ({human(self.size_to_send)})" if self.missing else "all there"
+        if self.changed:
+            to_send += f", in the place of {len(self.changed)} objects with other content, e.g. {self.changed[0]}"
         return f"{len(self.files)} files, {human(self.size)}, {to_send}"
 
 
@@ -107,6 +110,7 @@ def plan_upload(
         listing.files,
         digests,
         missing,
+        tuple(name for name in missing if name in there),
         listing.left_out,
         tuple(entry.name for entry in foreign),
         tuple(findings),
@@ -185,6 +189,8 @@ def _verify(aws: Aws, planned: UploadPlan) -> None:
         seen = dict(pool.map(lambda name: (name, digest_there(aws, planned.prefix, name)), planned.missing))
     wrong = [file.name for file in planned.files if there.get(file.name) != file.size]
     wrong += [name for name in planned.missing if seen[name] != planned.digests[name]]
+    # Read anew where it has changed since: parts of two versions would bear the digest of the first one.
+    wrong += [name for name in planned.missing if file_digest(planned.directory / name) != planned.digests[name]]
     if wrong:
         raise Failed(
             f"{planned.prefix}{wrong[0]} is not what was sent",

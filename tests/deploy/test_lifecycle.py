@@ -206,6 +206,8 @@ def test_down_needs_to_know_what(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "--name" in capsys.readouterr().err
     assert main(["down", file(tmp_path), "--data"]) == 2
     assert "model.upload" in capsys.readouterr().err
+    assert main(["down", file(tmp_path), "--name", "another"]) == 2
+    assert "Give one of the two" in capsys.readouterr().err
 
 
 def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_path: Path) -> None:
@@ -216,6 +218,11 @@ def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_
         (model / name).write_bytes(content)
     shape = PLAIN["model"]["shape"]
     path = file(tmp_path, model={"path": str(model), "upload": "s3://models/mine/", "shape": shape})
+    assert main(["up", path]) == 0
+    (model / "config.json").write_bytes(MODEL["config.json"] + b" ")
+    assert main(["up", path]) == 2
+    assert main(["plan", path]) == 2
+    (model / "config.json").write_bytes(MODEL["config.json"])
     assert main(["up", path]) == 0
     keys = [one["Key"] for one in s3.list_objects_v2(Bucket="models")["Contents"]]
     assert "mine/model.safetensors" in keys

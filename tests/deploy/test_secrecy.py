@@ -21,6 +21,16 @@ def test_names_that_do_not(name: str) -> None:
     assert not is_secret(name, "abcdef")
 
 
+def test_a_password_may_be_a_number() -> None:
+    assert is_secret("DB_PASSWORD", "12345678")
+
+
+@pytest.mark.parametrize("value", ["https://proxy:8080/x", "s3://bucket/a@b", "arn:aws:iam::1:role/a"])
+def test_addresses_without_a_password_hide_nothing(value: str) -> None:
+    assert not is_secret("ANYTHING", value)
+    assert redact(value) == value
+
+
 @pytest.mark.parametrize("value", ["512", "0.9", "true", ""])
 def test_numbers_hide_nothing(value: str) -> None:
     assert not is_secret("MAX_TOKEN", value)
@@ -28,7 +38,9 @@ def test_numbers_hide_nothing(value: str) -> None:
 
 @pytest.mark.parametrize("value", [
     "hf_" + "a1B2" * 8, "AKIA" + "ABCD1234" * 2, "Bearer sk-" + "x" * 24, "ghp_" + "a" * 36,
-    "sagemaker-api-key-" + "aGVsbG8" * 4,
+    "sagemaker-api-key-" + "aGVsbG8" * 4, "github_pat_" + "11ABcd_" * 6, "nvapi-" + "aB3-" * 10, "xoxb-" + "123-ab" * 6,
+    "postgres://user:hunter2@database/x", "http://:hunter2@proxy:80", "https://b/?X-Amz-Signature=0a1b2c",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIabc=\n-----END RSA PRIVATE KEY-----",
 ])  # fmt: skip
 def test_known_keys_are_known_by_any_name(value: str) -> None:
     assert is_secret("ANYTHING", value)

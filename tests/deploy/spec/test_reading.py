@@ -181,3 +181,21 @@ def test_anchors_are_no_names_that_stand_twice(file: Path) -> None:
     file.write_text(TEXT + "environment: &e {A: x}\noptions: {<<: *e, b: 1}\n")
     found: dict[str, Any] = read_spec(file).options
     assert found == {"A": "x", "b": 1}
+
+
+@pytest.mark.parametrize("more", [
+    "? [a]\n: 1\n", "options: {max_tokens: " + "9" * 5000 + "}\n", "options: {x: " + "[" * 3000 + "]" * 3000 + "}\n",
+])  # fmt: skip
+def test_what_python_cannot_read_is_no_yaml(tmp_path: Path, more: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"name: llama\n{more}")
+    with pytest.raises(SpecError, match="not YAML"):
+        read_spec(path)
+    with pytest.raises(SpecError, match="not YAML"):
+        read_spec(None, [f"options={{{more.strip().lstrip('?')}}}"] if "?" not in more else ["options={? [a] : 1}"])
+
+
+@pytest.mark.parametrize("setting", ["scaling={max: 2, concurrency: .inf}", "options.temperature=.nan"])
+def test_numbers_without_end_are_refused(setting: str) -> None:
+    with pytest.raises(SpecError, match=setting.partition("=")[0].split(".")[0]):
+        read_spec(None, [setting])

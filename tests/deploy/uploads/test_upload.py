@@ -144,7 +144,7 @@ def test_an_object_that_s3_does_not_delete_is_no_success(
 ) -> None:
     refused = {"Errors": [{"Key": "llama/a", "Code": "AccessDenied", "Message": "Access Denied"}]}
     monkeypatch.setattr(aws().client("s3"), "delete_objects", lambda **request: refused)
-    with pytest.raises(Failed, match="llama/a was not deleted: Access Denied"):
+    with pytest.raises(Failed, match="llama/a and 0 more were not deleted: Access Denied"):
         delete(aws(), Prefix.of(TO), ["a"])
 
 
