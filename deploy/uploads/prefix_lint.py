@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from deploy.errors import Refused
 Read = Callable[[str], bytes]
 """The content of a small file, by its name below the directory or prefix."""
 
+_CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # surrogates: bytes that are no UTF-8
 _LONGEST = 255  # bytes of a name
 _SKIPPED_DIRECTORIES = (".git", ".cache", "__pycache__", ".ipynb_checkpoints", ".huggingface")
 _SKIPPED_NAMES = (".DS_Store", ".gitattributes", ".gitignore")
@@ -90,7 +92,12 @@ def list_directory(directory: Path) -> Listing:
     files: list[Entry] = []
     left_out: list[tuple[str, str]] = []
     findings: list[Finding] = []
-    for root, directories, names in os.walk(directory):
+
+    def unreadable(error: OSError) -> None:
+        place = Path(str(error.filename)).relative_to(directory).as_posix()
+        findings.append(Finding(Level.ERROR, place, f"cannot be read: {error.strerror}", "Allow it, or delete it."))
+
+    for root, directories, names in os.walk(directory, onerror=unreadable):
         here = Path(root).relative_to(directory)
         for name in sorted(directories):
             place = (here / name).as_posix()
@@ -104,7 +111,12 @@ def list_directory(directory: Path) -> Listing:
         for name in sorted(names):
             place = (here / name).as_posix()
             path = Path(root) / name
-            if name in _SKIPPED_NAMES:
+            if _CONTROL.search(name):
+                advice = "Rename it: in S3 and its lists such a name does not stay what it is."
+                findings.append(
+                    Finding(Level.ERROR, ascii(place), "a name with control characters or no UTF-8", advice)
+                )
+            elif name in _SKIPPED_NAMES:
                 left_out.append((place, "no model data"))
             elif not path.exists():
                 findings.append(
@@ -114,8 +126,22 @@ def list_directory(directory: Path) -> Listing:
                 findings.append(Finding(Level.ERROR, place, "neither file nor directory", "Delete it."))
             else:
                 files.append(Entry(place, path.stat().st_size))
+                if path.is_symlink() and not _within(path.resolve(), directory):
+                    findings.append(_leads_out(place, path.resolve()))
     kept, duplicates = _without_duplicates(files)
     return Listing(tuple(kept), (*left_out, *duplicates), tuple(findings))
+
+
+def _within(target: Path, directory: Path) -> bool:
+    """Also in the blobs of a hub's cache, whose snapshots consist of links to them."""
+    top = directory.resolve()
+    blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
+    return target.is_relative_to(top) or target.is_relative_to(blobs)
+
+
+def _leads_out(place: str, target: Path) -> Finding:
+    return Finding(Level.WARNING, place, f"a link out of the directory, to {target}, which is sent",
+                   "See that it is the model's, and nothing private.")  # fmt: skip
 
 
 def _without_duplicates(files: list[Entry]) -> tuple[list[Entry], list[tuple[str, str]]]:

@@ -77,7 +77,7 @@ async def _serve(
         if state is not State.LOADING:
             progress.cancel()
         if state is State.CLOSED:
-            server.should_exit = True
+            server.stop()
         elif state is State.READY and not engine.restarts:
             seconds = time.perf_counter() - began
             print(f"{_CLEAR}ready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -80,6 +82,19 @@ class Server(uvicorn.Server):
         self._busy = busy
         self._give_up = give_up
         self._deadline: float | None = None
+        self._wake: Callable[[], object] = int  # until there is a loop to wake
+
+    async def main_loop(self) -> None:
+        """uvicorn's looks ten times a second, which costs a wake-up each; until somebody stops it, one is enough."""
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._wake = lambda: loop.call_soon_threadsafe(stopped.set)
+        while not await self.on_tick(0):
+            if self._deadline is not None:
+                await asyncio.sleep(0.1)
+            else:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), timeout=1)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, a second one ends what is under way."""
@@ -89,6 +104,12 @@ class Server(uvicorn.Server):
         log.info("%s: stopping; answers to finish: %d", signal.Signals(sig).name, self._busy())
         self._deadline = time.monotonic() + _DRAIN
         self._drain()
+        self._wake()
+
+    def stop(self) -> None:
+        """Leave at once: nothing is under way that could be finished."""
+        self.should_exit = True
+        self._wake()
 
     async def on_tick(self, counter: int) -> bool:
         if self._deadline is not None:

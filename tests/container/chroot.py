@@ -18,7 +18,6 @@ from typing import NamedTuple
 from tests.container.dockerfile import ROOT, Stage, context, expand
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_MIRROR = "http://deb.debian.org/debian"
 _SKIPPED = ("LABEL", "EXPOSE", "ENTRYPOINT", "CMD")  # they say how it is run
 _LENT = "/run/certificates.pem"
 
@@ -111,7 +110,7 @@ class Builder:
         if not base.is_dir():
             print(f"mmdebstrap {suite} ...", flush=True)
             # In a mount namespace of its own: interrupted, it would leave this machine's /dev in what is removed then.
-            command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", suite, str(base), _MIRROR]
+            command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", suite, str(base)]
             subprocess.run(command, check=True)
             shutil.copy("/etc/resolv.conf", base / "etc/resolv.conf")  # as Docker does
         return base

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,7 +103,7 @@ def test_links_to_files_are_followed_and_others_refused(tmp_path: Path) -> None:
     (model / "folder").symlink_to(tmp_path)
     listing = list_directory(model)
     assert listing.files == (Entry("model.safetensors", 12),)
-    assert {finding.place: finding.says for finding in listing.findings} == {
+    assert {finding.place: finding.says for finding in errors(listing.findings)} == {
         "gone": "a link that leads nowhere",
         "folder": "a link to a directory",
     }
@@ -113,3 +115,42 @@ def test_links_to_files_are_followed_and_others_refused(tmp_path: Path) -> None:
 def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="is no directory"):
         list_directory(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", [b"a\nb.txt", b"\xff.txt", b"\x7f"])
+def test_names_that_s3_would_not_keep_are_refused(tmp_path: Path, name: bytes) -> None:
+    with open(os.fsencode(tmp_path) + b"/" + name, "w") as file:
+        file.write("x")
+    listing = list_directory(tmp_path)
+    assert listing.files == ()
+    assert [finding.level for finding in listing.findings] == [Level.ERROR]
+    assert str(listing.findings[0]).isascii()
+
+
+def test_a_directory_that_cannot_be_read_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "below").mkdir()
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        if str(path).endswith("below"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [str(finding) for finding in list_directory(tmp_path).findings] == [
+        "below: cannot be read: Permission denied"
+    ]
+
+
+def test_a_link_out_of_the_model_is_said_and_a_hub_s_cache_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0a1b").write_text("{}")
+    (tmp_path / "private").write_text("x")
+    snapshot = tmp_path / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").symlink_to("../../blobs/0a1b")
+    assert list_directory(snapshot).findings == ()
+    (snapshot / "notes").symlink_to(tmp_path / "private")
+    (finding,) = list_directory(snapshot).findings
+    assert finding.level is Level.WARNING
+    assert "a link out of the directory" in str(finding)
