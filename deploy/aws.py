@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import boto3
 from botocore.config import Config
@@ -11,11 +11,9 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from deploy.advice import advice
 from deploy.errors import DeployError, NotAllowed
 
-if TYPE_CHECKING:
-    from deploy.spec import Spec
-
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
+_GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
 
 
 class Aws:
@@ -35,10 +33,6 @@ class Aws:
         self.region: str = self._session.region_name
         self._clients: dict[str, Any] = {}
 
-    @classmethod
-    def of(cls, spec: Spec) -> Aws:
-        return cls(spec.region)
-
     def client(self, service: str) -> Any:
         """A client of the service, kept. AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_<SERVICE> lead it elsewhere."""
         if service not in self._clients:
@@ -52,6 +46,14 @@ class Aws:
 
 def error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def is_missing(error: ClientError) -> bool:
+    """Whether AWS says that it does not exist; SageMaker says so in words only."""
+    said = str(error.response.get("Error", {}).get("Message", "")).lower()
+    return error_code(error) in _GONE or (
+        error_code(error).startswith("Validation") and ("could not find" in said or "does not exist" in said)
+    )
 
 
 def as_ours(error: BotoCoreError | ClientError) -> DeployError:

@@ -14,11 +14,9 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from deploy.errors import Refused, SpecError
-from deploy.secrecy import HIDDEN, is_secret, redact
+from deploy.secrecy import is_secret
 from deploy.settled import Settled
 from deploy.spec import Spec
-
-__all__ = ["HIDDEN", "environment", "redact"]
 
 MODEL_DATA = "/opt/ml/model"
 """Where SageMaker lays model data (contract, section 1)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,15 @@ ONLY_IN = {
 }
 
 
+PACKAGES = ("handler", "deploy", "deploy.running")  # of which modules are imported by name
+
+
 def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found |= {f"{node.module}.{name.name}" for name in node.names if node.module == "handler"}
+            whole = node.module in PACKAGES
+            found |= {f"{node.module}.{name.name}" if whole else node.module for name in node.names}
         elif isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
     return found
@@ -110,6 +114,75 @@ def test_no_file_is_long() -> None:
 
 DEPLOY = PACKAGE.parent / "deploy"
 DEPLOY_FILES = sorted(DEPLOY.rglob("*.py"))
+
+
+OF_DEPLOY = {
+    "errors": set(),
+    "secrecy": set(),
+    "names": set(),
+    "settled": set(),
+    "causes": set(),
+    "data": set(),
+    "resources": set(),
+    "console": {"errors"},
+    "advice": {"causes"},
+    "aws": {"advice", "errors"},
+    "spec": {"errors"},
+    "uploads": {"aws", "console", "errors"},
+    "settling": {"aws", "data", "errors", "settled", "spec"},
+    "environment": {"errors", "secrecy", "settled", "spec"},
+    "builders": {"environment", "errors", "names", "resources", "settled", "spec"},
+    "build": {"builders", "names", "resources", "settled", "spec"},
+    "export": {"errors", "resources"},
+    "policies": {"aws", "errors", "names", "settled", "spec"},
+    "checks": {"aws", "errors", "names", "settled", "spec", "uploads"},
+    "running": {"advice", "aws", "errors", "resources"},
+    "changes": {
+        "advice",
+        "aws",
+        "build",
+        "checks",
+        "console",
+        "errors",
+        "names",
+        "resources",
+        "running.logs",
+        "secrecy",
+        "settled",
+        "settling",
+        "spec",
+        "uploads",
+    },
+    "client": {"errors"},
+    "bench": {"client"},
+    "local": {"errors"},
+}
+"""A package of deploy's, and what of deploy it may import beside itself; commands and cli may import all of it."""
+
+ONLY_IN_DEPLOY = {
+    "boto3": {"aws", "client", "running"},
+    "aiohttp": {"local"},
+    "pydantic": {"spec"},
+    "rich": {"changes", "commands", "console", "running", "uploads"},
+    "moto": set(),
+}
+
+
+@pytest.mark.parametrize("path", DEPLOY_FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_deploys_imports_go_one_way(path: Path) -> None:
+    here = path.relative_to(DEPLOY).with_suffix("").parts[0]
+    for module in imports(path):
+        top, _, target = module.partition(".")
+        if top in ONLY_IN_DEPLOY:
+            assert here in ONLY_IN_DEPLOY[top], f"{module} belongs in {ONLY_IN_DEPLOY[top]}"
+        if top == "deploy" and target and here not in ("commands", "cli", "__main__"):
+            allowed = OF_DEPLOY[here] | {here}
+            assert any(target == name or target.startswith(f"{name}.") for name in allowed), module
+
+
+def test_deploys_layers_have_no_circle() -> None:
+    """Whoever adds a line to OF_DEPLOY adds no way back."""
+    TopologicalSorter({layer: {name.split(".")[0] for name in below} for layer, below in OF_DEPLOY.items()}).prepare()
 
 
 @pytest.mark.parametrize("path", DEPLOY_FILES, ids=lambda path: str(path.relative_to(DEPLOY)))

@@ -12,8 +12,8 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws, as_ours
-from deploy.changes.calls import CALLS, FAILED, READY, already_there, call, is_missing, show, tags_of
+from deploy.aws import Aws, as_ours, is_missing
+from deploy.changes.calls import CALLS, FAILED, READY, already_there, call, show, tags_of
 from deploy.changes.live import Found, Live, look
 from deploy.changes.plan import Action, Plan, Verb
 from deploy.changes.rollback import leftovers, undo

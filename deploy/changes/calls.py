@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, error_code
+from deploy.aws import Aws, error_code, is_missing
 from deploy.errors import DeployError
 from deploy.resources import Json, Kind
 
@@ -96,18 +96,11 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
 
 _AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "ConcurrentUpdateException")
 _SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
-_GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
 
 
 def identity(kind: Kind, said: Json) -> Identity:
     """Which one it is, out of a request or an answer."""
     return tuple(str(said[name]) for name in CALLS[kind].identity)
-
-
-def is_missing(error: ClientError) -> bool:
-    """Whether AWS says that it does not exist; SageMaker says so in words only."""
-    said = str(error.response.get("Error", {}).get("Message", "")).lower()
-    return error_code(error) in _GONE or (error_code(error).startswith("Validation") and "could not find" in said)
 
 
 def already_there(error: ClientError) -> bool:

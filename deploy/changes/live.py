@@ -13,8 +13,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws
-from deploy.changes.calls import CALLS, FAILED, READY, Identity, identity, is_missing, show, tags_of
+from deploy.aws import Aws, is_missing
+from deploy.changes.calls import CALLS, FAILED, READY, Identity, identity, show, tags_of
 from deploy.names import TAG_DEPLOYMENT, beside, is_version_of, stem_of
 from deploy.resources import Json, Kind, Resource
 

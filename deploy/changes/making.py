@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -102,10 +101,9 @@ def outlook(
 def upload_model(spec: Spec, aws: Aws, progress: Callable[[Sent], None]) -> Uploaded | None:
     """Send `model.path`, where the specification has one; what is there already is not sent again."""
     model = spec.model
-    if model.path is None or model.upload is None:
+    if model.directory is None or model.upload is None:
         return None
-    directory = Path(model.path).expanduser()
-    return upload(aws, directory, model.upload, progress, isolated=spec.network.isolated, own_code=_own_code(spec))
+    return upload(aws, model.directory, model.upload, progress, isolated=spec.network.isolated, own_code=spec.own_code)
 
 
 def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
@@ -116,10 +114,9 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
             version, an update could not be rolled back, and the model, which names the prefix, would stay the same.
     """
     model = spec.model
-    if model.path is None or model.upload is None:
+    if model.directory is None or model.upload is None:
         return None
-    directory = Path(model.path).expanduser()
-    planned = plan_upload(aws, directory, model.upload, isolated=spec.network.isolated, own_code=_own_code(spec))
+    planned = plan_upload(aws, model.directory, model.upload, isolated=spec.network.isolated, own_code=spec.own_code)
     serves = live.endpoint is not None and not live.endpoint.failed
     users = [found.name for found in live.ours if found.kind is Kind.MODEL and _data(found.said) == model.upload]
     if planned.missing and serves and users:
@@ -141,8 +138,3 @@ def _data(model: Json) -> str | None:
 def _upload(spec: Spec, aws: Aws, live: Live) -> str | None:
     planned = check_data(spec, aws, live)
     return None if planned is None else "\n".join([str(planned), *(str(finding) for finding in planned.findings)])
-
-
-def _own_code(spec: Spec) -> bool:
-    """Whether the model's own Python may run: option.trust_remote_code."""
-    return str(spec.options.get("trust_remote_code", "")).lower() == "true"

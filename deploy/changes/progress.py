@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.changes.wait import Progress, Report
+from deploy.console import say
 
 _GOOD, _BAD = ("InService", ""), ("Failed", "OutOfService", "UpdateRollbackFailed")
 
@@ -52,16 +53,12 @@ def _plain(console: Console) -> Report:
         if now == before:
             return
         if before is None or before[0] != progress.phase:
-            _say(console, f"{_minutes(progress.elapsed)} {progress.key}: {_sentence(progress)}")
+            say(console, f"{_minutes(progress.elapsed)} {progress.key}: {_sentence(progress)}")
         for old, new in zip(before[1:] if before else ("", ""), now[1:], strict=True):
             if new and new != old:
-                _say(console, f"        {new}")
+                say(console, f"        {new}")
 
     return report
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _sentence(progress: Progress) -> str:

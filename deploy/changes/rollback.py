@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws, as_ours
-from deploy.changes.calls import CALLS, call, identity, is_missing, removal
+from deploy.aws import Aws, as_ours, is_missing
+from deploy.changes.calls import CALLS, call, identity, removal
 from deploy.changes.wait import Report, wait_for
 from deploy.errors import DeployError
 from deploy.resources import Kind, Resource

@@ -14,6 +14,7 @@ from rich.table import Table
 from deploy.changes.plan import Action, Plan, Verb
 from deploy.checks.check import Check, Verdict
 from deploy.checks.preflight import lines
+from deploy.console import say
 from deploy.resources import Json, Ref, resolved
 from deploy.secrecy import HIDDEN, is_secret, redact
 from deploy.settling.fit import ADVICE_COLUMNS, Advice, advice_rows, advice_title
@@ -34,7 +35,7 @@ def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
     """Every action with its request and what it changes; without `whole`, a line each."""
     for action in plan.actions:
         _print_action(console, action, whole)
-    _say(console, summary(plan), "bold")
+    say(console, summary(plan), "bold")
 
 
 def summary(plan: Plan) -> str:
@@ -91,28 +92,28 @@ def advice_table(advice: Advice) -> Table:
 
 def print_warnings(console: Console, warnings: Sequence[str]) -> None:
     for warning in warnings:
-        _say(console, f"! {warning}", "yellow")
+        say(console, f"! {warning}", "yellow")
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
     """A line each, and what to change below it."""
     styles = {Verdict.OK: "dim", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
     for check in checks:
-        _say(console, "\n".join(lines([check])), styles[check.verdict])
+        say(console, "\n".join(lines([check])), styles[check.verdict])
 
 
 def _print_action(console: Console, action: Action, whole: bool) -> None:
     mark, style = _MARKS[action.verb]
     call = f"  {action.service}.{action.operation}" if action.operation and whole else ""
     why = f"  ({action.why})" if action.why else ""
-    _say(console, f"{mark} {action.verb.value} {action.key}{call}{why}", style)
+    say(console, f"{mark} {action.verb.value} {action.key}{call}{why}", style)
     if not whole:
         return
     for change in action.changes:
         before, after = (_short(_hidden(change.place, value)) for value in (change.before, change.after))
-        _say(console, f"    {change.place}: {before} -> {after}", style)
+        say(console, f"    {change.place}: {before} -> {after}", style)
     if action.request and action.verb is not Verb.DELETE:
-        _say(console, _yaml(action.request), "dim" if action.changes else "")
+        say(console, _yaml(action.request), "dim" if action.changes else "")
 
 
 def _yaml(request: Json) -> str:
@@ -136,7 +137,3 @@ def _short(value: Any) -> str:
 
 def _reference(ref: Ref) -> str:
     return f"<{ref.attribute} of {ref.key}>"
-
-
-def _say(console: Console, line: str, style: str = "") -> None:
-    console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)

@@ -7,16 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws
-from deploy.changes.calls import call, is_missing, show
-from deploy.errors import Failed, Refused
+from deploy.aws import Aws, is_missing
+from deploy.changes.calls import call, show
+from deploy.errors import Refused
 from deploy.resources import Kind
 from deploy.running.logs import component_group, endpoint_group
 from deploy.uploads.parts import digest_there
-from deploy.uploads.s3 import Prefix, objects
+from deploy.uploads.s3 import Prefix, delete, objects
 
 _WORKERS = 8  # questions to S3 at once
-_AT_ONCE = 1000  # keys that one DeleteObjects takes
 
 
 def log_groups(endpoint: str, components: Iterable[str]) -> list[str]:
@@ -81,14 +80,9 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
     there = objects(aws, prefix)
     with ThreadPoolExecutor(_WORKERS) as pool:
         digests = list(pool.map(lambda entry: digest_there(aws, prefix, entry.name), there))
-    keys = [f"{prefix.key}{entry.name}" for entry, digest in zip(there, digests, strict=True) if digest is not None]
-    for first in range(0, len(keys), _AT_ONCE):
-        some = [{"Key": key} for key in keys[first : first + _AT_ONCE]]
-        said = s3.delete_objects(Bucket=prefix.bucket, Delete={"Objects": some, "Quiet": True})
-        if kept := said.get("Errors"):
-            why = kept[0].get("Message") or kept[0].get("Code")
-            raise Failed(f"s3://{prefix.bucket}/{kept[0]['Key']} and {len(kept) - 1} more were not deleted: {why}")
+    ours = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
+    delete(aws, prefix, ours)
     for page in s3.get_paginator("list_multipart_uploads").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
         for one in page.get("Uploads", ()):  # a killed run's parts, which cost as objects do
             s3.abort_multipart_upload(Bucket=prefix.bucket, Key=one["Key"], UploadId=one["UploadId"])
-    return len(keys), len(there) - len(keys)
+    return len(ours), len(there) - len(ours)

@@ -7,14 +7,15 @@ the polling is our own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.advice import advice
-from deploy.aws import Aws, error_code
+from deploy.aws import Aws
+from deploy.changes.calls import CALLS, show
 from deploy.changes.reach import passes
 from deploy.errors import Failed, NotThere
 from deploy.resources import Kind, Resource
@@ -65,23 +66,7 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-@dataclass(frozen=True)
-class _Watched:
-    call: str
-    name: str
-    status: str
-    group: Callable[[str], str]
-
-
-_WATCHED = {
-    Kind.ENDPOINT: _Watched("describe_endpoint", "EndpointName", "EndpointStatus", logs.endpoint_group),
-    Kind.COMPONENT: _Watched(
-        "describe_inference_component",
-        "InferenceComponentName",
-        "InferenceComponentStatus",
-        logs.component_group,
-    ),
-}
+_GROUPS = {Kind.ENDPOINT: logs.endpoint_group, Kind.COMPONENT: logs.component_group}
 _DONE = ("InService", "Failed", "OutOfService", "UpdateRollbackFailed")
 _PHASES = {
     "InService": "serving",
@@ -108,26 +93,6 @@ def time_limit(settled: Settled, batches: int = 1, between: float = 0.0) -> floa
     """
     provision = _PROVISION if settled.provision is None else settled.provision
     return batches * (provision + settled.download + settled.startup + between) + _MARGIN
-
-
-def describe(aws: Aws, resource: Resource) -> dict[str, Any] | None:
-    """What AWS says of an endpoint or a component; None: it does not exist."""
-    watched = _WATCHED[resource.kind]
-    try:
-        found: dict[str, Any] = getattr(aws.client("sagemaker"), watched.call)(**{watched.name: resource.name})
-    except ClientError as error:
-        if is_missing(error):
-            return None
-        raise
-    return found
-
-
-def is_missing(error: ClientError) -> bool:
-    """Whether AWS says that there is no such endpoint or component; SageMaker has no error code of its own for it."""
-    said = str(error.response.get("Error", {}).get("Message", "")).lower()
-    if error_code(error) in ("ResourceNotFound", "ResourceNotFoundException"):
-        return True
-    return error_code(error).startswith("Validation") and ("could not find" in said or "does not exist" in said)
 
 
 def wait_for(
@@ -160,7 +125,7 @@ def wait_for(
     while True:
         elapsed = clock.monotonic() - began
         try:
-            found = describe(aws, resource)
+            found = show(aws, resource.kind, (resource.name,))
         except (ClientError, BotoCoreError) as error:
             # What AWS does goes on whether we can look or not: giving up here would undo what is well.
             if not passes(error) or elapsed >= limit:
@@ -176,7 +141,7 @@ def wait_for(
                 report(Progress(resource.key, "", "gone", elapsed, limit))
                 return last
             raise NotThere(f"{resource.key} does not exist" + (" any more" if last else ""))
-        was_going, last = last.get(_WATCHED[resource.kind].status) == "Deleting", found
+        was_going, last = bool(last) and _status(resource, last) == "Deleting", found
         seen = _seen(aws, resource, found, elapsed, limit)
         report(seen)
         ended = seen.status in _DONE and seen.phase == _PHASES[seen.status]  # else copies are still missing
@@ -191,14 +156,12 @@ def wait_for(
         clock.sleep(min(every, max(limit - elapsed, 0.0)))
 
 
-def wait_for_all(aws: Aws, resources: Iterable[Resource], report: Report, **how: Any) -> None:
-    """One after the other, as `wait_for`; what AWS does at once is only looked at in turn."""
-    for resource in resources:
-        wait_for(aws, resource, report, **how)
+def _status(resource: Resource, found: Mapping[str, Any]) -> str:
+    return str(found[str(CALLS[resource.kind].status)])
 
 
 def _seen(aws: Aws, resource: Resource, found: Mapping[str, Any], elapsed: float, limit: float) -> Progress:
-    status = str(found[_WATCHED[resource.kind].status])
+    status = _status(resource, found)
     copies = found.get("RuntimeConfig", {})
     wanted, there = copies.get("DesiredCopyCount", 0), copies.get("CurrentCopyCount", 0)
     if status == "InService" and there < wanted:
@@ -229,13 +192,13 @@ def _phase(status: str, found: Mapping[str, Any], written: list[logs.Line] | Non
 def _log(aws: Aws, resource: Resource, count: int = 1) -> list[logs.Line] | None:
     """The log's end; as if there were none where it may not be read, because waiting goes on without it."""
     try:
-        return logs.tail(aws, _WATCHED[resource.kind].group(resource.name), count)
+        return logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
     except (ClientError, BotoCoreError):
         return None
 
 
 def _verdict(aws: Aws, resource: Resource, found: dict[str, Any]) -> dict[str, Any]:
-    status = str(found[_WATCHED[resource.kind].status])
+    status = _status(resource, found)
     if status != "InService":
         raise _failure(aws, resource, str(found.get("FailureReason") or status))
     wanted, serves = _versions(resource, found)
@@ -248,7 +211,7 @@ def _verdict(aws: Aws, resource: Resource, found: dict[str, Any]) -> dict[str, A
 def _is_old(resource: Resource, found: Mapping[str, Any]) -> bool:
     """Whether it serves another version than the wanted one, and nothing says that this is how the update ended."""
     wanted, serves = _versions(resource, found)
-    return found[_WATCHED[resource.kind].status] == "InService" and "FailureReason" not in found and wanted != serves
+    return _status(resource, found) == "InService" and "FailureReason" not in found and wanted != serves
 
 
 def _versions(resource: Resource, found: Mapping[str, Any]) -> tuple[object, object]:

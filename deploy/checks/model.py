@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from deploy.checks.check import Check, Given, Verdict, error, ok, warning
 from deploy.uploads.prefix_lint import Finding, Level, lint
@@ -15,12 +14,9 @@ _HUB = "https://huggingface.co"
 
 def model(given: Given) -> list[Check]:
     spec = given.spec.model
-    how = {
-        "isolated": given.spec.network.isolated,
-        "own_code": str(given.spec.options.get("trust_remote_code", "")).lower() == "true",
-    }
-    if spec.path is not None and spec.upload is not None:
-        planned = plan_upload(given.aws, Path(spec.path).expanduser(), spec.upload, **how)
+    how = {"isolated": given.spec.network.isolated, "own_code": given.spec.own_code}
+    if spec.directory is not None and spec.upload is not None:
+        planned = plan_upload(given.aws, spec.directory, spec.upload, **how)
         checks = [ok("model", f"{spec.path} to {planned.prefix}: {planned}")]
         if planned.foreign:
             says = f"{planned.prefix} holds {len(planned.foreign)} more objects, e.g. {planned.foreign[0]}"

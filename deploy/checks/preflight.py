@@ -10,8 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, as_ours, error_code
-from deploy.changes.wait import is_missing
+from deploy.aws import Aws, as_ours, error_code, is_missing
 from deploy.checks.check import Check, Fetch, Given, Verdict, error, ok, warning
 from deploy.checks.image import image
 from deploy.checks.model import model, secret

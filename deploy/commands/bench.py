@@ -14,7 +14,7 @@ from deploy.bench.asking import by_invocations, by_openai
 from deploy.bench.figures import advice, rows
 from deploy.bench.run import Plan, measure
 from deploy.client.retry import IMPATIENT
-from deploy.commands.endpoint_arguments import add_endpoint, add_parameters, parameters_of, predictor_of
+from deploy.commands.endpoint_arguments import add_asked, add_parameters, parameters_of, predictor_of
 
 
 def add(commands: Any) -> None:
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         "bench", help="measure an endpoint under load", description="Streams answers at rising load and prints time to "
         "first token, time between tokens, throughput and errors, with advice on scaling.concurrency; the last line is "
         "JSON. It costs what its requests cost.")  # fmt: skip
-    add_endpoint(parser)
+    add_asked(parser)
     add_parameters(parser)
     loads = parser.add_mutually_exclusive_group()
     loads.add_argument("--clients", type=_numbers(int), default=[1, 2, 4, 8, 16], metavar="N,N,...",

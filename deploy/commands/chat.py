@@ -9,7 +9,7 @@ from typing import Any
 
 from deploy.client import RequestFailed
 from deploy.client.conversation import Conversation
-from deploy.commands.endpoint_arguments import add_endpoint, add_parameters, parameters_of, predictor_of
+from deploy.commands.endpoint_arguments import add_asked, add_parameters, parameters_of, predictor_of
 
 _HELP = "/reset forgets the conversation, /system TEXT tells the model what it is, /quit ends. Ctrl-C ends an answer."
 
@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "chat", help="talk to the model", description=f"One line is what you say. {_HELP} From a pipe, each line is "
         "said after the answer to the one before.")  # fmt: skip
-    add_endpoint(parser)
+    add_asked(parser)
     add_parameters(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told before all else")
     parser.set_defaults(run=_run)

@@ -38,7 +38,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _before(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
-    aws = Aws.of(spec)
+    aws = Aws(spec.region)
     # settled without AWS's answers: what is wrong with them is for the checks to say, all at once
     settled = settle(spec, aws.region, account=aws.account())
     checks = preflight(aws, spec, settled, fetch=None if arguments.offline else over_the_network)

@@ -16,7 +16,7 @@ from deploy.changes.plan import removal_of_all
 from deploy.changes.progress import shown
 from deploy.changes.shown import print_plan
 from deploy.changes.teardown import check_users, delete_data, delete_logs, log_groups
-from deploy.commands.console import confirm, out, say
+from deploy.console import confirm, out, say
 from deploy.errors import SpecError
 from deploy.resources import Kind
 from deploy.spec import Spec

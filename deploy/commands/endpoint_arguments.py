@@ -10,12 +10,12 @@ from typing import Any
 
 from deploy.client import NotStarted, Patience, Predictor
 from deploy.client.account import boto_session
+from deploy.commands.named import add_endpoint
 from deploy.errors import DeployError
 
 
-def add_endpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the endpoint's name")
-    parser.add_argument("--region", help="AWS region (default: what boto3 is set to)")
+def add_asked(parser: argparse.ArgumentParser) -> None:
+    add_endpoint(parser)
     parser.add_argument("--component", metavar="NAME",
                         help="inference component, or adapter's (default: the only one)")  # fmt: skip
     parser.add_argument("--endpoint-url", metavar="URL", help="another address than AWS's: `lmi deploy local`")

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
-    region = Aws.of(spec).region
+    region = Aws(spec.region).region
     settled = settle(spec, region)
     made = resources(spec, settled, allow_plaintext_secret=arguments.allow_plaintext_secret)
     for warning in warnings(spec, settled):

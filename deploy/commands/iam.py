@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
-    aws = Aws.of(spec)
+    aws = Aws(spec.region)
     found = policies(spec, settle(spec, aws.region))
     if not arguments.check:
         print(json.dumps(found[arguments.who] if arguments.who else found, indent=2))

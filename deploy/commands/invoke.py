@@ -7,12 +7,12 @@ import json
 import sys
 from typing import Any
 
-from deploy.commands.endpoint_arguments import add_body, add_endpoint, body_of, options_of, predictor_of
+from deploy.commands.endpoint_arguments import add_asked, add_body, body_of, options_of, predictor_of
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("invoke", help="send one request, print the answer")
-    add_endpoint(parser)
+    add_asked(parser)
     add_body(parser)
     parser.add_argument("--async", dest="asynchronous", action="store_true",
                         help="through asynchronous inference: wait for the answer in S3")  # fmt: skip

@@ -10,7 +10,7 @@ from deploy.aws import Aws
 from deploy.changes.making import Outlook, outlook
 from deploy.changes.shown import advice_table, as_json, print_checks, print_plan, print_warnings
 from deploy.commands.arguments import add_spec, spec_of
-from deploy.commands.console import out, say
+from deploy.console import out, say
 
 
 def add(commands: Any) -> None:
@@ -27,7 +27,7 @@ def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     seen = outlook(
         spec,
-        Aws.of(spec),
+        Aws(spec.region),
         offline=arguments.offline,
         adopt=arguments.adopt,
         allow_plaintext_secret=arguments.allow_plaintext_secret,

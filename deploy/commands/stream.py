@@ -7,12 +7,12 @@ import sys
 from typing import Any
 
 from deploy.client import RequestFailed
-from deploy.commands.endpoint_arguments import add_body, add_endpoint, body_of, options_of, predictor_of
+from deploy.commands.endpoint_arguments import add_asked, add_body, body_of, options_of, predictor_of
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("stream", help="send one request, print the answer's text as it comes")
-    add_endpoint(parser)
+    add_asked(parser)
     add_body(parser)
     parser.add_argument("--raw", action="store_true", help="print the bytes that come, not the text in them")
     parser.set_defaults(run=_run)

@@ -17,7 +17,7 @@ from deploy.changes.shown import print_checks, print_plan, print_warnings
 from deploy.changes.wait import time_limit
 from deploy.checks.preflight import over_the_network, preflight, refuse_errors
 from deploy.commands.arguments import add_spec, spec_of
-from deploy.commands.console import confirm, out, say
+from deploy.console import confirm, out, say
 from deploy.errors import NotThere
 from deploy.spec import Spec
 from deploy.uploads.view import upload_shown
@@ -55,7 +55,7 @@ def make(arguments: argparse.Namespace, command: str) -> int:
 
 
 def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str) -> int:
-    aws = Aws.of(spec)
+    aws = Aws(spec.region)
     prepared = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
     print_warnings(console, prepared.warnings)
     with shown(console) as report:

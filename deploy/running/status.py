@@ -9,8 +9,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws
-from deploy.changes.wait import is_missing
+from deploy.aws import Aws, error_code, is_missing
 from deploy.errors import NotThere
 
 MINUTES = 15
@@ -253,5 +252,5 @@ def _allowed(read: Any, what: str, unread: list[str]) -> Any:
     try:
         return read()
     except ClientError as error:
-        unread.append(f"{what}: {error.response.get('Error', {}).get('Code', '')}")
+        unread.append(f"{what}: {error_code(error)}")
         return ()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 
+from deploy.aws import error_code
 from deploy.data import table
 from deploy.errors import DeployError, NotThere, SpecError
 
@@ -208,7 +209,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
             registryId=match["account"], repositoryName=match["repository"], imageIds=[{"imageTag": match["tag"]}]
         )
     except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "")
+        code = error_code(error)
         if code in ("RepositoryNotFoundException", "ImageNotFoundException"):
             what = "repository" if code.startswith("Repository") else "image"
             raise NotThere(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
@@ -119,11 +118,10 @@ def find_shape(spec: Spec, aws: Aws | None = None) -> Found | None:
     model = spec.model
     if model.shape is not None:
         return Found(model.shape, "model.shape")
-    if model.path is not None:
-        directory = Path(model.path).expanduser()
-        if not directory.is_dir():
+    if model.directory is not None:
+        if not model.directory.is_dir():
             raise SpecError(f"model.path: {model.path} is no directory here")
-        shape = shape_in_directory(directory)
+        shape = shape_in_directory(model.directory)
         return None if shape is None else Found(shape, "its files")
     if model.s3 is not None and aws is not None:
         try:

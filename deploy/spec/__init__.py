@@ -82,6 +82,11 @@ class Spec(Section):
         default_factory=dict, max_length=50 - _OURS, description="Of everything that is made."
     )
 
+    @property
+    def own_code(self) -> bool:
+        """Whether the model's own Python may run."""
+        return str(self.options.get("trust_remote_code", "")).lower() == "true"
+
     @model_validator(mode="after")
     def _agreement(self) -> Spec:
         if self.network.isolated and self.model.id is not None:

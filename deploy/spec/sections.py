@@ -5,6 +5,7 @@ Limits are botocore 1.44's (contract sagemaker.md, sections 1 and 5).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -96,6 +97,11 @@ class Model(Section):
     token_secret: SecretArn | None = Field(
         None, description="Secrets Manager's ARN of the Hugging Face token; the container reads it at its start."
     )
+
+    @property
+    def directory(self) -> Path | None:
+        """`path` with `~` as what it stands for."""
+        return None if self.path is None else Path(self.path).expanduser()
 
     @model_validator(mode="after")
     def _one(self) -> Model:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, error_code
-from deploy.errors import NotThere, Refused
+from deploy.errors import Failed, NotThere, Refused
 from deploy.uploads.prefix_lint import Entry
+
+_AT_ONCE = 1000  # keys that one DeleteObjects takes
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,20 @@ def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
         if error_code(error) == "NoSuchBucket":
             raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None
         raise
+
+
+def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
+    """Delete these objects below the prefix.
+
+    Raises:
+        Failed: one was not; S3 says so in an answer whose status is 200.
+    """
+    for first in range(0, len(names), _AT_ONCE):
+        some = [{"Key": prefix.key + name} for name in names[first : first + _AT_ONCE]]
+        got = aws.client("s3").delete_objects(Bucket=prefix.bucket, Delete={"Objects": some, "Quiet": True})
+        if errors := got.get("Errors"):
+            why = errors[0].get("Message") or errors[0].get("Code")
+            raise Failed(f"s3://{prefix.bucket}/{errors[0]['Key']} and {len(errors) - 1} more were not deleted: {why}")
 
 
 def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:

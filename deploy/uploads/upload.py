@@ -19,7 +19,6 @@ from deploy.uploads.prefix_lint import Entry, Finding, lint, lint_layout, list_d
 from deploy.uploads.s3 import Prefix, check_region, objects
 
 WORKERS = 10
-_DELETED_AT_ONCE = 1000  # S3's limit
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,12 @@ class Sent:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What an upload did: files and bytes sent, those that were there, and objects that were deleted."""
+    """What an upload did: files and bytes sent, and the files that were there."""
 
     prefix: str
     sent: int
     sent_size: int
     kept: int
-    deleted: tuple[str, ...] = ()
 
 
 def plan_upload(
@@ -128,7 +126,6 @@ def upload(
     *,
     isolated: bool = False,
     own_code: bool = False,
-    delete_foreign: bool = False,
 ) -> Uploaded:
     """Send what is not there yet, and see at the end that all is there.
 
@@ -136,7 +133,6 @@ def upload(
         directory: the model's.
         prefix: `s3://bucket/.../`.
         progress: called after each part, from the caller's thread.
-        delete_foreign: delete objects below the prefix that the directory does not have.
 
     Raises:
         Refused: the directory cannot be loaded as it is, or the bucket is in another region.
@@ -144,10 +140,7 @@ def upload(
     """
     planned = plan_upload(aws, directory, prefix, isolated=isolated, own_code=own_code)
     refuse(planned.findings, str(directory))
-    if delete_foreign:
-        _delete(aws, planned)
-    else:
-        refuse(planned.foreign_findings, str(planned.prefix))
+    refuse(planned.foreign_findings, str(planned.prefix))
     sizes = {file.name: file.size for file in planned.files}
     parts = [part for name in planned.missing for part in parts_of(name, sizes[name])]
     sending = Sending(aws, planned.prefix, directory, planned.digests, parts)
@@ -165,7 +158,6 @@ def upload(
         len(planned.missing),
         planned.size_to_send,
         len(planned.files) - len(planned.missing),
-        planned.foreign if delete_foreign else (),
     )
 
 
@@ -184,14 +176,6 @@ def _after(done: Sent, part: Part, was_there: bool, ended: bool) -> Sent:
         size=done.size + part.size,
         resumed=done.resumed + (part.size if was_there else 0),
     )
-
-
-def _delete(aws: Aws, planned: UploadPlan) -> None:
-    for begin in range(0, len(planned.foreign), _DELETED_AT_ONCE):
-        keys = [{"Key": planned.prefix.key + name} for name in planned.foreign[begin : begin + _DELETED_AT_ONCE]]
-        got = aws.client("s3").delete_objects(Bucket=planned.prefix.bucket, Delete={"Objects": keys, "Quiet": True})
-        if errors := got.get("Errors"):
-            raise Failed(f"{errors[0]['Key']} was not deleted: {errors[0].get('Message', errors[0].get('Code'))}")
 
 
 def _verify(aws: Aws, planned: UploadPlan) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from deploy.console import say
 from deploy.uploads.upload import Sent, human
 
 
@@ -43,9 +44,9 @@ def _plain(console: Console) -> Callable[[Sent], None]:
         tenth = 10 * sent.size // max(sent.of_size, 1)
         if tenth != last:
             last = tenth
-            console.print(
+            say(
+                console,
                 f"uploaded {human(sent.size)} of {human(sent.of_size)}, {sent.files} of {sent.of_files} files",
-                highlight=False,
             )
 
     return report

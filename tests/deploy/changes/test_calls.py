@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws
-from deploy.changes.calls import CALLS, call, is_missing, removal, show
+from deploy.aws import Aws, is_missing
+from deploy.changes.calls import CALLS, call, removal, show
 from deploy.errors import DeployError
 from deploy.resources import Kind
 from tests.deploy.aws import Cloud

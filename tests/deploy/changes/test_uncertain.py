@@ -19,8 +19,8 @@ CHANGED = {"options": {"max_tokens": 2}}
 
 def first_answers(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any] | None]) -> None:
     """What the first looks of a waiting see, before the truth."""
-    real = wait.describe
-    monkeypatch.setattr(wait, "describe", lambda aws, one: answers.pop(0) if answers else real(aws, one))
+    real = wait.show
+    monkeypatch.setattr(wait, "show", lambda aws, *which: answers.pop(0) if answers else real(aws, *which))
 
 
 def test_a_new_endpoint_may_not_be_found_at_first(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from rich.console import Console
 
 from deploy.changes.progress import shown, table
@@ -45,6 +47,26 @@ def test_no_log_after_ten_minutes_hints_at_the_host(cloud: Cloud) -> None:
     wait_for(aws(), CHAT, seen.append, every=60, clock=Clock())
     assert [bool(progress.hint) for progress in seen] == [False] * 10 + [True, True, False]
     assert "instance.ami" in seen[10].hint
+
+
+def test_aws_that_wants_to_be_asked_less_ends_no_waiting(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.sagemaker.fate("chat", "InService", polls=2)
+    make_endpoint(cloud)
+    client, asked = aws().client("sagemaker"), 0
+    describe = client.describe_endpoint
+
+    def throttled(**request: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise ClientError(
+                {"Error": {"Code": "ThrottlingException", "Message": "Rate exceeded"}}, "DescribeEndpoint"
+            )
+        return describe(**request)
+
+    monkeypatch.setattr(client, "describe_endpoint", throttled)
+    monkeypatch.setattr("deploy.changes.calls.pause", lambda seconds: None)
+    assert wait_for(aws(), CHAT, lambda progress: None, clock=Clock())["EndpointStatus"] == "InService"
 
 
 def test_a_failure_says_the_reason_the_log_and_what_to_change(cloud: Cloud) -> None:

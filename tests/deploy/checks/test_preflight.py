@@ -179,13 +179,16 @@ def test_a_prefix_is_held_against_what_can_load(ready: Cloud) -> None:
     assert run("model", in_s3) == Check("model", Verdict.OK, "s3://of-ours/llama/: 3 objects, 11 B")
 
 
-def test_a_directory_says_what_is_to_be_sent(ready: Cloud, tmp_path: Path) -> None:
+def test_a_directory_says_what_is_to_be_sent(ready: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s3 = ready.client("s3")
     s3.create_bucket(Bucket="of-ours")
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     local = spec(model={"path": str(tmp_path), "upload": "s3://of-ours/llama/"})
     assert run("model", local).says.endswith("3 files, 6 B, 3 to send (6 B)")
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    at_home = spec(model={"path": f"~/{tmp_path.name}", "upload": "s3://of-ours/llama/"})
+    assert run("model", at_home).verdict is Verdict.OK
     s3.put_object(Bucket="of-ours", Key="llama/old.bin", Body=b"x")
     assert "holds 1 more objects, e.g. old.bin" in run("model", local).says
     (tmp_path / "config.json").unlink()

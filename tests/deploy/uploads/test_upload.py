@@ -13,7 +13,7 @@ from deploy.aws import Aws
 from deploy.errors import Failed, NotThere, Refused
 from deploy.uploads import parts as upload_parts
 from deploy.uploads.parts import METADATA, Part, file_digest, parts_of
-from deploy.uploads.s3 import Prefix
+from deploy.uploads.s3 import Prefix, delete
 from deploy.uploads.upload import Sent, human, plan_upload, upload
 from tests.deploy.aws import Call, Cloud
 from tests.deploy.endpoints import aws
@@ -132,13 +132,20 @@ def test_a_failure_sends_no_more_and_leaves_what_was_sent(cloud: Cloud, bucket: 
     assert plan_upload(aws(), model, TO).missing == ()
 
 
-def test_what_is_foreign_stays_unless_asked(cloud: Cloud, bucket: Any, model: Path) -> None:
+def test_what_is_foreign_stays(cloud: Cloud, bucket: Any, model: Path) -> None:
     bucket.put_object(Bucket="models-of-ours", Key="llama/old.safetensors", Body=b"old")
     assert plan_upload(aws(), model, TO).foreign == ("old.safetensors",)
-    assert upload(aws(), model, TO).deleted == ()
+    upload(aws(), model, TO)
     assert "llama/old.safetensors" in keys(bucket)
-    assert upload(aws(), model, TO, delete_foreign=True).deleted == ("old.safetensors",)
-    assert "llama/old.safetensors" not in keys(bucket)
+
+
+def test_an_object_that_s3_does_not_delete_is_no_success(
+    cloud: Cloud, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = {"Errors": [{"Key": "llama/a", "Code": "AccessDenied", "Message": "Access Denied"}]}
+    monkeypatch.setattr(aws().client("s3"), "delete_objects", lambda **request: refused)
+    with pytest.raises(Failed, match="llama/a and 0 more were not deleted: Access Denied"):
+        delete(aws(), Prefix.of(TO), ["a"])
 
 
 def test_a_folder_object_of_the_console_is_refused(cloud: Cloud, bucket: Any, model: Path) -> None:
@@ -146,8 +153,6 @@ def test_a_folder_object_of_the_console_is_refused(cloud: Cloud, bucket: Any, mo
     with pytest.raises(Refused, match="0-byte object"):
         upload(aws(), model, TO)
     assert list(keys(bucket)) == ["llama/"]
-    upload(aws(), model, TO, delete_foreign=True)
-    assert "llama/" not in keys(bucket)
 
 
 def test_a_directory_that_cannot_load_is_not_sent(cloud: Cloud, bucket: Any, model: Path) -> None:

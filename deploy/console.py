@@ -1,4 +1,4 @@
-"""Where the commands print: colours and the terminal's width on a terminal, plain wide lines elsewhere."""
+"""Where and how is printed: colours and the terminal's width on a terminal, plain wide lines elsewhere."""
 
 from __future__ import annotations
 
