@@ -9,7 +9,7 @@ import os
 import boto3
 
 runtime = boto3.client("sagemaker-runtime")
-messages = [{"role": "user", "content": "What is the capital of France?"}]
+messages = [{"role": "user", "content": "Name the capital of France."}]
 body = {"messages": messages, "max_tokens": 24, "temperature": 0, "stream": True}
 answer = runtime.invoke_endpoint_with_response_stream(
     EndpointName=os.environ["ENDPOINT_NAME"],

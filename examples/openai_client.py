@@ -22,7 +22,7 @@ runtime = session.client("sagemaker-runtime").meta.endpoint_url
 client = OpenAI(
     base_url=f"{runtime}/endpoints/{os.environ['ENDPOINT_NAME']}/openai/v1", api_key=f"sagemaker-api-key-{token}"
 )
-messages = [{"role": "user", "content": "What is the capital of France?"}]
+messages = [{"role": "user", "content": "Name the capital of France."}]
 stream = client.chat.completions.create(model="", messages=messages, max_tokens=24, temperature=0, stream=True)
 for chunk in stream:
     for choice in chunk.choices:

@@ -11,7 +11,10 @@ from deploy.client import RequestFailed
 from deploy.client.conversation import Conversation
 from deploy.commands.endpoint_arguments import add_asked, add_parameters, parameters_of, predictor_of
 
-_HELP = "/reset forgets the conversation, /system TEXT tells the model what it is, /quit ends. Ctrl-C ends an answer."
+_HELP = (
+    "/reset forgets the conversation, /system TEXT tells the model what it is, /quit ends. "
+    "Ctrl-C ends an answer, or drops the line."
+)
 
 
 def add(commands: Any) -> None:
@@ -47,6 +50,11 @@ def _line(terminal: bool) -> str | None:
         if terminal:
             print()
         return None
+    except KeyboardInterrupt:
+        if not terminal:
+            raise
+        print()
+        return ""
 
 
 def _command(conversation: Conversation, line: str) -> bool:

@@ -11,7 +11,8 @@ from deploy.aws import Aws
 from deploy.checks.check import Verdict
 from deploy.checks.preflight import lines, over_the_network, preflight
 from deploy.commands.arguments import add_spec, spec_of
-from deploy.errors import DeployError
+from deploy.commands.endpoint_arguments import url
+from deploy.errors import DeployError, SpecError
 from deploy.running.doctor import Asked, measure, report, runtime_client
 from deploy.settling.settle import settle
 
@@ -23,7 +24,9 @@ def add(commands: Any) -> None:
     add_spec(parser)
     parser.add_argument("--live", action="store_true", help="NAME in place of FILE: send requests to the endpoint")
     parser.add_argument("--component", metavar="NAME", help="with --live: which component is asked")
-    parser.add_argument("--endpoint-url", metavar="URL", help="with --live: another address (`lmi deploy local`)")
+    parser.add_argument(
+        "--endpoint-url", type=url, metavar="URL", help="with --live: another address (`lmi deploy local`)"
+    )
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="with --live: tokens of a stream (64)")
     parser.add_argument("--slow", type=int, default=0, metavar="N",
                         help="with --live: also ask for N tokens, enough for more than a minute")  # fmt: skip
@@ -37,6 +40,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _before(arguments: argparse.Namespace) -> int:
+    if arguments.endpoint_url is not None or arguments.component is not None:
+        raise SpecError("--endpoint-url and --component are for --live", "lmi deploy doctor NAME --live")
     spec = spec_of(arguments)
     aws = Aws(spec.region)
     # settled without AWS's answers: what is wrong with them is for the checks to say, all at once

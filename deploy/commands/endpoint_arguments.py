@@ -18,7 +18,9 @@ def add_asked(parser: argparse.ArgumentParser) -> None:
     add_endpoint(parser)
     parser.add_argument("--component", metavar="NAME",
                         help="inference component, or adapter's (default: the only one)")  # fmt: skip
-    parser.add_argument("--endpoint-url", metavar="URL", help="another address than AWS's: `lmi deploy local`")
+    parser.add_argument(
+        "--endpoint-url", type=url, metavar="URL", help="another address than AWS's: `lmi deploy local`"
+    )
     parser.add_argument("--patience", type=_seconds, metavar="S",
                         help="try so long while nothing is begun (default: 60 s, without a copy 900 s)")  # fmt: skip
 
@@ -109,11 +111,18 @@ def _read(text: str) -> str:
     try:
         return Path(text[1:]).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DeployError(f"{text[1:]}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DeployError(f"{text[1:]}: {why}") from None
 
 
 def _said(error: NotStarted, pause: float) -> None:
     print(f"{error}; again in {pause:.0f} s", file=sys.stderr)
+
+
+def url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError("must begin with http:// or https://, as http://127.0.0.1:8081")
+    return text
 
 
 def _seconds(text: str) -> float:

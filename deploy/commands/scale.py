@@ -37,8 +37,8 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{what.target}: scales between {low} and {high}")
         what = scaled(aws, arguments.name, arguments.component)
     if arguments.count is not None:
+        note = set_count(aws, what, arguments.count)  # which may refuse it
         print(f"{what.target}: {what.count} -> {arguments.count}")
-        note = set_count(aws, what, arguments.count)
         if note:
             print(note)
         if not arguments.no_wait:

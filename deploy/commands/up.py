@@ -19,6 +19,7 @@ from deploy.checks.preflight import over_the_network, preflight, refuse_errors
 from deploy.commands.arguments import add_spec, spec_of
 from deploy.console import confirm, out, say
 from deploy.errors import NotThere
+from deploy.settling.prices import price_of
 from deploy.spec import Spec
 from deploy.uploads.view import upload_shown
 
@@ -79,14 +80,26 @@ def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace,
         checks = preflight(aws, spec, prepared.settled, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
+    say(console, _instances(spec, prepared.settled.instance_type))
     if not confirm("Do this?", yes=arguments.yes, needed=False):
+        say(console, "Nothing was changed.")
         return 1
-    with upload_shown(console) as sent:
-        upload_model(spec, aws, sent)
+    if spec.model.upload is not None:
+        with upload_shown(console) as sent:
+            upload_model(spec, aws, sent)
     with shown(console) as report:
         apply(aws, planned, prepared.wanted, Ways(ways.say, report, ways.keep_failed, ways.every, ways.limit), run)
     say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.name}")
     return 0
+
+
+def _instances(spec: Spec, instance_type: str) -> str:
+    """What will cost money: how many of which type, and an instance's class of cost."""
+    managed = spec.instance.managed
+    count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
+    price = price_of(instance_type, spec.instance.price)
+    cost = "price not known" if price.usd is None else f"{price.text} each"
+    return f"{count} x {instance_type}, {cost}, for as long as it exists"
 
 
 def _most_batches(spec: Spec) -> int:

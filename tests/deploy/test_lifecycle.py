@@ -82,6 +82,20 @@ def test_plan_shows_requests_and_changes_nothing(
     assert cloud.changes() == []
 
 
+def test_up_says_what_will_cost_money_and_that_nothing_was_done(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert main(["up", file(tmp_path), "--set", "instance.price=3"]) == 1
+    said = capsys.readouterr().out
+    assert "2 x ml.g6e.2xlarge, $3" in said
+    assert said.endswith("Nothing was changed.\n")
+    assert cloud.changes() == []
+    assert main(["up", file(tmp_path), "--yes"]) == 0
+    assert "uploading" not in capsys.readouterr().out  # model.s3: there is nothing to upload
+
+
 def test_plan_shows_the_difference(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", file(tmp_path)]) == 0
     capsys.readouterr()

@@ -62,7 +62,7 @@ def test_a_body_from_a_file_with_headers(aws: Double, tmp_path: Path) -> None:
         (["--json", "{"], "--json: "),
         (["x", "-p", "seed"], "-p seed: must be NAME=VALUE"),
         (["--json", "[1]", "-p", "seed=1"], "-p: the body is no JSON object"),
-        (["@/nowhere/at/all"], "/nowhere/at/all: "),
+        (["@/nowhere/at/all"], "/nowhere/at/all: No such file or directory\n"),
     ],
 )
 def test_arguments_that_do_not_go_together(
@@ -71,6 +71,13 @@ def test_arguments_that_do_not_go_together(
     assert main(["invoke", "e", *arguments]) == 1
     assert capsys.readouterr().err.startswith(f"lmi deploy: {said}")
     assert aws.requests == []
+
+
+def test_an_address_without_its_scheme_is_refused(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["invoke", "e", "x", "--endpoint-url", "127.0.0.1:8081"])
+    assert refused.value.code == 2
+    assert "--endpoint-url: must begin with http:// or https://" in capsys.readouterr().err
 
 
 def test_an_endpoint_that_is_not_there_has_its_status(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +168,9 @@ class Terminal(io.StringIO):
         return True
 
 
+CTRL_C = "\x03"
+
+
 def at_a_terminal(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     rest = iter(lines)
 
@@ -168,6 +178,8 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
         assert prompt == "> "
         if (line := next(rest, None)) is None:
             raise EOFError
+        if line == CTRL_C:
+            raise KeyboardInterrupt
         return line
 
     monkeypatch.setattr("builtins.input", read)
@@ -197,6 +209,15 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(
     assert ((" ...",), {"end": ""}) in printed
 
 
+def test_ctrl_c_at_the_prompt_drops_the_line_and_not_the_conversation(
+    aws: Double, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_a_terminal(monkeypatch, "Hi", CTRL_C, "And?")
+    aws.answers = [streams(CHAT.body)]
+    assert main(["chat", "e"]) == 0
+    assert [turn["content"] for turn in aws.requests[1].json["messages"]] == ["Hi", SHOWN, "And?"]
+
+
 def test_at_a_terminal_a_failure_can_be_asked_again(
     aws: Double, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,7 +228,7 @@ def test_at_a_terminal_a_failure_can_be_asked_again(
     assert [turn["content"] for turn in aws.requests[1].json["messages"]] == ["Hi"]
     printed = capsys.readouterr()
     assert "InternalStreamFailure: boom" in printed.err
-    assert "Ctrl-C ends an answer." in printed.err
+    assert "Ctrl-C ends an answer, or drops the line." in printed.err
     assert printed.out.endswith(SHOWN + "\n\n")
 
 

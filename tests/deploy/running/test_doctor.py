@@ -119,6 +119,8 @@ def test_the_command_measures(emulated: str, capsys: pytest.CaptureFixture[str])
     assert said["findings"][0]["question"] == "a plain answer"
     assert cli.main(["doctor", "--live"]) == 1
     assert "--live needs the endpoint's name" in capsys.readouterr().err
+    assert cli.main(["doctor", "local", "--endpoint-url", emulated]) == 2
+    assert "--endpoint-url and --component are for --live\nlmi deploy doctor NAME --live" in capsys.readouterr().err
 
 
 def test_the_command_checks(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

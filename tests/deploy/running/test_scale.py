@@ -98,6 +98,9 @@ def test_bounds_are_moved(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> N
     assert scaling is not None
     assert (scaling.min, scaling.max) == (0, 5)
     assert cli.main(["scale", "chat", "--min", "6"]) == 2
+    capsys.readouterr()
+    assert cli.main(["scale", "chat", "9"]) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_bounds_need_scaling_and_sense(cloud: Cloud) -> None:
