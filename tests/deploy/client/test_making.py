@@ -24,7 +24,7 @@ def test_threads_make_one_client_at_a_time() -> None:
     runtime = Runtime("e", "us-east-1", session=SimpleNamespace(client=client, region_name="us-east-1"))
     found: list[object] = []
     threads = [
-        threading.Thread(target=lambda kind=kind: found.append(getattr(runtime, kind)))  # type: ignore[misc]
+        threading.Thread(target=lambda kind=kind: found.append(getattr(runtime, kind)))
         for kind in 4 * ["_client", "_streaming"]
     ]
     for thread in threads:
