@@ -74,10 +74,9 @@ def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dic
         except FROM_AWS as error:
             raise failure(error) from error
         if response.status != 200:
-            response.drain_conn()
-            response.release_conn()
+            response.close()
             raise RequestFailed("", original_status=response.status)
-        return Stream(response.stream(), response.headers.get("Content-Type", ""), response.release_conn)
+        return Stream(response.stream(), response.headers.get("Content-Type", ""), response.close)
 
     return lambda start, number: measured(start, lambda: opened(number))
 

@@ -75,7 +75,7 @@ def events_of(value: Any) -> Iterator[Event]:
             raise _failure(error, value)
         case {"details": {"finish_reason": "error"}}:
             raise _failure("the model failed", value)
-        case {"choices": [*choices]} if choices:
+        case {"choices": [*choices]} if choices and all(isinstance(choice, dict) for choice in choices):
             for choice in choices:
                 yield from _choice(choice, value)
         case {"token": {"text": str()}}:

@@ -13,6 +13,7 @@ import re
 from typing import Any, Protocol
 
 _OPENING = b"{["
+_BLANK = re.compile(rb"\s*")
 _OUTSIDE = re.compile(rb'["{}\[\]]')
 _INSIDE = re.compile(rb'["\\]')
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
@@ -70,7 +71,7 @@ class JsonValues:
     def _end(self) -> int | None:
         """Where the value that is at the beginning ends, if it is whole."""
         if not self._seen:
-            self._kept = self._kept.lstrip()
+            del self._kept[: _BLANK.match(self._kept).end()]  # type: ignore[union-attr]  # matches always
         if not self._kept:
             return None
         if self._kept[0] not in _OPENING:
@@ -100,6 +101,7 @@ class ServerSentEvents:
 
     def __init__(self) -> None:
         self._kept = bytearray()
+        self._seen = 0  # of what is kept, how much has no end of a line
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[Any]:
@@ -116,9 +118,9 @@ class ServerSentEvents:
     def _lines(self, *, last: bool) -> list[Any]:
         found: list[Any] = []
         start = 0
-        for end in _END_OF_LINE.finditer(self._kept):
+        for end in _END_OF_LINE.finditer(self._kept, self._seen):
             if end[0] == b"\r" and end.end() == len(self._kept) and not last:
-                break  # a line feed may follow in the next piece
+                break  # a line feed may follow in the next piece; there is no other end behind
             line = bytes(self._kept[start : end.start()])
             start = end.end()
             if line:
@@ -129,6 +131,7 @@ class ServerSentEvents:
             except CutShort as cut:  # within an event that ended as one should
                 found.append(cut.rest.decode("utf-8", "replace"))
         del self._kept[:start]
+        self._seen = len(self._kept) - self._kept.endswith(b"\r")
         return found
 
     def _line(self, line: bytes) -> None:
@@ -184,5 +187,5 @@ def reader_for(content_type: str, beginning: bytes) -> Reader | None:
 def _parsed(value: bytes) -> Any:
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):  # deeper than Python goes
         return value.decode("utf-8", "replace")

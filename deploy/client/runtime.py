@@ -5,9 +5,9 @@ Nothing here knows what a body holds. Contract sagemaker.md, sections 1.1, 1.4 a
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import boto3
@@ -80,6 +80,8 @@ class Runtime:
         self._timeouts = timeouts
         self._report = report
         self._connections = connections
+        self._making = threading.Lock()  # a session makes one client at a time
+        self._made_clients: dict[float, Any] = {}
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """InvokeEndpoint; `Body` of what is returned is read to its end.
@@ -136,13 +138,19 @@ class Runtime:
 
         return patiently(attempt, self._patience, self._report)
 
-    @cached_property
+    @property
     def _client(self) -> Any:
-        return self._made_client(self._timeouts.answer)
+        return self._client_for(self._timeouts.answer)
 
-    @cached_property
+    @property
     def _streaming(self) -> Any:
-        return self._made_client(self._timeouts.gap)
+        return self._client_for(self._timeouts.gap)
+
+    def _client_for(self, read_timeout: float) -> Any:
+        with self._making:
+            if read_timeout not in self._made_clients:
+                self._made_clients[read_timeout] = self._made_client(read_timeout)
+            return self._made_clients[read_timeout]
 
     def _made_client(self, read_timeout: float) -> Any:
         config = Config(

@@ -10,6 +10,7 @@ from typing import Any
 from deploy.client import RequestFailed
 from deploy.client.conversation import Conversation
 from deploy.commands.endpoint_arguments import add_asked, add_parameters, parameters_of, predictor_of
+from deploy.commands.shown import shown
 
 _HELP = (
     "/reset forgets the conversation, /system TEXT tells the model what it is, /quit ends. "
@@ -76,13 +77,13 @@ def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
     answer = conversation.ask(line)
     try:
         for piece in answer:
-            print(piece, end="", flush=True)
+            print(shown(piece), end="", flush=True)
     except KeyboardInterrupt:
         print(" ...", end="")
     except RequestFailed as error:
         if not terminal:
             raise
-        print(f"{error}\n{error.advice}".strip(), file=sys.stderr)
+        print(shown(f"{error}\n{error.advice}".strip(), sys.stderr), file=sys.stderr)
     finally:
         answer.close()  # type: ignore[attr-defined]
         print(flush=True)

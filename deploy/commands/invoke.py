@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from deploy.commands.endpoint_arguments import add_asked, add_body, body_of, options_of, predictor_of
+from deploy.commands.shown import shown
 
 
 def add(commands: Any) -> None:
@@ -28,5 +29,5 @@ def _run(arguments: argparse.Namespace) -> int:
         answer = accepted.wait()
     else:
         answer = predictor.predict(body, **options)
-    print(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, indent=2))
+    print(shown(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, indent=2)))
     return 0

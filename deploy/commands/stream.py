@@ -8,6 +8,7 @@ from typing import Any
 
 from deploy.client import RequestFailed
 from deploy.commands.endpoint_arguments import add_asked, add_body, body_of, options_of, predictor_of
+from deploy.commands.shown import shown
 
 
 def add(commands: Any) -> None:
@@ -27,7 +28,7 @@ def _run(arguments: argparse.Namespace) -> int:
             return 0
         try:
             for piece in stream.text():
-                print(piece, end="", flush=True)
+                print(shown(piece), end="", flush=True)
         except RequestFailed:
             print()
             raise

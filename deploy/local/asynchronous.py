@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deploy.local.answers import Rejected, validation_error
+from deploy.local.answers import validation_error
 from deploy.local.endpoint import Endpoint
 from deploy.local.headers import INFERENCE_ID
 from deploy.local.relay import Relay
@@ -115,11 +115,15 @@ class AsyncCalls:
                     body = await asyncio.to_thread(self._store.read, body)
                 _, data = await self._relay.whole(body, call.passed, call.timeout, log_stream)
                 await asyncio.to_thread(self._store.write, call.output, data)
-            except Rejected as error:
+            except Exception as error:  # whoever waits for the answer has to be told
                 log.info("asynchronous request %s: %s", call.inference_id, error)
-                await asyncio.to_thread(self._store.write, call.failure, str(error).encode())
-            except OSError:
-                log.exception("asynchronous request %s: its answer could not be written", call.inference_id)
+                await self._failed(call, str(error))
+
+    async def _failed(self, call: Accepted, why: str) -> None:
+        try:
+            await asyncio.to_thread(self._store.write, call.failure, why.encode("utf-8", "replace"))
+        except OSError:
+            log.exception("asynchronous request %s: its failure could not be written", call.inference_id)
 
 
 def _text(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> str:
@@ -133,6 +137,6 @@ def _number(headers: Mapping[str, str], name: str, least: int, most: int, defaul
     text = headers.get(_AMZN + name)
     if text is None:
         return default
-    if not text.isdigit() or not least <= int(text) <= most:
+    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
         raise validation_error(f"{name} {text!r} must be a number from {least} to {most}.")
     return int(text)

@@ -18,6 +18,7 @@ from deploy.errors import DeployError, Failed
 
 STOP_SECONDS = 30.0
 """From SIGTERM to SIGKILL."""
+_LOOK = 0.05  # seconds between two looks whether it has ended
 _TAIL = 20  # lines of the log that are shown when it dies
 _LINE = 2**20  # bytes; a longer line of the log is shown in pieces
 _OWN = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN",
@@ -130,10 +131,8 @@ class Container:
     async def died(self) -> Failed:
         """Waits until it has ended by itself; how, and the last lines of its log."""
         assert self._process is not None, "start() comes first"
-        assert self._reader is not None
-        status = await self._process.wait()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._reader), 1)  # a child of its own may hold the pipe open
+        status = await self._ended()
+        await self._read_all()
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         last = "\n".join(f"  {line}" for line in self.tail)
         return Failed(f"the container {how}", f"Its last lines:\n{last}" if last else "It wrote nothing.")
@@ -145,19 +144,31 @@ class Container:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), seconds)
+                await asyncio.wait_for(self._ended(), seconds)
             except asyncio.TimeoutError:
                 self._show(f"still there {seconds:g} s after SIGTERM: SIGKILL, as SageMaker does")
         self.kill()
-        status = await self._process.wait()
-        if self._reader is not None:
-            await self._reader
+        status = await self._ended()
+        await self._read_all()
+        self._process._transport.close()  # type: ignore[attr-defined]  # the log's pipe, if it is still held open
         return status
 
     def kill(self) -> None:
         """End its whole group at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+    async def _ended(self) -> int:
+        """The exit status. asyncio's own wait() lasts until nobody holds the log's pipe, which a child may for long."""
+        assert self._process is not None
+        while (status := self._process.returncode) is None:
+            await asyncio.sleep(_LOOK)
+        return status
+
+    async def _read_all(self) -> None:
+        """The log to its end, but no longer than a second: a child of its own may hold the pipe open."""
+        assert self._reader is not None
+        await asyncio.wait({self._reader}, timeout=1)
 
     async def _read(self) -> None:
         assert self._process is not None

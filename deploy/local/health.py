@@ -38,7 +38,8 @@ class Probing:
 async def ping(session: aiohttp.ClientSession, container: str, seconds: float) -> str:
     """Empty: it is ready; otherwise what it answered."""
     try:
-        async with session.get(container + "/ping", timeout=aiohttp.ClientTimeout(total=seconds)) as reply:
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with session.get(container + "/ping", timeout=timeout, allow_redirects=False) as reply:
             return "" if reply.status == 200 else f"/ping answers {reply.status}"
     except asyncio.TimeoutError:
         return f"/ping does not answer within {seconds:g} s"

@@ -45,6 +45,8 @@ class Objects:
             await asyncio.to_thread(self._store.put, self._path(request), data)
         except Rejected as error:
             return _failed(400, "InvalidArgument", str(error))
+        except OSError as error:  # too long a name, or an object's name is another's folder
+            return _failed(400, "InvalidArgument", f"{request.path}: a directory cannot hold it: {error.strerror}")
         return web.Response(headers={"ETag": _tag(data)})
 
     def _path(self, request: web.Request) -> Path:

@@ -18,6 +18,10 @@ log = logging.getLogger("deploy.local")
 STALLED = "Your model primary did not complete sending the inference response in the allotted time."
 BROKEN = "The connection to your model primary was reset or closed before the inference response was complete."
 _OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # what aiohttp would add
+MOST = 128 * 2**20
+"""Bytes of an answer that is kept until it is whole: this process must bear what a container sends without end."""
+TOO_LARGE = f"The inference response of your model primary is larger than {MOST} bytes."
+_FAILURE = 2**16  # bytes of an error's body that are read; far fewer are shown
 _LARGE = 2**19  # bytes; aiohttp sends more than a megabyte in pieces, and wants a file for it
 
 
@@ -71,22 +75,33 @@ class Relay:
         """
         try:
             async with self.post("/invocations", body, headers, seconds) as reply:
-                data = await reply.read()
+                await refuse_failed(reply, log_stream)
+                data = await _read(reply, MOST + 1)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             log.warning("the container gave no answer: %s", error or "time is over")
             raise model_error(0, TIMED_OUT, log_stream) from error
-        refuse_failed(reply.status, data, log_stream)
+        if len(data) > MOST:
+            raise model_error(0, TOO_LARGE, log_stream)
         return reply, data
 
 
-def refuse_failed(status: int, body: bytes, log_stream: str) -> None:
+async def refuse_failed(reply: aiohttp.ClientResponse, log_stream: str) -> None:
     """Let a 2xx pass.
 
     Raises:
         Rejected: it is none.
+        aiohttp.ClientError, asyncio.TimeoutError: its body breaks off.
     """
-    if not 200 <= status < 300:
-        raise model_error(status, body.decode("utf-8", "replace"), log_stream)
+    if not 200 <= reply.status < 300:
+        raise model_error(reply.status, (await _read(reply, _FAILURE)).decode("utf-8", "replace"), log_stream)
+
+
+async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
+    """The body, or so many bytes of it."""
+    data = bytearray()
+    while len(data) < most and (piece := await reply.content.readany()):
+        data += piece
+    return bytes(data[:most])
 
 
 async def messages(reply: aiohttp.ClientResponse, part_bytes: int | None) -> AsyncIterator[bytes]:

@@ -80,8 +80,7 @@ class Runtime:
         seconds = self._endpoint.limits.stream
         try:
             async with self._relay.post("/invocations", body, headers, seconds) as reply:
-                if not 200 <= reply.status < 300:
-                    refuse_failed(reply.status, await reply.read(), log_stream)
+                await refuse_failed(reply, log_stream)
                 returned = to_client(reply.headers, STREAM, self._endpoint.variant)
                 returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
                 answer = web.StreamResponse(headers={**returned, "Content-Type": CONTENT_TYPE})
@@ -117,6 +116,8 @@ class Runtime:
         answer: web.StreamResponse | None = None
         try:
             async with self._relay.post("/v1/chat/completions", body, headers, seconds) as reply:
+                if reply.status < 200:
+                    raise model_error(reply.status, "", endpoint.log_stream(region))
                 returned = {name: reply.headers[name] for name in ("Content-Type",) if name in reply.headers}
                 answer = web.StreamResponse(status=reply.status, headers=returned)
                 await answer.prepare(request)
@@ -148,6 +149,8 @@ class Runtime:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
             raise _too_large(limits.body) from None
+        except web.RequestPayloadError as error:
+            raise validation_error(f"The request's body cannot be read: {error}") from None
         if len(body) > limits.body:  # versions of aiohttp differ by a byte in what is too much
             raise _too_large(limits.body)
         if len(body) > limits.small_body:

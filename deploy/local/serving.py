@@ -120,10 +120,13 @@ async def _load_adapters(plan: Plan) -> None:
     async with aiohttp.ClientSession() as session:
         for name, path in plan.adapters.items():
             body = {"name": name, "src": path, "preload": True, "pin": False}
-            async with session.post(f"{plan.endpoint.container}/adapters", json=body) as reply:
-                if reply.status != 200:
-                    said = (await reply.text()).strip()
-                    raise Failed(f"adapter {name}: the container answers {reply.status}: {said}")
+            try:
+                async with session.post(f"{plan.endpoint.container}/adapters", json=body) as reply:
+                    if reply.status != 200:
+                        said = (await reply.text(errors="replace")).strip()
+                        raise Failed(f"adapter {name}: the container answers {reply.status}: {said}")
+            except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+                raise Failed(f"adapter {name}: the container gave no answer: {error or 'time is over'}") from None
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 from deploy.local.answers import Rejected, validation_error
@@ -58,6 +59,11 @@ class Store:
     def put(path: Path, data: bytes) -> None:
         """Whoever sees the object sees it whole."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name[:200]}.part")
-        part.write_bytes(data)
-        part.replace(path)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False) as part:
+            try:
+                part.write(data)
+                part.flush()
+                Path(part.name).replace(path)
+            except BaseException:
+                Path(part.name).unlink(missing_ok=True)
+                raise

@@ -115,7 +115,9 @@ async def _wait(container: Container, request: web.Request, asked: dict[str, Any
 
 async def _stream(container: Container, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
     """`pieces` as hexadecimal; after the first it waits; `end`: how, if not well."""
-    answer = web.StreamResponse(headers=asked.get("headers", {"Content-Type": "application/jsonlines"}))
+    answer = web.StreamResponse(
+        status=asked.get("status", 200), headers=asked.get("headers", {"Content-Type": "application/jsonlines"})
+    )
     answer.enable_chunked_encoding()
     await answer.prepare(request)
     for index, piece in enumerate(asked["pieces"]):

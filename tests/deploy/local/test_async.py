@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,3 +157,32 @@ def test_an_object_that_is_not_there(s3: Any) -> None:
     with pytest.raises(ClientError) as raised:
         s3.put_object(Bucket="mine", Key="../../x", Body=b"")
     assert raised.value.response["Error"]["Code"] == "InvalidArgument"
+
+
+def test_names_that_begin_alike_are_written_apart(tmp_path: Path) -> None:
+    """At once, and of any length that a file's name may have."""
+    store = Store(tmp_path)
+    names = [f"{200 * 'n'}{index}" for index in range(40)] + [80 * "日"]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: store.write(f"s3://bucket/{name}", name.encode() * 1000), names))
+        list(pool.map(lambda _: store.write("s3://bucket/same", 1000 * b"x"), range(40)))
+    for name in names:
+        assert store.read(f"s3://bucket/{name}") == name.encode() * 1000
+    assert len(list((tmp_path / "bucket").iterdir())) == len(names) + 1
+
+
+def test_an_object_that_no_directory_can_hold_is_refused(s3: Any, root: Path) -> None:
+    s3.put_object(Bucket="mine", Key="a", Body=b"x")
+    for key in ("a/b", 300 * "n"):
+        with pytest.raises(ClientError, match="a directory cannot hold it"):
+            s3.put_object(Bucket="mine", Key=key, Body=b"x")
+    assert [path.name for path in (root / "mine").iterdir()] == ["a"]
+
+
+def test_an_answer_that_cannot_be_written_is_a_failure(local: Local, root: Path) -> None:
+    (root / asynchronous.BUCKET / "async-out").mkdir(parents=True)
+    (root / asynchronous.BUCKET / "async-out" / "team").write_bytes(b"a file")
+    accepted = invoke(local, Body=b"x", S3OutputPathExtension="team", Filename="one")
+    assert b"Not a directory" in at(root, accepted["FailureLocation"]) or b"File exists" in at(
+        root, accepted["FailureLocation"]
+    )

@@ -151,3 +151,36 @@ def test_one_that_leaves_at_sigterm_is_not_killed() -> None:
 
     assert run(go()) == 0
     assert shown == ["up", "finishing", "done"]
+
+
+def test_a_child_that_left_its_group_does_not_hold_up_the_end() -> None:
+    """It has the log's pipe, and is nobody's to end."""
+    away = "import subprocess; subprocess.Popen(['sleep', '8'], start_new_session=True); print('up', flush=True)"
+
+    async def go() -> float:
+        lines: list[str] = []
+        container = Container(lines.append)
+        await container.start(python(f"{away}; import time; time.sleep(60)"))
+        while not lines:
+            await asyncio.sleep(0.01)
+        began = asyncio.get_running_loop().time()
+        await container.stop(5)
+        return asyncio.get_running_loop().time() - began
+
+    assert run(go()) < 4
+
+
+def test_its_death_is_seen_while_a_child_lives_on() -> None:
+    away = "import subprocess; subprocess.Popen(['sleep', '8'], start_new_session=True)"
+
+    async def go() -> tuple[str, float]:
+        container = Container(lambda line: None)
+        began = asyncio.get_running_loop().time()
+        await container.start(python(f"{away}; raise SystemExit(3)"))
+        failed = await container.died()
+        await container.stop(5)
+        return str(failed), asyncio.get_running_loop().time() - began
+
+    said, seconds = run(go())
+    assert said == "the container ended with status 3"
+    assert seconds < 6

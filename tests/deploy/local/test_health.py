@@ -7,6 +7,7 @@ import contextlib
 import time
 
 import pytest
+from aiohttp import web
 
 from deploy.errors import Failed
 from deploy.local.endpoint import Endpoint, Status
@@ -74,3 +75,15 @@ def test_three_failed_pings_take_it_out_and_one_good_one_brings_it_back(loop: Lo
         "unhealthy: /ping answers 500, 3 times in a row. SageMaker would replace the instance.",
         "healthy again",
     ]
+
+
+def test_a_redirection_is_no_answer(loop: Loop) -> None:
+    with loop.serving(Container(pings=200).app()) as url:
+
+        async def elsewhere(request: web.Request) -> web.Response:
+            return web.Response(status=302, headers={"Location": f"{url}/ping"})
+
+        app = web.Application()
+        app.router.add_get("/ping", elsewhere)
+        with loop.serving(app) as moved, pytest.raises(Failed, match="/ping answers 302"):
+            asyncio.run(until_ready(Endpoint(moved), Probing(window=0.05, between=0.01)))

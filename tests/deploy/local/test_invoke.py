@@ -13,6 +13,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from deploy.local import relay
 from deploy.local.endpoint import Component, Limits, Status
 from tests.deploy.local.servers import ACCOUNT, Container, Local, Loop
 from tests.deploy.local.servers import local as make_local
@@ -300,3 +301,10 @@ def test_a_component_that_cannot_answer_is_a_validation_error(loop: Loop, named:
         local.invoke({}, **named)
     assert error(raised)[:2] == (400, "ValidationError")
     assert part in error(raised)[2]
+
+
+def test_an_answer_without_end_is_given_up(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MOST", 1000)
+    assert local.invoke({"text": 1000 * "x"})["Body"].read() == 1000 * b"x"
+    with pytest.raises(ClientError, match="larger than"):
+        local.invoke({"text": 1001 * "x"})

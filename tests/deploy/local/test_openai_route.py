@@ -135,3 +135,15 @@ def test_a_token_is_good_to_its_last_second() -> None:
     assert check_token(bearer, None, now + timedelta(seconds=890)) == "eu-west-1"
     with pytest.raises(Rejected, match="was good for 900 s"):
         check_token(bearer, None, now + timedelta(seconds=902))
+
+
+def test_a_token_whose_end_no_date_can_be(local: Local) -> None:
+    date = presigned(expires=43200).partition("X-Amz-Date=")[2].partition("&")[0]
+    url = presigned(expires=43200).replace(f"X-Amz-Date={date}", "X-Amz-Date=99991231T235959Z")
+    answer = post(local, bearer=token(url))
+    assert (answer.status_code, answer.headers["x-amzn-ErrorType"]) == (403, "AccessDeniedException")
+
+
+def test_a_body_that_is_not_compressed_as_it_says(local: Local) -> None:
+    answer = post(local, **{"Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.headers["x-amzn-ErrorType"]) == (400, "ValidationError")

@@ -168,3 +168,12 @@ def test_streams_go_side_by_side(local: Local) -> None:
     local.container.may_go_on.set()
     for parts in streams:
         assert b"".join(part["PayloadPart"]["Bytes"] for part in parts) == b"!"
+
+
+def test_an_error_without_end_is_not_kept(local: Local) -> None:
+    """What is shown of it has come long before the container stops."""
+    local.container.may_go_on.set()
+    with pytest.raises(ClientError, match=r"server error \(500\)"):
+        local.stream(script(b"e" * 70_000, end="stall", status=500))
+    with pytest.raises(ClientError, match=r"server error \(500\)"):
+        local.invoke(script(b"e" * 70_000, end="stall", status=500))
