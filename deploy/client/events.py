@@ -64,12 +64,19 @@ class Raw:
 Event: TypeAlias = Token | Finish | Raw
 
 
-def events_of(value: Any) -> Iterator[Event]:
-    """The events in one JSON value of an answer.
+def events_of(value: Any) -> list[Event]:
+    """The events in one JSON value of an answer; what looks like a known one and is not is `Raw`.
 
     Raises:
         ModelFailed: the value says that the model failed.
     """
+    try:
+        return list(_known(value))
+    except (AttributeError, TypeError):  # a list where an object should be, and the like
+        return [Raw(value)]
+
+
+def _known(value: Any) -> Iterator[Event]:
     match value:
         case {"error": error} if error:
             raise _failure(error, value)
@@ -119,6 +126,8 @@ def _line(value: Mapping[str, Any]) -> Iterator[Event]:
 def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Event]:
     """One of OpenAI's choices: a chat's or a completion's, of a stream or whole."""
     index, reason = choice.get("index", 0), choice.get("finish_reason")
+    if not isinstance(index, int):
+        raise TypeError(index)
     if (message := choice.get("message")) is not None:
         yield Finish(reason, message.get("content"), value.get("usage"), index, value)
         return

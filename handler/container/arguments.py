@@ -45,6 +45,6 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
         )
     engine = [f"option.llm_engine={found.engine}"] if found.engine else []
     name, text = ("--port", found.port) if found.port is not None else (_BIND, environ.get(_BIND, str(_PORT)))
-    if not text.isdecimal() or not 0 < int(text) < 65536:
+    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
     return Arguments(int(text), (*engine, *found.options), environ.get("LMI_HOST") or "0.0.0.0")

@@ -35,6 +35,7 @@ def test_sagemaker_names_the_port() -> None:
         (["bash"], {}, "'bash' is no command"),
         (["serve", "--tp-size", "2"], {}, "unrecognized arguments: --tp-size 2"),
         (["serve"], {"SAGEMAKER_BIND_TO_PORT": "eighty"}, "SAGEMAKER_BIND_TO_PORT=eighty: must be a number"),
+        (["serve", "--port", 5000 * "9"], {}, "must be a number from 1 to 65535"),
         (["serve", "--port", "0"], {}, "--port=0: must be a number from 1 to 65535"),
     ],
 )

@@ -11,11 +11,20 @@ from deploy.client.answer import AnswerReader
 from deploy.client.events import Raw
 
 
-@pytest.mark.parametrize("choice", [None, 1, "text", [1]])
+_WRONG = [{"message": 5}, {"delta": [1]}, {"index": [], "text": "a"}]
+
+
+@pytest.mark.parametrize("choice", [None, 1, "text", [1], *_WRONG])
 def test_choices_that_are_none(choice: object) -> None:
     reader = AnswerReader("text/event-stream")
     text = f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
     assert [*reader.feed(text), *reader.finish()] == [Raw({"choices": [choice]})]
+
+
+def test_details_that_are_no_object() -> None:
+    value = {"token": {"text": "a"}, "details": "none"}
+    reader = AnswerReader("application/jsonlines")
+    assert [*reader.feed(json.dumps(value).encode()), *reader.finish()] == [Raw(value)]
 
 
 def test_nesting_deeper_than_python_goes_is_text() -> None:
