@@ -10,7 +10,6 @@ import pytest
 from deploy.client.answer import AnswerReader
 from deploy.client.events import Raw
 
-
 _WRONG = [{"message": 5}, {"delta": [1]}, {"index": [], "text": "a"}]
 
 
