@@ -7,7 +7,7 @@ MODEL  ?= demo
 OPTIONS ?=
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-deploy test-clients test-djl test-browser vllm-environment accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
+.PHONY: install dev serve djl test test-deploy test-clients test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -61,9 +61,10 @@ test-djl: dev
 test-browser: $(VENV)/.browser
 	$(BIN)/pytest tests/browser
 
-# What accept-vllm installs where VLLM_PYTHON names nothing; accept-vllm does it too, if it has not been done.
-vllm-environment:
+# The environments that accept-vllm and test-clients make for themselves, made before.
+environments: dev
 	$(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm
+	$(BIN)/python -m tests.clients.venvs
 
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:

@@ -1,6 +1,7 @@
 """Virtual environments for client libraries that cannot live in one with each other, or with us.
 
-Each is built once under the cache directory, and again when its requirements or the Python change.
+Each is built once under the cache directory, and again when its requirements or the Python change. `python -m
+tests.clients.venvs` builds them all.
 """
 
 from __future__ import annotations
@@ -51,3 +52,8 @@ def _build(directory: Path, requirements: Path) -> None:
 def _run(*command: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert not done.returncode, f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout[-4000:]}"
+
+
+if __name__ == "__main__":
+    for path in sorted(_HERE.glob("requirements-*.txt")):
+        print(python(path.stem.removeprefix("requirements-")), flush=True)
