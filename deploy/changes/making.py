@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -91,6 +91,7 @@ def outlook(
             asked = prepared(aws)
             live = look(aws, spec.name, asked.wanted)
             planned = asked.plan(live, adopt=adopt)
+            asked = replace(asked, warnings=(*asked.warnings, *scaled_by_hand(spec, live)))
             checks = preflight(aws, spec, asked.settled, fetch=over_the_network, without=("name",))
             return Outlook(asked, planned, _upload(spec, aws, live), checks=tuple(checks))
         except (BotoCoreError, ClientError) as error:
@@ -99,6 +100,26 @@ def outlook(
                 raise
     alone = prepared(None)
     return Outlook(alone, alone.plan(Live(spec.name, asked=False)), unasked=why)
+
+
+def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
+    """A warning where the endpoint was scaled by hand, and an update would take that back.
+
+    Where `scaling` or `instance.managed` are, an update keeps the instances (`builders/endpoint.py`).
+    """
+    endpoint = live.endpoint
+    if spec.scaling is not None or spec.instance.managed is not None or endpoint is None or endpoint.failed:
+        return ()
+    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.said["EndpointConfigName"]),))
+    variants = config.said["ProductionVariants"] if config is not None else ()
+    begun = {one["VariantName"]: one.get("InitialInstanceCount") for one in variants}
+    return tuple(
+        f"{endpoint.name} is scaled to {count} instances, instance.count is {spec.instance.count}, and an update takes "
+        f"it there; to keep them, write instance.count: {count}, or scaling:"
+        for one in endpoint.said.get("ProductionVariants", ())
+        # As many as it began with: then the file has changed, and the plan shows it.
+        if (count := one.get("DesiredInstanceCount")) not in (None, spec.instance.count, begun.get(one["VariantName"]))
+    )
 
 
 def upload_model(spec: Spec, aws: Aws, progress: Callable[[Sent], None]) -> Uploaded | None:
