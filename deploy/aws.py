@@ -6,13 +6,45 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
 
 from deploy.advice import advice
 from deploy.errors import DeployError, NotAllowed
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
+NOT_SIGNED_IN = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
+    SSOError,
+    ProfileNotFound,
+)
+"""What boto3 raises where it has no credentials, or none that are still good."""
+
+NOT_VALID = (
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+    "InvalidSignatureException",
+    "SignatureDoesNotMatch",
+    "AuthFailure",
+)
+"""What AWS says of credentials that are not good (any more)."""
+
+_AGAIN = "Sign in again (aws sso login), or set AWS_PROFILE."
 _GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
 
 
@@ -60,10 +92,14 @@ def as_ours(error: BotoCoreError | ClientError) -> DeployError:
     """What boto3 raised, in our words."""
     if isinstance(error, NoCredentialsError):
         return NotAllowed("no AWS credentials were found", "Sign in (aws sso login), or set AWS_PROFILE.")
+    if isinstance(error, NOT_SIGNED_IN):
+        return NotAllowed(f"no AWS credentials: {error}", _AGAIN)
     if isinstance(error, NoRegionError):
         return DeployError("no region is set", "Write region: into the file, or set AWS_REGION.")
     if isinstance(error, ClientError):
         said = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
+        if error_code(error) in NOT_VALID:
+            return NotAllowed(said, _AGAIN)
         if error_code(error) in _DENIED:
             return NotAllowed(said, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
         return DeployError(said, advice(said))

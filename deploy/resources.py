@@ -31,6 +31,17 @@ class Kind(enum.Enum):
     ALARM = "alarm"
 
 
+READY = ("InService",)
+FAILED = ("Failed", "OutOfService")
+"""Of an endpoint or a component: only its deletion helps (botocore's EndpointStatus)."""
+
+MIXED = ("UpdateRollbackFailed",)
+"""Of an endpoint: the old and the new version serve beside each other, until an update succeeds."""
+
+ENDED = (*READY, *FAILED, *MIXED)
+"""AWS is at nothing of it."""
+
+
 @dataclass(frozen=True)
 class Ref:
     """In a request: a value that AWS gives when it makes, or describes, another resource.

@@ -13,14 +13,14 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_ours, is_missing
-from deploy.changes.calls import CALLS, FAILED, READY, already_there, call, show, tags_of
+from deploy.changes.calls import CALLS, already_there, call, show, tags_of
 from deploy.changes.live import Found, Live, look
 from deploy.changes.plan import Action, Plan, Verb
 from deploy.changes.rollback import leftovers, undo
 from deploy.changes.wait import SETTLES, Report, wait_for
 from deploy.errors import DeployError, Failed, NotThere, Refused
 from deploy.names import TAG_DEPLOYMENT
-from deploy.resources import Kind, Ref, Resource, refs, resolved
+from deploy.resources import FAILED, READY, Kind, Ref, Resource, refs, resolved
 
 EVERY = 15.0
 """Seconds between two looks at what AWS is at."""

@@ -83,10 +83,6 @@ CALLS: Mapping[Kind, Calls] = {
     ),
 }  # fmt: skip
 
-READY = ("InService",)
-FAILED = ("Failed", "OutOfService")
-"""Of an endpoint or a component: only its deletion helps (botocore's EndpointStatus)."""
-
 Identity = tuple[str, ...]
 
 pause = time.sleep

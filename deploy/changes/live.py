@@ -14,9 +14,9 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, is_missing
-from deploy.changes.calls import CALLS, FAILED, READY, Identity, identity, show, tags_of
+from deploy.changes.calls import CALLS, Identity, identity, show, tags_of
 from deploy.names import TAG_DEPLOYMENT, beside, is_version_of, stem_of
-from deploy.resources import Json, Kind, Resource
+from deploy.resources import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,11 @@ class Found:
 
     @property
     def busy(self) -> bool:
-        return self.status not in (*READY, *FAILED, "UpdateRollbackFailed")
+        return self.status not in ENDED
+
+    @property
+    def mixed(self) -> bool:
+        return self.status in MIXED
 
     def is_of(self, deployment: str) -> bool:
         return self.tags.get(TAG_DEPLOYMENT) == deployment

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -12,6 +13,7 @@ from deploy.build import resources, warnings
 from deploy.changes.live import Live, look
 from deploy.changes.plan import Plan, plan
 from deploy.changes.reach import why_unreachable
+from deploy.changes.teardown import users_of
 from deploy.checks.check import Check
 from deploy.checks.preflight import over_the_network, preflight
 from deploy.errors import Refused
@@ -20,7 +22,8 @@ from deploy.settled import Settled
 from deploy.settling.fit import Advice
 from deploy.settling.settle import advise_on, settle
 from deploy.spec import Spec
-from deploy.uploads.upload import Sent, Uploaded, UploadPlan, plan_upload, upload
+from deploy.uploads.parts import sender_there
+from deploy.uploads.upload import WORKERS, Sent, Uploaded, UploadPlan, plan_upload, upload
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def outlook(
             asked = prepared(aws)
             live = look(aws, spec.name, asked.wanted)
             planned = asked.plan(live, adopt=adopt)
+            asked = replace(asked, warnings=(*asked.warnings, *scaled_by_hand(spec, live)))
             checks = preflight(aws, spec, asked.settled, fetch=over_the_network, without=("name",))
             return Outlook(asked, planned, _upload(spec, aws, live), checks=tuple(checks))
         except (BotoCoreError, ClientError) as error:
@@ -98,12 +102,40 @@ def outlook(
     return Outlook(alone, alone.plan(Live(spec.name, asked=False)), unasked=why)
 
 
+def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
+    """A warning where the endpoint was scaled by hand, and an update would take that back.
+
+    Where `scaling` or `instance.managed` are, an update keeps the instances (`builders/endpoint.py`).
+    """
+    endpoint = live.endpoint
+    if spec.scaling is not None or spec.instance.managed is not None or endpoint is None or endpoint.failed:
+        return ()
+    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.said["EndpointConfigName"]),))
+    variants = config.said["ProductionVariants"] if config is not None else ()
+    begun = {one["VariantName"]: one.get("InitialInstanceCount") for one in variants}
+    return tuple(
+        f"{endpoint.name} is scaled to {count} instances, instance.count is {spec.instance.count}, and an update takes "
+        f"it there; to keep them, write instance.count: {count}, or scaling:"
+        for one in endpoint.said.get("ProductionVariants", ())
+        # As many as it began with: then the file has changed, and the plan shows it.
+        if (count := one.get("DesiredInstanceCount")) not in (None, spec.instance.count, begun.get(one["VariantName"]))
+    )
+
+
 def upload_model(spec: Spec, aws: Aws, progress: Callable[[Sent], None]) -> Uploaded | None:
     """Send `model.path`, where the specification has one; what is there already is not sent again."""
     model = spec.model
     if model.directory is None or model.upload is None:
         return None
-    return upload(aws, model.directory, model.upload, progress, isolated=spec.network.isolated, own_code=spec.own_code)
+    return upload(
+        aws,
+        model.directory,
+        model.upload,
+        progress,
+        isolated=spec.network.isolated,
+        own_code=spec.own_code,
+        deployment=spec.name,
+    )
 
 
 def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
@@ -112,6 +144,7 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
     Raises:
         Refused: other files would come under what serves: instances that come later would load a mixture or the new
             version, an update could not be rolled back, and the model, which names the prefix, would stay the same.
+            Likewise where what would be sent is in the place of another deployment's, or another model loads it.
     """
     model = spec.model
     if model.directory is None or model.upload is None:
@@ -126,7 +159,26 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
             "Write another prefix into model.upload (as s3://bucket/model-2/): the endpoint is then updated to it, and "
             "can be rolled back to the old files.",
         )
+    if planned.missing:
+        _refuse_another_s(aws, planned, live)
     return planned
+
+
+def _refuse_another_s(aws: Aws, planned: UploadPlan, live: Live) -> None:
+    """Raises: Refused: what would be sent lies where another model loads from, or in the place of what another sent."""
+    own = {found.name for found in live.ours if found.kind is Kind.MODEL}
+    there = users_of(aws, str(planned.prefix))
+    users = [f"the model {name} loads from {where}" for name, where in there.items() if name not in own]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        senders = set(pool.map(lambda name: sender_there(aws, planned.prefix, name), planned.changed))
+    users += [f"the deployment {name} sent files there" for name in senders if name not in (None, live.deployment)]
+    if users:
+        raise Refused(
+            f"{planned.prefix} is also another's: {sorted(users)[0]}"
+            + (f", and {len(users) - 1} more" if len(users) > 1 else "")
+            + f"; {len(planned.missing)} files would be new or changed there, e.g. {planned.missing[0]}",
+            "Write another prefix into model.upload, as s3://bucket/model-2/.",
+        )
 
 
 def _data(model: Json) -> str | None:

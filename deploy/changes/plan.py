@@ -16,7 +16,7 @@ from deploy.changes.differences import Difference, differences, shown, wanted_of
 from deploy.changes.live import Found, Live
 from deploy.changes.versions import current_version, outdated
 from deploy.errors import Refused
-from deploy.resources import Json, Kind, Resource
+from deploy.resources import READY, Json, Kind, Resource
 
 _REMOVAL = (
     Kind.SCALING_POLICY,
@@ -167,6 +167,8 @@ def _action(resource: Resource, live: Live) -> tuple[Action, ...]:
         return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _unnamed(changes)),)
     known = {f"{one.kind.value}/{one.name}": one.said for one in live.things}
     changes = differences(shown(resource.kind, found.said), with_known(wanted_of(resource), known))
+    if found.mixed:  # whatever configuration AWS names, others serve too
+        changes = (*changes, Difference(str(calls.status), found.status, READY[0]))
     actions = []
     if changes and calls.update is not None:
         request = resource.update or {name: value for name, value in resource.request.items() if name != "Tags"}

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from deploy.changes.wait import Progress, Report
 from deploy.console import say
+from deploy.resources import FAILED, MIXED, READY
 
-_GOOD, _BAD = ("InService", ""), ("Failed", "OutOfService", "UpdateRollbackFailed")
+_GOOD, _BAD = (*READY, ""), (*FAILED, *MIXED)
 
 
 @contextmanager

@@ -6,35 +6,10 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectionError,
-    CredentialRetrievalError,
     HTTPClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    SSOError,
-    TokenRetrievalError,
 )
 
-from deploy.aws import error_code
-
-_NOT_SIGNED_IN = (
-    NoCredentialsError,
-    PartialCredentialsError,
-    CredentialRetrievalError,
-    TokenRetrievalError,
-    SSOError,
-    ProfileNotFound,
-)
-_NOT_VALID = (
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "InvalidClientTokenId",
-    "UnrecognizedClientException",
-    "InvalidSignatureException",
-    "SignatureDoesNotMatch",
-    "AuthFailure",
-)
-
+from deploy.aws import NOT_SIGNED_IN, NOT_VALID, error_code
 
 _PASSES = (
     "InternalFailure", "InternalServerError", "InternalError", "InternalServiceError", "ServiceUnavailable",
@@ -53,10 +28,10 @@ def passes(error: BotoCoreError | ClientError) -> bool:
 
 def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
     """Why AWS cannot be asked, in a few words; None: it was asked, and this is its answer."""
-    if isinstance(error, _NOT_SIGNED_IN):
+    if isinstance(error, NOT_SIGNED_IN):
         return "no AWS credentials"
     if isinstance(error, ConnectionError | HTTPClientError):
         return "no connection to AWS"
-    if isinstance(error, ClientError) and error_code(error) in _NOT_VALID:
+    if isinstance(error, ClientError) and error_code(error) in NOT_VALID:
         return "the AWS credentials are not valid"
     return None

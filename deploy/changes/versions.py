@@ -25,8 +25,11 @@ def current_version(resource: Resource, live: Live) -> Found | None:
 def outdated(wanted: Sequence[Resource], live: Live, keep: int) -> list[Found]:
     """Those of ours that may go: beyond the `keep` newest configurations, and the models that none of the rest uses.
 
-    Never what serves, nor what is wanted. A version that a killed run left behind is one of these too.
+    Never what serves, nor what is wanted; none while versions serve beside each other, as AWS names only one. A
+    version that a killed run left behind is one of these too.
     """
+    if live.endpoint is not None and live.endpoint.mixed:
+        return []
     names = {(one.kind, one.name) for one in wanted}
     serving = {str(live.endpoint.said["EndpointConfigName"])} if live.endpoint is not None else set()
     configs = _newest(one for one in live.ours if one.kind is Kind.ENDPOINT_CONFIG)

@@ -18,7 +18,7 @@ from deploy.aws import Aws
 from deploy.changes.calls import CALLS, show
 from deploy.changes.reach import passes
 from deploy.errors import Failed, NotThere
-from deploy.resources import Kind, Resource
+from deploy.resources import ENDED, MIXED, Kind, Resource
 from deploy.running import logs
 from deploy.settled import Settled
 
@@ -67,7 +67,6 @@ Report = Callable[[Progress], None]
 
 
 _GROUPS = {Kind.ENDPOINT: logs.endpoint_group, Kind.COMPONENT: logs.component_group}
-_DONE = ("InService", "Failed", "OutOfService", "UpdateRollbackFailed")
 _PHASES = {
     "InService": "serving",
     "Deleting": "deleting",
@@ -144,7 +143,7 @@ def wait_for(
         was_going, last = bool(last) and _status(resource, last) == "Deleting", found
         seen = _seen(aws, resource, found, elapsed, limit)
         report(seen)
-        ended = seen.status in _DONE and seen.phase == _PHASES[seen.status]  # else copies are still missing
+        ended = seen.status in ENDED and seen.phase == _PHASES[seen.status]  # else copies are still missing
         was_busy = was_busy or not ended
         if ended and not gone and not was_busy and elapsed < settles and _is_old(resource, found):
             clock.sleep(every)
@@ -210,6 +209,8 @@ def _verdict(aws: Aws, resource: Resource, found: dict[str, Any]) -> dict[str, A
 
 def _is_old(resource: Resource, found: Mapping[str, Any]) -> bool:
     """Whether it serves another version than the wanted one, and nothing says that this is how the update ended."""
+    if _status(resource, found) in MIXED:  # what an update began from
+        return True
     wanted, serves = _versions(resource, found)
     return _status(resource, found) == "InService" and "FailureReason" not in found and wanted != serves
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from deploy.aws import Aws
 from deploy.changes.apply import Run, Ways, apply, settled_look
 from deploy.changes.interruption import interruptible, status_of, where_it_stands
-from deploy.changes.making import check_data, prepare, upload_model
+from deploy.changes.making import check_data, prepare, scaled_by_hand, upload_model
 from deploy.changes.progress import shown
 from deploy.changes.shown import print_checks, print_plan, print_warnings
 from deploy.changes.wait import time_limit
@@ -70,6 +70,7 @@ def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace,
     if command == "update" and live.endpoint is None:
         raise NotThere(f"there is no endpoint {spec.name} in {aws.region}", "`lmi deploy up` makes it.")
     planned = prepared.plan(live, adopt=arguments.adopt)
+    print_warnings(console, scaled_by_hand(spec, live))
     check_data(spec, aws, live)
     if not planned.changing:
         say(console, f"{spec.name} is as the specification says; nothing to do.")

@@ -178,6 +178,8 @@ def _bringing(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, An
         if spec.model.upload is not None:  # what an interrupted upload left
             bucket = spec.model.upload.removeprefix("s3://").partition("/")[0]
             yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
+            # Whether another model loads from there, before something is sent or deleted.
+            yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
 
 
 def invoker(spec: Spec, settled: Settled, *, bearer: bool = True) -> Policy:

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.advice import advice
+from deploy.resources import FAILED, MIXED, READY
 from deploy.running.status import MINUTES, Status
 
-_COLOURS = {"InService": "green", "OK": "green", "Failed": "red", "ALARM": "red", "OutOfService": "red"}
+_COLOURS = dict.fromkeys((*READY, "OK"), "green") | dict.fromkeys((*FAILED, *MIXED, "ALARM"), "red")
 
 
 def as_json(status: Status) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -38,10 +39,12 @@ def _scalar(value: Any) -> Any:
 
 
 def _variable(value: Any) -> Any:
-    """`8080` and `true` in YAML are what they look like in the environment."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float) else value
+    """A text: YAML makes other numbers of `0777` and `12:30:45`, and a switch of `on`."""
+    if not isinstance(value, str):
+        raise ValueError("must be a text: quote it")
+    if any(unicodedata.category(one) == "Cc" for one in value):
+        raise ValueError("must have no control characters, and no line breaks")
+    return value
 
 
 Option = Annotated[str | int | float | bool, BeforeValidator(_scalar)]

@@ -47,6 +47,8 @@ def _said(error: Mapping[str, Any]) -> str:
             said = f"must be {context['expected']}".replace("'", "")
         case "string_too_long":
             said = f"must have at most {context['max_length']} characters"
+        case "string_too_short":
+            said = "must not be empty"
         case "too_long":
             return f"must have at most {context['max_length']} entries"
         case "model_type" | "dict_type":

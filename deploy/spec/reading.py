@@ -88,7 +88,10 @@ def _set(content: dict[str, Any], setting: str) -> None:
             raise SpecError(f"--set {setting}: {parent} has no names below it")
         content = below
     try:
-        content[last] = yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)
+        # A variable goes in as it is written here: `environment.MODE=0777`.
+        verbatim = names[0] == "environment" and not isinstance(value, str | dict | list | None)
+        content[last] = text if verbatim else value
     except _NOT_YAML as error:
         raise SpecError(f"--set {setting}: the value is not YAML: {_where(error)}") from None
     except SpecError as error:

@@ -83,7 +83,9 @@ class Shape(Section):
 class Model(Section):
     """What is served: one of `id` (a hub's name), `s3` (a prefix), `path` (a directory here, uploaded to `upload`)."""
 
-    id: str | None = Field(None, description="On the Hugging Face hub; the container fetches it at its start.")
+    id: str | None = Field(
+        None, min_length=1, description="On the Hugging Face hub; the container fetches it at its start."
+    )
     s3: S3Prefix | None = Field(None, description="Uncompressed model data, as it lies there.")
     path: str | None = Field(None, description="A directory on this machine.")
     upload: S3Prefix | None = Field(None, description="Where `path` is uploaded to before anything else.")

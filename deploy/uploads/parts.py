@@ -20,6 +20,9 @@ from deploy.uploads.s3 import Prefix
 METADATA = "lmi-sha256"
 """Of an object: its file's SHA-256 in hexadecimal digits."""
 
+DEPLOYMENT = "lmi-deployment"
+"""Of an object: the name of the deployment that sent it."""
+
 PART_SIZE = 16 * 2**20
 _MOST_PARTS = 9000  # S3 takes 10,000
 _BLOCK = 2**20
@@ -73,14 +76,22 @@ def _digest(path: Path, size: int, changed: int) -> str:
 
 def digest_there(aws: Aws, prefix: Prefix, name: str) -> str | None:
     """The digest in the object's metadata; None: it bears none, or does not exist."""
+    return _metadata(aws, prefix, name).get(METADATA)
+
+
+def sender_there(aws: Aws, prefix: Prefix, name: str) -> str | None:
+    """The deployment that sent the object; None: it does not say, or does not exist."""
+    return _metadata(aws, prefix, name).get(DEPLOYMENT)
+
+
+def _metadata(aws: Aws, prefix: Prefix, name: str) -> Mapping[str, str]:
     try:
         head = aws.client("s3").head_object(Bucket=prefix.bucket, Key=prefix.key + name)
     except ClientError as error:
         if error_code(error) in ("404", "NoSuchKey"):
-            return None
+            return {}
         raise
-    found = head["Metadata"].get(METADATA)
-    return None if found is None else str(found)
+    return dict(head["Metadata"])
 
 
 class Sending:
@@ -89,11 +100,19 @@ class Sending:
     Args:
         digests: of the files, by name.
         parts: all parts of all files that are sent.
+        deployment: whose they are; empty: the objects do not say.
     """
 
     def __init__(
-        self, aws: Aws, prefix: Prefix, directory: Path, digests: Mapping[str, str], parts: Sequence[Part]
+        self,
+        aws: Aws,
+        prefix: Prefix,
+        directory: Path,
+        digests: Mapping[str, str],
+        parts: Sequence[Part],
+        deployment: str = "",
     ) -> None:
+        self._sender = {DEPLOYMENT: deployment} if deployment else {}
         self._s3 = aws.client("s3")
         self._prefix = prefix
         self._directory = directory
@@ -116,7 +135,7 @@ class Sending:
         checksum = base64.b64encode(digest.digest()).decode()
         where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + part.name}
         if part.of == 1:
-            metadata = {METADATA: self._digests[part.name]}
+            metadata = self._marks(part)
             self._s3.put_object(**where, Body=content, Metadata=metadata, ChecksumSHA256=checksum)
             return part, False, True
         upload = self._upload(part, where)
@@ -145,10 +164,11 @@ class Sending:
             return self._uploads[part.name]
 
     def _begun(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
-        made = self._s3.create_multipart_upload(
-            **where, Metadata={METADATA: self._digests[part.name]}, ChecksumAlgorithm="SHA256"
-        )
+        made = self._s3.create_multipart_upload(**where, Metadata=self._marks(part), ChecksumAlgorithm="SHA256")
         return _Unfinished(made["UploadId"], {}, part.of)
+
+    def _marks(self, part: Part) -> dict[str, str]:
+        return {METADATA: self._digests[part.name], **self._sender}
 
     def _found(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
         """What an earlier try left. Its metadata cannot be read, so a file that has changed since is only seen at the

@@ -1,8 +1,8 @@
 """A model's directory to S3, uncompressed: many parts at once, only what is not there yet, and checked at the end.
 
-Each object bears its file's SHA-256 in its metadata. No manifest lies in the prefix, where SageMaker would load it as
-model data, nor beside it, where it could tell of objects that have changed since. A part that was sent before a kill is
-found again in S3's list of unfinished uploads and is not sent twice.
+Each object bears its file's SHA-256 in its metadata, and its deployment's name. No manifest lies in the prefix, where
+SageMaker would load it as model data, nor beside it, where it could tell of objects that have changed since. A part
+that was sent before a kill is found again in S3's list of unfinished uploads and is not sent twice.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ def upload(
     *,
     isolated: bool = False,
     own_code: bool = False,
+    deployment: str = "",
 ) -> Uploaded:
     """Send what is not there yet, and see at the end that all is there.
 
@@ -133,6 +134,7 @@ def upload(
         directory: the model's.
         prefix: `s3://bucket/.../`.
         progress: called after each part, from the caller's thread.
+        deployment: whose the objects are, which they then bear; empty: they do not say.
 
     Raises:
         Refused: the directory cannot be loaded as it is, or the bucket is in another region.
@@ -143,7 +145,7 @@ def upload(
     refuse(planned.foreign_findings, str(planned.prefix))
     sizes = {file.name: file.size for file in planned.files}
     parts = [part for name in planned.missing for part in parts_of(name, sizes[name])]
-    sending = Sending(aws, planned.prefix, directory, planned.digests, parts)
+    sending = Sending(aws, planned.prefix, directory, planned.digests, parts, deployment)
     done = Sent(0, len(planned.missing), 0, planned.size_to_send)
     pool = ThreadPoolExecutor(WORKERS)
     try:

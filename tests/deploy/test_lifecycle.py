@@ -67,6 +67,18 @@ def file(tmp_path: Path, content: dict[str, Any] = PLAIN, **changes: Any) -> str
     return str(path)
 
 
+def test_plan_and_up_say_that_an_update_takes_back_what_was_scaled_by_hand(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(tmp_path, scaling=None)
+    assert main(["up", path, "--yes"]) == 0
+    cloud.sagemaker.things["endpoint", NAME].request["Counts"] = {"AllTraffic": 5}
+    capsys.readouterr()
+    for command in (["plan", path], ["up", path, "--yes"]):
+        assert main(command) == 0
+        assert "is scaled to 5 instances, instance.count is 2" in " ".join(capsys.readouterr().out.split())
+
+
 def test_plan_shows_requests_and_changes_nothing(
     cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

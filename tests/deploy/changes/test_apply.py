@@ -46,6 +46,20 @@ def test_components_are_made_and_again_nothing_changes(cloud: Cloud) -> None:
     assert verbs(up(wanted)) == []
 
 
+def test_an_update_whose_rollback_failed_is_made_again_and_keeps_all_versions_until_then(cloud: Cloud) -> None:
+    up(wanted_of(PLAIN))
+    changed = wanted_of(PLAIN, options={"max_tokens": 1})
+    cloud.sagemaker.fate(NAME, "UpdateRollbackFailed", "no capacity")
+    with pytest.raises(Failed, match="no capacity"):
+        up(changed)
+    assert len(cloud.sagemaker.names("endpoint-config")) == 2
+    again = verbs(up(changed, keep=1))
+    assert ("update", "endpoint") in again
+    assert "delete" not in [verb for verb, _ in again]
+    assert len(cloud.sagemaker.names("endpoint-config")) == 2
+    assert verbs(up(changed, keep=1)) == [("delete", "endpoint-config"), ("delete", "model")]
+
+
 def test_an_update_is_a_new_version_and_old_ones_go(cloud: Cloud) -> None:
     names = []
     for tokens in (1, 2, 3):

@@ -116,6 +116,20 @@ def test_the_version_that_serves_is_kept_before_newer_ones_that_never_did() -> N
     assert gone == [killed[1].key, killed[0].key]
 
 
+def test_an_endpoint_that_serves_a_mixture_is_updated_and_all_versions_stay() -> None:
+    versions = [wanted_of(PLAIN, options={"max_tokens": number}) for number in range(3)]
+    there = live(*versions[2])
+    extra = tuple(found(one, CreationTime=0) for old in versions[:2] for one in old[:2])
+    mixed = tuple(
+        replace(one, said={**one.said, "EndpointStatus": "UpdateRollbackFailed"}) if one.kind is Kind.ENDPOINT else one
+        for one in there.things
+    )
+    made = plan(versions[2], replace(there, things=(*mixed, *extra)), keep=1)
+    assert [(action.verb, action.operation) for action in made.changing] == [(Verb.UPDATE, "update_endpoint")]
+    assert changes(made, f"endpoint/{NAME}") == {"EndpointStatus": ("UpdateRollbackFailed", "InService")}
+    assert made.changing[0].request == next(one for one in versions[2] if one.kind is Kind.ENDPOINT).update
+
+
 def test_another_s_things_are_refused_or_taken_over() -> None:
     wanted = wanted_of(PLAIN)
     there = live(*wanted)

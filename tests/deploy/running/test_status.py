@@ -15,7 +15,7 @@ from rich.console import Console
 from deploy import cli
 from deploy.errors import NotThere
 from deploy.running.status import Alarm, Component, Scaling, Variant, look
-from deploy.running.status_view import view
+from deploy.running.status_view import _coloured, view
 from tests.deploy.aws import Cloud
 from tests.deploy.endpoints import aws, make_component, make_endpoint, settle
 
@@ -104,6 +104,11 @@ def test_a_failed_one_gives_advice(cloud: Cloud) -> None:
     assert not status.serving
     assert status.reason == "InsufficientInstanceCapacity"
     assert "timeouts.provision" in shown(status)
+
+
+def test_states_that_need_somebody_are_red() -> None:
+    assert {_coloured(state).style for state in ("Failed", "OutOfService", "UpdateRollbackFailed", "ALARM")} == {"red"}
+    assert [_coloured(state).style for state in ("InService", "Updating")] == ["green", "yellow"]
 
 
 def test_copies_scaled_to_zero_do_not_serve(cloud: Cloud) -> None:

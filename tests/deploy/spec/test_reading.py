@@ -78,9 +78,19 @@ def test_a_section_that_is_empty_in_the_file_can_be_set(file: Path) -> None:
     assert spec.scaling.max == 3
 
 
-def test_numbers_and_switches_of_the_environment_are_as_they_look(file: Path) -> None:
-    spec = read_spec(file, ["environment.PORT=8080", "environment.DEBUG=true", "environment.RATE=0.5"])
-    assert spec.environment == {"PORT": "8080", "DEBUG": "true", "RATE": "0.5"}
+def test_variables_on_the_command_line_are_as_they_are_written(file: Path) -> None:
+    settings = ["PORT=8080", "DEBUG=true", "RATE=0.50", "MODE=0777", "AT=12:30:45", "DAY=2026-11-20", "QUOTED='1'"]
+    spec = read_spec(file, [f"environment.{one}" for one in settings])
+    assert spec.environment == dict(one.replace("'", "").split("=") for one in settings)
+
+
+@pytest.mark.parametrize("value", ["0777", "12:30:45", "on", "8080", "0.5", "2026-11-20", "", "[1]"])
+def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Path, value: str) -> None:
+    file.write_text(TEXT + f"environment:\n  X: {value}\n")
+    with pytest.raises(SpecError, match=r"environment\.X: must be a text: quote it"):
+        read_spec(file)
+    file.write_text(TEXT + f"environment:\n  X: '{value}'\n")
+    assert read_spec(file).environment == {"X": value}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +112,10 @@ def test_numbers_and_switches_of_the_environment_are_as_they_look(file: Path) ->
         ("routing=fastest", 'routing: must be least_outstanding or random (given: "fastest")'),
         ("routing.prefix_length=3", "routing.prefix_length: must be at least 1024 (given: 3)"),
         ("options.x=[1]", "options.x: must be a text, a number, true or false; JSON goes in as text, in quotes"),
-        ("environment.X=[1]", "environment.X: must be a text (put it in quotes)"),
+        ("environment.X=[1]", "environment.X: must be a text: quote it"),
+        ('environment.X="a\\nb"',
+         'environment.X: must have no control characters, and no line breaks (given: "a\\nb")'),
+        ("model={id: ''}", 'model.id: must not be empty (given: "")'),
         ("network.subnets=a", 'network.subnets: must be a list (given: "a")'),
         ("components=[{name: a, copis: 2}]",
          "components.0.copis: there is no such setting; did you mean components.copies?"),

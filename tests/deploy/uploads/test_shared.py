@@ -66,10 +66,7 @@ def test_files_may_change_while_nothing_serves_them(cloud: Cloud, bucket: Any, s
 
 @pytest.mark.parametrize("where", [TO, "s3://models/", f"{TO}lora/"])
 def test_data_that_another_model_loads_is_not_deleted(cloud: Cloud, bucket: Any, where: str) -> None:
-    source = {"S3DataSource": {"S3Uri": where, "S3DataType": "S3Prefix", "CompressionType": "None"}}
-    cloud.client("sagemaker").create_model(
-        ModelName="other", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": "x", "ModelDataSource": source}
-    )
+    another_model(cloud, where)
     with pytest.raises(Refused, match="model other loads from"):
         check_users(aws(), TO, own=["llama-0000aaaa"])
     check_users(aws(), TO, own=["other"])
@@ -116,3 +113,37 @@ def test_a_file_that_changes_while_it_is_sent_is_found_out(
     upload(aws(), directory, TO)
     assert plan_upload(aws(), directory, TO).missing == ()
     assert bucket.get_object(Bucket="models", Key="llama/model.safetensors")["Body"].read() == weights.read_bytes()
+
+
+def another_model(cloud: Cloud, where: str) -> None:
+    source = {"S3DataSource": {"S3Uri": where, "S3DataType": "S3Prefix", "CompressionType": "None"}}
+    cloud.client("sagemaker").create_model(
+        ModelName="other", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": "x", "ModelDataSource": source}
+    )
+
+
+def test_nothing_is_sent_where_another_deployment_s_model_loads_from(cloud: Cloud, bucket: Any, spec: Spec) -> None:
+    directory = Path(str(spec.model.path))
+    upload(aws(), directory, TO, deployment="other")
+    another_model(cloud, TO)
+    planned = check_data(spec, aws(), look(aws(), NAME))  # the same files: two deployments of one model
+    assert planned is not None
+    (directory / "config.json").write_text("[]")
+    with pytest.raises(Refused, match=r"the deployment other sent files there, and 1 more; 1 files") as raised:
+        check_data(spec, aws(), look(aws(), NAME))
+    assert "another prefix into model.upload" in raised.value.advice
+    (directory / "config.json").write_text("{}")
+    (directory / "generation_config.json").write_text("{}")
+    with pytest.raises(Refused, match=rf"the model other loads from {TO}; 1 files"):
+        check_data(spec, aws(), look(aws(), NAME))
+
+
+def test_what_another_deployment_has_sent_but_not_made_yet_stays(cloud: Cloud, bucket: Any, spec: Spec) -> None:
+    directory = Path(str(spec.model.path))
+    upload(aws(), directory, TO, deployment="other")
+    (directory / "config.json").write_text('{"a": 1}')
+    with pytest.raises(Refused, match="the deployment other sent files there"):
+        check_data(spec, aws(), look(aws(), NAME))
+    upload(aws(), directory, TO, deployment=NAME)
+    (directory / "config.json").write_text('{"a": 2}')
+    assert check_data(spec, aws(), look(aws(), NAME)) is not None
