@@ -12,7 +12,7 @@ _WIDE = 180  # columns of a table that no terminal limits
 
 
 def out() -> Console:
-    return Console(emoji=False, width=None if sys.stdout.isatty() else _WIDE)
+    return Console(emoji=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
 def say(console: Console, line: str, style: str = "") -> None:

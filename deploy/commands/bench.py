@@ -7,7 +7,6 @@ import json
 import sys
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from deploy.bench.asking import by_invocations, by_openai
@@ -15,6 +14,7 @@ from deploy.bench.figures import advice, rows
 from deploy.bench.run import Plan, measure
 from deploy.client.retry import IMPATIENT
 from deploy.commands.endpoint_arguments import add_asked, add_parameters, parameters_of, predictor_of
+from deploy.console import out
 
 
 def add(commands: Any) -> None:
@@ -65,7 +65,7 @@ def _show(levels: list[dict[str, Any]]) -> None:
         column.justify = "right"
     for line in lines:
         table.add_row(*line)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    out().print(table)
 
 
 def _numbers(kind: type[int] | type[float]) -> Any:

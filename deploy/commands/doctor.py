@@ -59,8 +59,7 @@ def _live(arguments: argparse.Namespace) -> int:
     name = arguments.spec_name or (str(arguments.spec) if arguments.spec else None)
     if name is None or Path(name).suffix:
         raise DeployError("--live needs the endpoint's name", "lmi deploy doctor NAME --live")
-    region = Aws(arguments.spec_region).region
-    asked = Asked(runtime_client(region, arguments.endpoint_url), name, arguments.component)
+    asked = Asked(runtime_client(arguments.spec_region, arguments.endpoint_url), name, arguments.component)
     findings = []
     for finding in measure(asked, tokens=arguments.tokens, slow=arguments.slow):
         findings.append(finding)

@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
         "local",
         help="SageMaker on this machine",
         description="Start the container without Docker, and SageMaker Runtime's API in front of it: boto3 with "
-        "endpoint_url talks to it as to an endpoint (docs/deploy.md).",
+        "endpoint_url talks to it as to an endpoint (docs/local.md).",
     )
     parser.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
     parser.add_argument("--port", type=_port, default=8081, help="of the API; 0 takes a free one (default %(default)s)")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rich.console import Console
-
 from deploy.aws import Aws
 from deploy.changes.progress import shown
 from deploy.changes.wait import wait_for
 from deploy.commands.named import add_endpoint
+from deploy.console import out
 from deploy.errors import Refused
 from deploy.running.scale import scaled, set_bounds, set_count
 
@@ -42,6 +41,6 @@ def _run(arguments: argparse.Namespace) -> int:
         if note:
             print(note)
         if not arguments.no_wait:
-            with shown(Console()) as report:
+            with shown(out()) as report:
                 wait_for(aws, what.resource, report)
     return 0

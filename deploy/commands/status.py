@@ -6,10 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from rich.console import Console
-
 from deploy.aws import Aws
 from deploy.commands.named import add_endpoint
+from deploy.console import out
 from deploy.running.status import look
 from deploy.running.status_view import as_json, view
 
@@ -28,5 +27,5 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_json(status), indent=2))
     else:
-        Console().print(view(status))
+        out().print(view(status))
     return 0 if status.serving else _NOT_SERVING

@@ -14,12 +14,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from deploy.aws import error_code
+from deploy.client.account import boto_session
 
 MIB = 2**20
 SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
@@ -58,12 +58,11 @@ class Asked:
         return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **named, **more}
 
 
-def runtime_client(region: str, endpoint_url: str | None = None) -> Any:
+def runtime_client(region: str | None, endpoint_url: str | None = None) -> Any:
     """One attempt a call: a retry would be another generation, and would hide what is measured."""
     config = Config(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=130, tcp_keepalive=True)
-    return boto3.session.Session(region_name=region).client(
-        "sagemaker-runtime", config=config, endpoint_url=endpoint_url
-    )
+    session = boto_session(region, endpoint_url)
+    return session.client("sagemaker-runtime", config=config, endpoint_url=endpoint_url)
 
 
 def measure(

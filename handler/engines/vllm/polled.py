@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from handler.engines.base import Interrupted
+
+_log = logging.getLogger("handler.engine")
 
 _ATTRIBUTES = {"is_dp", "outputs_queue", "output_queue_thread", "output_socket", "shutdown_path"}
 """All that vLLM's client sets when it is made, beyond its base class (0.20 to 0.33)."""
@@ -36,6 +39,9 @@ def polled_clients() -> Iterator[None]:
     from vllm.v1.engine import core_client
 
     if not _is_known(core_client):
+        _log.info(
+            "this vLLM's client is not known here: it fetches its outputs in its own thread, which is a little slower"
+        )
         yield
         return
     ordinary = core_client.SyncMPClient

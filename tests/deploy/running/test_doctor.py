@@ -123,6 +123,17 @@ def test_the_command_measures(emulated: str, capsys: pytest.CaptureFixture[str])
     assert "--endpoint-url and --component are for --live\nlmi deploy doctor NAME --live" in capsys.readouterr().err
 
 
+def test_the_emulator_is_measured_without_credentials(
+    emulated: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    assert cli.main(["doctor", "local", "--live", "--endpoint-url", emulated, "--tokens", "2"]) == 0
+    assert "a plain answer: " in capsys.readouterr().out
+    assert cli.main(["doctor", "local", "--live"]) == 1
+    assert "no region is set" in capsys.readouterr().err
+
+
 def test_the_command_checks(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     s3 = cloud.client("s3")
     s3.create_bucket(Bucket="of-ours")

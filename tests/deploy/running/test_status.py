@@ -142,3 +142,15 @@ def test_the_command(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "chat"]) == 0
     assert "InService" in capsys.readouterr().out
     assert cloud.changes() == [one for one in cloud.changes() if one.startswith("Create")]
+
+
+def test_a_pipe_gets_lines_that_are_not_folded(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    reason = "The container [/opt/ml] " + "did not answer " * 8 + "to its ping."
+    make_endpoint(cloud)
+    status = look(aws(), "chat")
+    monkeypatch.setattr("deploy.commands.status.look", lambda *of: replace(status, status="Failed", config=reason))
+    assert cli.main(["status", "chat"]) == 5
+    assert reason in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -76,7 +77,9 @@ def test_the_client_of_this_vllm_is_known_and_replaced_while_engines_are_made() 
 
 
 @pytest.mark.parametrize("change", ["another attribute", "no function for utilities", "no queue"])
-def test_another_client_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_another_client_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
     from vllm.v1.engine import core_client
 
     def longer(self: Any) -> None:
@@ -94,8 +97,11 @@ def test_another_client_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch, change
         case _:
             monkeypatch.delattr(core_client, "_process_utility_output")
     ordinary = core_client.SyncMPClient
-    with polled.polled_clients():
+    with caplog.at_level(logging.INFO, "handler.engine"), polled.polled_clients():
         assert core_client.SyncMPClient is ordinary
+    assert caplog.messages == [
+        "this vLLM's client is not known here: it fetches its outputs in its own thread, which is a little slower"
+    ]
 
 
 def test_outputs_come_in_order_also_those_that_came_during_a_call(core: Core) -> None:
