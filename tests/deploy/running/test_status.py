@@ -13,6 +13,8 @@ from moto.cloudwatch.models import CloudWatchBackend
 from rich.console import Console
 
 from deploy import cli
+from deploy.aws import Aws
+from deploy.client.account import boto_session
 from deploy.errors import NotThere
 from deploy.running.status import Alarm, Component, Scaling, Variant, look
 from deploy.running.status_view import view
@@ -137,3 +139,20 @@ def test_the_command(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "chat"]) == 0
     assert "InService" in capsys.readouterr().out
     assert cloud.changes() == [one for one in cloud.changes() if one.startswith("Create")]
+
+
+@pytest.mark.parametrize("command", ["status", "logs"])
+def test_without_a_region_the_flag_is_named(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.delenv("AWS_REGION")
+    assert cli.main([command, "chat"]) == 2
+    assert "Give --region, set AWS_REGION" in capsys.readouterr().err
+
+
+def test_aws_region_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert Aws().region == "eu-west-1"
+    assert boto_session().region_name == "eu-west-1"
