@@ -119,7 +119,7 @@ def refuse_mistyped(name: str) -> None:
 
 
 def _edits(one: str, other: str) -> int:
-    """How many letters must be put in, left out or changed to make one of the other; 1 where they only change places."""
+    """How many letters must be put in, left out or changed; 1 where they only change places."""
     if sorted(one) == sorted(other):
         return int(one != other)
     row = list(range(len(other) + 1))
