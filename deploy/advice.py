@@ -17,15 +17,17 @@ def causes(reason: str, log_tail: Sequence[str] = ()) -> list[Cause]:
     return [cause for cause in found if not cause.symptom] or found
 
 
-def advice(reason: str, log_tail: Sequence[str] = ()) -> str:
+def advice(reason: str, log_tail: Sequence[str] = (), name: str = "NAME") -> str:
     """What to change, a line for each likely cause (two at most); empty where nothing is known.
 
     Args:
         reason: FailureReason, or an error's message.
         log_tail: the last lines of the container's log.
+        name: the endpoint's, where it is known.
     """
     said = []
     for cause in causes(reason, log_tail)[:2]:
         instance = _QUOTA_TYPE.search(reason)
-        said.append(cause.says.replace("{type}", instance.group(1) if instance else "<instance.type>"))
+        says = cause.says.replace("{type}", instance.group(1) if instance else "<instance.type>")
+        said.append(says.replace("{name}", name))
     return "\n".join(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import boto3
@@ -19,7 +20,7 @@ from botocore.exceptions import (
 )
 
 from deploy.advice import advice
-from deploy.errors import DeployError, NotAllowed
+from deploy.errors import DeployError, NotAllowed, SpecError
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
@@ -52,16 +53,16 @@ class Aws:
     """One account and region.
 
     Args:
-        region: None: what boto3 is set to.
+        region: None: AWS_REGION's, else what boto3 is set to.
 
     Raises:
-        DeployError: there is no region.
+        SpecError: there is no region.
     """
 
     def __init__(self, region: str | None = None) -> None:
-        self._session = boto3.session.Session(region_name=region)
+        self._session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
         if self._session.region_name is None:
-            raise DeployError("no region is set", "Write region: into the file, or set AWS_REGION.")
+            raise no_region()
         self.region: str = self._session.region_name
         self._clients: dict[str, Any] = {}
 
@@ -74,6 +75,10 @@ class Aws:
     def account(self) -> str:
         """The account's twelve digits, asked of STS."""
         return str(self.client("sts").get_caller_identity()["Account"])
+
+
+def no_region() -> SpecError:
+    return SpecError("no region is set", "Give --region, set AWS_REGION, or write region: into the specification.")
 
 
 def error_code(error: ClientError) -> str:
@@ -95,7 +100,7 @@ def as_ours(error: BotoCoreError | ClientError) -> DeployError:
     if isinstance(error, NOT_SIGNED_IN):
         return NotAllowed(f"no AWS credentials: {error}", _AGAIN)
     if isinstance(error, NoRegionError):
-        return DeployError("no region is set", "Write region: into the file, or set AWS_REGION.")
+        return no_region()
     if isinstance(error, ClientError):
         said = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
         if error_code(error) in NOT_VALID:

@@ -129,8 +129,9 @@ PLATFORM = (
             r"ping.*(no longer|stopped) (pass|answer)",
             r"engine (died|is dead|has died|hangs)|EngineDeadError",
         ),
-        "It served and then became unhealthy: `lmi deploy logs --filter ERROR` shows the engine's reason. Most often "
-        "memory: a shorter model.context, a smaller options.max_rolling_batch_size, or a larger instance.type.",
+        "It served and then became unhealthy: `lmi deploy logs {name} --filter ERROR` shows the engine's reason. "
+        "Most often memory: a shorter model.context, a smaller options.max_rolling_batch_size, or a larger "
+        "instance.type.",
     ),
     Cause(
         "health-check timeout",
@@ -147,7 +148,7 @@ PLATFORM = (
         "ping",
         7,
         (r"did not pass the ping health check", r"ping health check"),
-        "The container did not get ready. Its log says why (`lmi deploy logs`); if it was still loading, raise "
+        "The container did not get ready. Its log says why (`lmi deploy logs {name}`); if it was still loading, raise "
         "timeouts.startup (seconds, up to 3600) and options.model_loading_timeout; if there is no log, check "
         "instance.ami and image.cuda.",
         symptom=True,

@@ -32,7 +32,7 @@ _LONG = 100  # characters of a changed value that are shown
 
 
 def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
-    """Every action with its request and what it changes; without `whole`, a line each."""
+    """Every action, what it changes, and with `whole` its request."""
     for action in plan.actions:
         _print_action(console, action, whole)
     say(console, summary(plan), "bold")
@@ -107,12 +107,10 @@ def _print_action(console: Console, action: Action, whole: bool) -> None:
     call = f"  {action.service}.{action.operation}" if action.operation and whole else ""
     why = f"  ({action.why})" if action.why else ""
     say(console, f"{mark} {action.verb.value} {action.key}{call}{why}", style)
-    if not whole:
-        return
     for change in action.changes:
         before, after = (_short(_hidden(change.place, value)) for value in (change.before, change.after))
         say(console, f"    {change.place}: {before} -> {after}", style)
-    if action.request and action.verb is not Verb.DELETE:
+    if whole and action.request and action.verb is not Verb.DELETE:
         say(console, _yaml(action.request), "dim" if action.changes else "")
 
 

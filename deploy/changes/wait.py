@@ -227,7 +227,8 @@ def _versions(resource: Resource, found: Mapping[str, Any]) -> tuple[object, obj
 
 def _failure(aws: Aws, resource: Resource, reason: str, hint: str = "") -> Failed:
     written = [line.text for line in _log(aws, resource, _LOG_TAIL) or []]
-    said = [advice(reason, written) or hint]
+    name = resource.request.get("EndpointName", "NAME")
+    said = [advice(reason, written, name if isinstance(name, str) else "NAME") or hint]
     if written:
         said += ["The log's end:", *(f"  {line}" for line in written[-10:])]
     return Failed(f"{resource.key}: {reason}", "\n".join(part for part in said if part))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ def boto_session(region: str | None = None, endpoint_url: str | None = None) -> 
     For an emulator on this machine, which wants requests signed but not by whom, it has a region and credentials even
     where none are set.
     """
-    session = boto3.session.Session(region_name=region)
+    session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
     if endpoint_url is None or urlsplit(endpoint_url).hostname not in _LOOPBACK:
         return session
     region = session.region_name or _ANY_REGION

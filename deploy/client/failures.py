@@ -40,7 +40,7 @@ _REFUSED = ("ValidationError", "ValidationException", "413", "400")
 _IN_TIME = (
     "Ask for fewer tokens, stream the answer, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
 )
-_LOGS = "`lmi deploy logs` shows what the container wrote."
+_LOGS = "`lmi deploy logs NAME` shows what the container wrote."
 
 
 def failure(error: BaseException) -> RequestFailed:

@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import boto3
 from botocore.config import Config
 
+from deploy.client.account import boto_session
 from deploy.client.components import only_component
 from deploy.client.errors import NotSent, NotStarted
 from deploy.client.failures import FROM_AWS, failure, needs_component
@@ -71,10 +71,10 @@ class Runtime:
     ) -> None:
         self.endpoint_name = endpoint_name
         self.component = component
-        self.session = session or boto3.session.Session(region_name=region)
+        self.session = session or boto_session(region)
         self.region: str = region or self.session.region_name or ""
         if not self.region:
-            raise NotSent("no region is set", "Give region=, or set AWS_REGION.")
+            raise NotSent("no region is set", "Give --region (in Python: region=), or set AWS_REGION.")
         self._endpoint_url = endpoint_url
         self._patience = patience
         self._timeouts = timeouts

@@ -6,11 +6,15 @@ import argparse
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from deploy.aws import Aws
 from deploy.commands.named import add_endpoint
+from deploy.errors import NotThere
 from deploy.running import logs
 from deploy.running.status import components_of
 
@@ -38,12 +42,26 @@ def _run(arguments: argparse.Namespace) -> int:
         for line in sorted(found, key=lambda line: line.at):
             _show(line)
         if not found:
+            _refuse_none(aws, groups)
             print(f"nothing was written in the last {arguments.since}", file=sys.stderr)
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         for line in logs.follow(aws, groups, since=since, pattern=arguments.filter):
             _show(line)
     return 0
+
+
+def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
+    """Raises NotThere where no group is there."""
+    try:
+        there = any(logs.exists(aws, group) for group in groups)
+    except ClientError:  # who may read a log need not be allowed to list them
+        return
+    if not there:
+        raise NotThere(
+            f"there is no log group {' or '.join(groups)} in {aws.region}",
+            "Look at the name and at --region; a container that has not started has written nothing.",
+        )
 
 
 def _show(line: logs.Line) -> None:

@@ -28,7 +28,7 @@ SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
 OPEN = (
     "whether traffic stops before SIGTERM (needs a look into the container while it is replaced)",
     "what SAGEMAKER_ENABLE_LOAD_AWARE does, and whether an own container may take part in KV_AWARE",
-    "what an adapter component's update calls in the container (see its log with `lmi deploy logs`)",
+    "what an adapter component's update calls in the container (see its log with `lmi deploy logs NAME`)",
 )
 """Points that no public call shows."""
 

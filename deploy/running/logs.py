@@ -71,6 +71,11 @@ def tail(aws: Aws, group: str, count: int = 20) -> list[Line] | None:
     return [_line(event, stream) for event in got["events"]]
 
 
+def exists(aws: Aws, group: str) -> bool:
+    found = aws.client("logs").describe_log_groups(logGroupNamePrefix=group)["logGroups"]
+    return any(one["logGroupName"] == group for one in found)
+
+
 def lines(aws: Aws, group: str, *, since: int, until: int | None = None, pattern: str | None = None) -> Iterator[Line]:
     """All lines of the group's streams in a stretch of time, the oldest first; none where there is no such group.
 

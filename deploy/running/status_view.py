@@ -29,7 +29,7 @@ def view(status: Status) -> RenderableType:
                 table.add_row(*row)
             parts.append(table)
     parts += [Text(f"not read: {one}", style="yellow") for one in status.unread]
-    said = advice("\n".join([status.reason, *(one.reason for one in status.components)]))
+    said = advice("\n".join([status.reason, *(one.reason for one in status.components)]), name=status.name)
     if said:
         parts.append(Text(said))
     return Group(*parts)

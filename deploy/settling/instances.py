@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+import botocore.session
+
 from deploy.data import table
 from deploy.errors import SpecError
 
@@ -92,6 +94,40 @@ def find(name: str) -> InstanceType | None:
             "Take a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
         )
     return next((one for one in all_types() if one.name == name), None)
+
+
+def refuse_mistyped(name: str) -> None:
+    """Of a type that the tables lack: AWS's own list, or a new generation, is let through.
+
+    Raises:
+        SpecError: it is within two letters of a type that exists.
+    """
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    known = {*model.shape_for("ProductionVariantInstanceType").enum, *(one.name for one in all_types())}
+    if name in known:
+        return
+    generation = re.sub(r"\D", "", family(name))
+    away = {one: _edits(name, one) for one in known if re.sub(r"\D", "", family(one)) == generation}
+    nearest = min(away.values(), default=3)
+    if nearest > 2:
+        return
+    meant = sorted(one for one, edits in away.items() if edits == nearest)[:3]
+    raise SpecError(
+        f"instance.type: there is no {name}; did you mean {' or '.join(meant)}?",
+        "If AWS has it by now, set instance.unchecked: true.",
+    )
+
+
+def _edits(one: str, other: str) -> int:
+    """How many letters must be put in, left out or changed; 1 where they only change places."""
+    if sorted(one) == sorted(other):
+        return int(one != other)
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(one, 1):
+        above, row[0] = row[0], number
+        for place, wanted in enumerate(other, 1):
+            above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (letter != wanted))
+    return row[-1]
 
 
 def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:

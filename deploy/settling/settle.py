@@ -16,7 +16,7 @@ from deploy.errors import SpecError
 from deploy.settled import Settled
 from deploy.settling import images
 from deploy.settling.fit import Advice, Fit, Need, advise, best, fit, refuse
-from deploy.settling.instances import InstanceType, find
+from deploy.settling.instances import InstanceType, find, refuse_mistyped
 from deploy.settling.model_facts import known_model, shape_in_directory, shape_in_s3
 from deploy.settling.timeouts import Times, times
 
@@ -183,6 +183,8 @@ def _choose(spec: Spec, need: Need | None) -> tuple[Fit | None, str, tuple[str, 
         return chosen, chosen.instance.name, _remarks(chosen)
     instance = find(name)
     if instance is None:
+        if not spec.instance.unchecked:
+            refuse_mistyped(name)
         return None, name, (f"{name} is not in the tables (of 2026), so it is not checked whether the model fits.",)
     if need is None:
         return None, name, ("The model's size is not known, so it is not checked whether it fits (model.shape).",)

@@ -138,3 +138,8 @@ def test_a_call_that_aws_refuses_gives_its_advice() -> None:
     ours = as_ours(error)
     assert str(ours) == f"CreateEndpoint: ResourceLimitExceeded: {message}"
     assert "`ml.g5.12xlarge for endpoint usage`" in ours.advice
+
+
+def test_commands_are_said_with_the_name() -> None:
+    assert "`lmi deploy logs chat`" in advice(PING, name="chat")
+    assert "`lmi deploy logs NAME`" in advice(PING)

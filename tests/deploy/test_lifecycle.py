@@ -119,6 +119,26 @@ def test_plan_shows_the_difference(cloud: Cloud, tmp_path: Path, capsys: pytest.
     assert cloud.changes() == []
 
 
+def test_update_shows_the_difference_before_it_asks(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["up", file(tmp_path)]) == 0
+    capsys.readouterr()
+    cloud.calls.clear()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    asked: list[str] = []
+
+    def answer(question: str) -> str:
+        asked.append(capsys.readouterr().out)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", answer)
+    assert main(["update", file(tmp_path, instance={"type": "ml.g6e.4xlarge", "count": 2})]) == 1
+    assert "ProductionVariants[0].InstanceType: ml.g6e.2xlarge -> ml.g6e.4xlarge" in asked[0]
+    assert "sagemaker.create_endpoint_config" not in asked[0]  # requests are for `plan`
+    assert cloud.changes() == []
+
+
 def test_plan_as_json(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", file(tmp_path, COMPONENTS), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

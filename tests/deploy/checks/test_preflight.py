@@ -154,6 +154,14 @@ def test_the_hub_is_never_a_reason_to_fail(ready: Cloud) -> None:
     assert run("model").says.endswith("(not asked)")
 
 
+def test_the_hub_is_not_asked_for_the_demo_model(ready: Cloud) -> None:
+    def asked(*question: Any) -> tuple[int, bytes]:
+        raise AssertionError(question)
+
+    found = run("model", spec(model={"id": "demo"}), fetch=asked)
+    assert (found.verdict, found.says.split(":")[0]) == (Verdict.OK, "demo")
+
+
 def test_a_gated_model_with_its_secret(ready: Cloud) -> None:
     made = ready.client("secretsmanager").create_secret(Name="hub", SecretString="never read")
     gated = spec(model={"id": "org/model", "token_secret": made["ARN"]})

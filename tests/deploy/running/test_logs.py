@@ -83,3 +83,10 @@ def test_the_command_shows_endpoint_and_components_in_order(cloud: Cloud, capsys
     assert cli.main(["logs", "chat", "--since", "10s"]) == 0
     assert capsys.readouterr().err == "nothing was written in the last 10s\n"
     assert cli.main(["logs", "chat", "--since", "soon"]) == 1
+
+
+def test_no_log_group_is_said_by_its_name(cloud: Cloud, capsys: Any) -> None:
+    assert cli.main(["logs", "nope"]) == 4
+    assert "there is no log group /aws/sagemaker/Endpoints/nope in us-east-1" in capsys.readouterr().err
+    cloud.refuse("DescribeLogGroups", "AccessDeniedException", "not allowed", times=1)
+    assert cli.main(["logs", "nope"]) == 0

@@ -13,6 +13,8 @@ from moto.cloudwatch.models import CloudWatchBackend
 from rich.console import Console
 
 from deploy import cli
+from deploy.aws import Aws
+from deploy.client.account import boto_session
 from deploy.errors import NotThere
 from deploy.running.status import Alarm, Component, Scaling, Variant, look
 from deploy.running.status_view import _coloured, view
@@ -154,3 +156,20 @@ def test_a_pipe_gets_lines_that_are_not_folded(
     monkeypatch.setattr("deploy.commands.status.look", lambda *of: replace(status, status="Failed", config=reason))
     assert cli.main(["status", "chat"]) == 5
     assert reason in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["status", "logs"])
+def test_without_a_region_the_flag_is_named(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.delenv("AWS_REGION")
+    assert cli.main([command, "chat"]) == 2
+    assert "Give --region, set AWS_REGION" in capsys.readouterr().err
+
+
+def test_aws_region_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert Aws().region == "eu-west-1"
+    assert boto_session().region_name == "eu-west-1"

@@ -6,7 +6,7 @@ import botocore.session
 import pytest
 
 from deploy.errors import SpecError
-from deploy.settling.instances import all_types, find
+from deploy.settling.instances import all_types, find, refuse_mistyped
 from deploy.settling.prices import Price, dated, price_of
 
 OF_SAGEMAKER = set(
@@ -111,3 +111,22 @@ def test_a_family_gets_dearer_with_its_size() -> None:
 
 def test_the_table_is_dated() -> None:
     assert "as of 2026-09-27" in dated()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ml.g6e.xlage", "ml.g6e.xlarge"),
+        ("ml.ge6.xlarge", "ml.g6e.xlarge"),
+        ("ml.p5en.48xlarg", "ml.p5en.48xlarge"),
+        ("ml.g6ee.2xlarge", "ml.g6e.2xlarge"),
+    ],
+)
+def test_a_mistyped_name_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(SpecError, match=rf"^instance\.type: there is no {name}; did you mean .*{meant}"):
+        refuse_mistyped(name)
+
+
+@pytest.mark.parametrize("name", ["ml.g9.xlarge", "ml.r5.xlarge", "ml.m5d.xlarge", "ml.p3.2xlarge", "ml.t2.medium"])
+def test_what_exists_or_may_come_is_let_through(name: str) -> None:
+    refuse_mistyped(name)

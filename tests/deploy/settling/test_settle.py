@@ -88,6 +88,12 @@ def test_it_is_taken_by_whom_knows_better() -> None:
     assert found.warnings[0].startswith("ml.g5.12xlarge: weights of 32.9 GiB")
 
 
+def test_a_mistyped_type_is_refused_unless_it_is_meant() -> None:
+    with pytest.raises(SpecError, match=r"did you mean ml\.g6e\.xlarge\?"):
+        settled(instance={"type": "ml.g6e.xlage"})
+    assert settled(instance={"type": "ml.g6e.xlage", "unchecked": True}).instance_type == "ml.g6e.xlage"
+
+
 def test_auto_needs_a_size() -> None:
     with pytest.raises(SpecError, match=r"^instance\.type: auto needs the model's size") as caught:
         settled(model={"id": "me/mine"})
