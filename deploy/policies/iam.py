@@ -158,7 +158,7 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     if spec.alarms is not None or spec.scaling is not None:
         yield _allow("Alarms", [*alarms, *tags], own)
     yield _allow("Metrics", ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"], ["*"])
-    logs = ["logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"]
+    logs = ["logs:DescribeLogGroups", "logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"]
     yield _allow("Logs", logs, arns.logs())
     yield _allow("Quotas", ["servicequotas:ListServiceQuotas"], ["*"])
 

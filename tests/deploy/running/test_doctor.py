@@ -130,7 +130,7 @@ def test_the_emulator_is_measured_without_credentials(
         monkeypatch.delenv(name)
     assert cli.main(["doctor", "local", "--live", "--endpoint-url", emulated, "--tokens", "2"]) == 0
     assert "a plain answer: " in capsys.readouterr().out
-    assert cli.main(["doctor", "local", "--live"]) == 1
+    assert cli.main(["doctor", "local", "--live"]) == 2
     assert "no region is set" in capsys.readouterr().err
 
 
