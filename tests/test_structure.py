@@ -136,7 +136,7 @@ OF_DEPLOY = {
     "export": {"errors", "resources"},
     "policies": {"aws", "errors", "names", "settled", "spec"},
     "checks": {"aws", "errors", "names", "settled", "spec", "uploads"},
-    "running": {"advice", "aws", "errors", "resources"},
+    "running": {"advice", "aws", "client.account", "errors", "resources"},
     "changes": {
         "advice",
         "aws",
