@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
 import threading
@@ -162,6 +163,14 @@ class Sending:
             parts = [upload.done[number] for number in sorted(upload.done)]
             self._s3.complete_multipart_upload(**where, UploadId=upload.id, MultipartUpload={"Parts": parts})
         return part, there is not None, ended
+
+    def abandon(self) -> None:
+        """Drop what is unfinished: it bears the digest of a file that has changed; no later run may go on with it."""
+        for name, upload in self._uploads.items():
+            if upload.left:
+                where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + name}
+                with contextlib.suppress(ClientError):  # the next run finds it out, and sends the file once more
+                    self._s3.abort_multipart_upload(**where, UploadId=upload.id)
 
     def _upload(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
         """The file's unfinished upload, or a new one: asked for once."""

@@ -152,6 +152,10 @@ def upload(
         for part, was_there, ended in pool.map(sending.send, parts):
             done = _after(done, part, was_there, ended)
             progress(done)
+    except Failed:
+        pool.shutdown(cancel_futures=True)
+        sending.abandon()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     _verify(aws, planned)
