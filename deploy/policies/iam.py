@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deploy.policies.arns import Arns
+from deploy.s3_uri import bucket_and_key
 from deploy.settled import Settled
 from deploy.spec import Spec
 
@@ -103,7 +104,7 @@ def _answers(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
 def _listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, Any]]:
     buckets: dict[str, list[str]] = {}
     for place in places:
-        bucket, _, key = place.removeprefix("s3://").partition("/")
+        bucket, key = bucket_and_key(place)
         buckets.setdefault(bucket, []).append(f"{key}*")
     for number, (bucket, prefixes) in enumerate(buckets.items()):
         condition = {"StringLike": {"s3:prefix": sorted(set(prefixes))}}
@@ -176,7 +177,7 @@ def _bringing(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, An
         yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(settled.model_data)])
         yield from _listing(arns, "ModelDataListed", [settled.model_data])
         if spec.model.upload is not None:  # what an interrupted upload left
-            bucket = spec.model.upload.removeprefix("s3://").partition("/")[0]
+            bucket, _ = bucket_and_key(spec.model.upload)
             yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
             # Whether another model loads from there, before something is sent or deleted.
             yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.data import table
 from deploy.errors import SpecError
+from deploy.s3_uri import bucket_and_key
 from deploy.settling.gguf_header import gguf_shape
 from deploy.spec.sections import Shape
 from deploy.spec.values import Precision
@@ -61,7 +62,7 @@ def shape_in_directory(directory: Path) -> Shape | None:
 
 def shape_in_s3(aws: Aws, prefix: str) -> Shape | None:
     """Of a model under `s3://bucket/prefix/`, read with ListObjectsV2 and GetObject."""
-    bucket, _, path = prefix.removeprefix("s3://").partition("/")
+    bucket, path = bucket_and_key(prefix)
     s3 = aws.client("s3")
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=path, Delimiter="/")
     sizes = {one["Key"].removeprefix(path): one["Size"] for page in pages for one in page.get("Contents", ())}

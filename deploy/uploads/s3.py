@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, error_code
 from deploy.errors import Failed, NotThere, Refused
+from deploy.s3_uri import bucket_and_key
 from deploy.uploads.prefix_lint import Entry
 
 _AT_ONCE = 1000  # keys that one DeleteObjects takes
@@ -26,7 +27,7 @@ class Prefix:
 
     @classmethod
     def of(cls, uri: str) -> Prefix:
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        bucket, key = bucket_and_key(uri)
         return cls(bucket, key if not key or key.endswith("/") else f"{key}/")
 
 
