@@ -20,6 +20,7 @@ from botocore.exceptions import (
 )
 
 from deploy.advice import advice
+from deploy.credentials import NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
 from deploy.errors import DeployError, NotAllowed, SpecError
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
@@ -34,18 +35,6 @@ NOT_SIGNED_IN = (
 )
 """What boto3 raises where it has no credentials, or none that are still good."""
 
-NOT_VALID = (
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "InvalidClientTokenId",
-    "UnrecognizedClientException",
-    "InvalidSignatureException",
-    "SignatureDoesNotMatch",
-    "AuthFailure",
-)
-"""What AWS says of credentials that are not good (any more)."""
-
-_AGAIN = "Sign in again (aws sso login), or set AWS_PROFILE."
 _GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
 
 
@@ -96,15 +85,15 @@ def is_missing(error: ClientError) -> bool:
 def as_ours(error: BotoCoreError | ClientError) -> DeployError:
     """What boto3 raised, in our words."""
     if isinstance(error, NoCredentialsError):
-        return NotAllowed("no AWS credentials were found", "Sign in (aws sso login), or set AWS_PROFILE.")
+        return NotAllowed("no AWS credentials were found", SIGN_IN)
     if isinstance(error, NOT_SIGNED_IN):
-        return NotAllowed(f"no AWS credentials: {error}", _AGAIN)
+        return NotAllowed(f"no AWS credentials: {error}", SIGN_IN_AGAIN)
     if isinstance(error, NoRegionError):
         return no_region()
     if isinstance(error, ClientError):
         said = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
         if error_code(error) in NOT_VALID:
-            return NotAllowed(said, _AGAIN)
+            return NotAllowed(said, SIGN_IN_AGAIN)
         if error_code(error) in _DENIED:
             return NotAllowed(said, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
         return DeployError(said, advice(said))

@@ -18,7 +18,9 @@ from handler.errors import ConfigError
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["deploy"]:  # a package of its own, with arguments of its own
-        return _deploy(argv[1:])
+        from deploy.__main__ import main as deploy
+
+        return deploy(argv[1:], "lmi deploy")
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.run(arguments))
@@ -67,17 +69,6 @@ def port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
     return int(text)
-
-
-def _deploy(argv: Sequence[str]) -> int:
-    try:
-        from deploy.cli import main as deploy
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("deploy", "handler"):
-            raise
-        print(f"lmi deploy: needs {error.name}: pip install 'lmi-handler[deploy]'", file=sys.stderr)
-        return 2
-    return deploy(argv)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

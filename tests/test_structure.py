@@ -119,6 +119,7 @@ DEPLOY_FILES = sorted(DEPLOY.rglob("*.py"))
 OF_DEPLOY = {
     "errors": set(),
     "secrecy": set(),
+    "credentials": set(),
     "names": set(),
     "settled": set(),
     "causes": set(),
@@ -127,7 +128,7 @@ OF_DEPLOY = {
     "s3_uri": set(),
     "console": {"errors"},
     "advice": {"causes"},
-    "aws": {"advice", "errors"},
+    "aws": {"advice", "credentials", "errors"},
     "spec": {"errors"},
     "uploads": {"aws", "console", "errors", "s3_uri"},
     "settling": {"aws", "data", "errors", "s3_uri", "settled", "spec"},
@@ -144,6 +145,7 @@ OF_DEPLOY = {
         "build",
         "checks",
         "console",
+        "credentials",
         "errors",
         "names",
         "resources",
@@ -154,7 +156,7 @@ OF_DEPLOY = {
         "spec",
         "uploads",
     },
-    "client": {"errors"},
+    "client": {"credentials", "errors"},
     "bench": {"client"},
     "local": {"errors"},
 }

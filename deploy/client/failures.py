@@ -27,15 +27,14 @@ from urllib3.exceptions import ReadTimeoutError as StreamStalled
 
 from deploy.client import errors
 from deploy.client.errors import RequestFailed
+from deploy.credentials import NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
 
 FROM_AWS = (BotoCoreError, ClientError, HTTPError, ParserError)
 """What is raised of invoking an endpoint and reading its answer."""
 
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "429")
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
-_DENIED = ("AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException",
-           "ExpiredTokenException", "ExpiredToken", "InvalidClientTokenId", "MissingAuthenticationToken",
-           "IncompleteSignature", "403")  # fmt: skip
+_DENIED = ("AccessDeniedException", "AccessDenied", "MissingAuthenticationToken", "IncompleteSignature", "403")
 _REFUSED = ("ValidationError", "ValidationException", "413", "400")
 _IN_TIME = (
     "Ask for fewer tokens, stream the answer, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
@@ -61,7 +60,7 @@ def failure(error: BaseException) -> RequestFailed:
         case ConnectionClosedError():
             return errors.Broken(f"the connection was closed without an answer: {error}")
         case NoCredentialsError():
-            return errors.Forbidden("no AWS credentials were found", "Sign in (aws sso login), or set AWS_PROFILE.")
+            return errors.Forbidden("no AWS credentials were found", SIGN_IN)
         case ParamValidationError():
             return errors.NotSent(" ".join(str(error).split()))
     return errors.RequestFailed(str(error))
@@ -83,6 +82,8 @@ def _answered(error: ClientError) -> RequestFailed:
         found = errors.Throttled(f"throttled: {message}", "Send less at once, or ask for a higher quota.")
     elif code in _NOT_READY:
         found = errors.NotReady(f"not ready: {message}")
+    elif code in NOT_VALID:
+        found = errors.Forbidden(f"{error.operation_name}: {code}: {message}", SIGN_IN_AGAIN)
     elif code in _DENIED:
         found = errors.Forbidden(f"{error.operation_name}: {code}: {message}",
                                  "It needs sagemaker:InvokeEndpoint (`lmi deploy iam`).")  # fmt: skip

@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="with --live: tokens of a stream (64)")
     parser.add_argument("--slow", type=int, default=0, metavar="N",
                         help="with --live: also ask for N tokens, enough for more than a minute")  # fmt: skip
-    parser.add_argument("--offline", action="store_true", help="do not ask the hub nor registries, only AWS")
+    parser.add_argument("--aws-only", action="store_true", help="ask neither the hub nor registries")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=_run)
 
@@ -46,7 +46,7 @@ def _before(arguments: argparse.Namespace) -> int:
     aws = Aws(spec.region)
     # settled without AWS's answers: what is wrong with them is for the checks to say, all at once
     settled = settle(spec, aws.region, account=aws.account())
-    checks = preflight(aws, spec, settled, fetch=None if arguments.offline else over_the_network)
+    checks = preflight(aws, spec, settled, fetch=None if arguments.aws_only else over_the_network)
     if arguments.json:
         said = [{"name": c.name, "verdict": c.verdict.value, "says": c.says, "advice": c.advice} for c in checks]
         print(json.dumps(said, indent=2))

@@ -117,6 +117,17 @@ def test_failures_that_are_final(
     assert len(aws.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [("AccessDeniedException", "InvokeEndpoint"), ("ExpiredTokenException", "Sign in again")],
+)
+def test_what_is_advised_where_it_is_not_allowed(predictor: Predictor, aws: Double, code: str, advice: str) -> None:
+    aws.answers = [fails(403, code, "no")]
+    with pytest.raises(Forbidden) as caught:
+        predictor.predict({})
+    assert advice in caught.value.advice
+
+
 def test_the_command_line_knows_them_by_their_status() -> None:
     assert issubclass(NoSuchEndpoint, NotThere)
     assert NoSuchEndpoint("x").status == 4

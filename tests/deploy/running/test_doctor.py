@@ -140,11 +140,11 @@ def test_the_command_checks(cloud: Cloud, tmp_path: Path, capsys: pytest.Capture
     content = {"name": "chat", "role": ROLE, "image": {"uri": IMAGE}, "model": {"s3": "s3://of-ours/llama/"},
                "instance": {"type": "ml.g5.xlarge"}}  # fmt: skip
     (tmp_path / "chat.yaml").write_text(yaml.safe_dump(content))
-    assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--offline"]) == 2
+    assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--aws-only"]) == 2
     out = capsys.readouterr().out
     assert f"error   role: {ROLE} does not exist" in out
     assert "error   model: there is nothing" in out
-    assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--offline", "--json"]) == 2
+    assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--aws-only", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)[0] == {
         "name": "account", "verdict": "ok", "says": "123456789012 in us-east-1", "advice": "",
     }  # fmt: skip
