@@ -19,7 +19,7 @@ from handler.text import Prompt
 
 log = logging.getLogger("handler.batcher")
 
-_LOOK = 0.1  # seconds between looks for requests past their time
+_LOOK = 0.25  # seconds between looks for requests past their time
 
 
 @dataclass
@@ -84,6 +84,11 @@ class Batcher:
         self._places: dict[int, _Place] = {}  # by the engine's key
         self._running: dict[int, _Active] = {}
         self._adapters = EngineAdapters(engine, self._ids, self._keys)
+
+    @property
+    def ready(self) -> bool:
+        """There is an engine."""
+        return self._engine.ready
 
     @property
     def num_queued(self) -> int:

@@ -38,12 +38,7 @@ class EngineAdapters:
         self._changes: dict[int, _Change] = {}  # by the engine's key
         # Of dropped adapters, as long as a request that was read before may still come with one of them.
         self._successors: weakref.WeakKeyDictionary[Adapter, Adapter | None] = weakref.WeakKeyDictionary()
-        self._leaving: dict[int, Adapter] = {}  # dropped here, perhaps still in use
-
-    @property
-    def leaving(self) -> bool:
-        """Whether `drop_unused` has something to look for."""
-        return bool(self._leaving)
+        self.leaving: dict[int, Adapter] = {}  # dropped here, perhaps still in use
 
     def load(self, adapter: Adapter) -> int:
         """Have the engine load it; `delta` says under the id returned what became of it.
@@ -63,7 +58,7 @@ class EngineAdapters:
             if other == adapter:
                 self._successors[earlier] = successor
         self._successors[adapter] = successor
-        self._leaving[adapter.id] = adapter
+        self.leaving[adapter.id] = adapter
 
     def current(self, request: Request) -> Request:
         """The request with the adapter that is there now: it waited for its ids, perhaps for its batch.
@@ -82,7 +77,7 @@ class EngineAdapters:
     def drop_unused(self, requests: Iterable[Request]) -> None:
         """Have the engine drop what none of these requests uses."""
         for adapter in self._unused(requests):
-            del self._leaving[adapter.id]
+            del self.leaving[adapter.id]
             if self._engine.ready:  # the next one never had it
                 self._send(_Change(0, adapter, drop=True))
 
@@ -105,14 +100,14 @@ class EngineAdapters:
         """The engine is gone: the ids of the loads that were under way. The next one has none of the adapters, and gets
         those that the waiting requests use."""
         for adapter in self._unused(waiting):
-            del self._leaving[adapter.id]
+            del self.leaving[adapter.id]
         changes, self._changes = self._changes, {}
         return [change.id for change in changes.values() if not change.drop]
 
     def _unused(self, requests: Iterable[Request]) -> list[Adapter]:
         """Those that are leaving and that none of these requests uses."""
         used = {request.adapter.id for request in requests if request.adapter is not None}
-        return [adapter for id, adapter in self._leaving.items() if id not in used]
+        return [adapter for id, adapter in self.leaving.items() if id not in used]
 
     def _send(self, change: _Change) -> None:
         key = next(self._keys)

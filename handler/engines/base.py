@@ -108,8 +108,8 @@ class Interrupted(Exception):
 class Interruptible(Protocol):
     """An engine whose steps are waits, which new requests need not sit out."""
 
-    def interrupt_on(self, fd: int) -> None:
-        """From now on `step` may raise Interrupted when `fd` is readable."""
+    def interrupt_on(self, fd: int) -> bool:
+        """From now on `step` raises Interrupted when `fd` is readable; False where it cannot, after all."""
 
 
 class SteppedEngine(Protocol):

@@ -27,13 +27,17 @@ def wait(channel: socket.socket, *, writable: bool = False, timeout: float | Non
 
 def send(channel: socket.socket, message: Any) -> None:
     """Send a whole message, whether the socket blocks or not: an event loop that reads from it makes it not to."""
-    data = memoryview(encode(message))
+    data: bytes | memoryview = encode(message)
     try:
-        while data:
+        while True:
             try:
-                data = data[channel.send(data, socket.MSG_DONTWAIT) :]  # nearly always there is room
+                sent = channel.send(data, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 wait(channel, writable=True)
+                continue
+            if sent == len(data):  # nearly always there is room
+                return
+            data = memoryview(data)[sent:]
     except OSError as error:
         raise HostGone from error
 
@@ -66,7 +70,10 @@ class FrameReader:
             raise HostGone from error
         if not size:
             raise HostGone
-        return self.feed(self._room[:size])
+        room = self._room
+        if not self._rest and size == _LENGTH.size + _LENGTH.unpack_from(room)[0]:  # nearly always: one, and whole
+            return [pickle.loads(room[_LENGTH.size : size])]
+        return self.feed(room[:size])
 
     def feed(self, data: bytes | memoryview) -> list[Any]:
         if self._rest:

@@ -188,10 +188,11 @@ class RemoteEngine:
             return steps
         self._since = time.monotonic()
         for message in messages:
-            if isinstance(message, Step):
-                steps.append(message)
+            if type(message) is tuple:  # a Step: to name its class in each message costs more than all that is in it
+                step = Step(*message)
+                steps.append(step)
                 self._deaths = 0
-                for output in message.others:
+                for output in step.others:
                     if output.finish is not None:
                         self._active.discard(output.key)
             elif isinstance(message, Ready):
@@ -202,7 +203,8 @@ class RemoteEngine:
         self._expecting = bool(self._active)
         if self._failed is not None and not steps:
             self._died(self._failed)
-        self._replace_worn()
+        if self._worn:
+            self._replace_worn()
         return steps
 
     def renew(self) -> None:

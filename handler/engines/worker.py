@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Interrupted, Interruptible, Output, Step
@@ -81,12 +81,15 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
     reader = FrameReader()
     active: set[int] = set()
-    if isinstance(engine, Interruptible):
-        engine.interrupt_on(channel.fileno())
+    tells = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
+    told = False  # by the engine, that there are commands
     while True:
         answers: list[Output] = []
-        # Wait for commands only when there is nothing to do; between steps take what lies there.
-        commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
+        commands: list[Any] | None = None
+        if told or not tells or not active:
+            # Wait for commands only when there is nothing to do; between steps take what lies there.
+            commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
+        told = False
         while commands is not None:
             for command in commands:
                 if isinstance(command, Cancel):
@@ -100,6 +103,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         try:
             step = engine.step() if active else Step([], [], [], [])
         except Interrupted:
+            told = True
             if not answers:
                 continue  # no sign of life of the engine's
             step = Step([], [], [], [])
@@ -107,7 +111,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
-        send(channel, step)  # also when it holds nothing: every command is answered
+        send(channel, tuple(step))  # also when it holds nothing: every command is answered
 
 
 def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:

@@ -17,7 +17,8 @@ log = logging.getLogger("handler.pump")
 
 Sink = Callable[[Delta], None]
 
-_TICK = 0.2  # seconds between looks at the clock: hangs, restarts, requests that waited too long
+_TICK = 1.0  # seconds between looks at the clock: hangs, requests that waited too long
+_RESTART_TICK = 0.2  # while there is no engine
 
 
 class Pump:
@@ -25,16 +26,17 @@ class Pump:
 
     Attributes:
         sinks: who gets a delta, by the batcher's id.
+        num_tokens: that have come so far.
     """
 
-    def __init__(self, batcher: Batcher, on_tokens: Callable[[int], None] = lambda count: None) -> None:
+    def __init__(self, batcher: Batcher) -> None:
         self._batcher = batcher
-        self._on_tokens = on_tokens
         self.sinks: dict[int, Sink] = {}
+        self.num_tokens = 0
         self._chunks: list[tuple[Writer, bytes, bool]] = []
         self._loop = asyncio.get_running_loop()
         self._fd: int | None = None
-        self._timer = self._loop.call_later(_TICK, self._tick)
+        self._timer = self._loop.call_later(_RESTART_TICK, self._tick)
 
     def watch(self, fd: int | None) -> None:
         """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
@@ -72,13 +74,12 @@ class Pump:
 
     def _tick(self) -> None:
         self._step()
-        self._timer = self._loop.call_later(_TICK, self._tick)
+        self._timer = self._loop.call_later(_TICK if self._batcher.ready else _RESTART_TICK, self._tick)
 
     def _step(self) -> None:
-        num_tokens = 0
         sinks = self.sinks
         for delta in self._batcher.step():
-            num_tokens += len(delta.tokens)
+            self.num_tokens += len(delta.tokens)
             sink = sinks.get(delta.id)
             if sink is None:
                 continue
@@ -91,8 +92,6 @@ class Pump:
                 with contextlib.suppress(Exception):
                     sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
         self.flush()
-        if num_tokens:
-            self._on_tokens(num_tokens)
 
     def flush(self) -> None:
         """Send what was written; a step does so at its end, who writes at another time does it himself."""

@@ -66,8 +66,12 @@ class Service:
                 config.batch_size, config.max_batch_delay / 1000, config.job_queue_size, config.predict_timeout
             )
         self._batcher = make_batcher(config, engine)
-        self.metrics = Metrics(queued=lambda: self.num_queued, active=lambda: self._batcher.num_active)
-        self._pump = Pump(self._batcher, on_tokens=self.metrics.tokens.inc)
+        self._pump = Pump(self._batcher)
+        self.metrics = Metrics(
+            queued=lambda: self.num_queued,
+            active=lambda: self._batcher.num_active,
+            tokens=lambda: self._pump.num_tokens,
+        )
         self._at_start = loaded.adapters.at_start
         self.adapter_changes = AdapterChanges.of(loaded, self._batcher, self._pump.sinks)
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -25,8 +25,9 @@ class Waiting:
         self._commands = -1
         self.seen: list[str] = []
 
-    def interrupt_on(self, fd: int) -> None:
+    def interrupt_on(self, fd: int) -> bool:
         self._commands = fd
+        return True
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         if not ids:
@@ -94,7 +95,7 @@ def test_a_refusal_survives_an_interruption(waiting: tuple[Waiting, socket.socke
     send(channel, Add(2, [], Sampling()))
     assert not wait(channel, timeout=0.1)
     send(channel, Add(3, [4], Sampling()))
-    assert [(output.key, output.finish) for output in Messages(channel).next().others] == [(2, Finish.ERROR)]
+    assert [(output.key, output.finish) for output in Step(*Messages(channel).next()).others] == [(2, Finish.ERROR)]
 
 
 def test_an_interruption_is_no_sign_of_life(waiting: tuple[Waiting, socket.socket, socket.socket]) -> None:
@@ -104,7 +105,7 @@ def test_an_interruption_is_no_sign_of_life(waiting: tuple[Waiting, socket.socke
         send(channel, Add(key, [4], Sampling()))
         assert not wait(channel, timeout=0.1), "else an engine that hangs is never found out while requests come"
     core.send(b"!")
-    assert Messages(channel).next().keys == [1]
+    assert Step(*Messages(channel).next()).keys == [1]
 
 
 def test_what_is_cancelled_in_the_middle_of_a_step_is_answered(

@@ -74,6 +74,7 @@ class Vllm:
             self._engine: Any = LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
             )
+        self._core = self._engine.engine_core
         self._results = self._engine.output_processor = Results()
         self._leave = end_with_children()  # it notices its core's death only when it sends something
         self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know
@@ -107,9 +108,11 @@ class Vllm:
         except (RuntimeError, ValueError) as error:
             print(f"guides cannot be followed with this model: {error}", file=sys.stderr, flush=True)
 
-    def interrupt_on(self, fd: int) -> None:
-        if hasattr(self._engine.engine_core, "interrupt_on"):  # else a step ends when it ends
-            self._engine.engine_core.interrupt_on(fd)
+    def interrupt_on(self, fd: int) -> bool:
+        if not hasattr(self._core, "interrupt_on"):
+            return False  # a step ends when it ends
+        self._core.interrupt_on(fd)
+        return True
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -172,18 +175,22 @@ class Vllm:
             self._late += [Output(late, (), (), Finish.ERROR, error=str(error)) for late, error in failed]
 
     def step(self) -> Step:
-        found: tuple[Step, list[BeamToken]] = Step([], [], [], []), []
-        if self._engine.has_unfinished_requests():  # else it would wait for ever
-            found = self._engine.step()
-        step, beam_tokens = found
-        late, self._late = self._late, []
+        """Not by LLMEngine.step: all that it does but these two calls is for what is not used here, and costs more."""
+        if self._results.pending:
+            step, beam_tokens = self._results.read(self._core.get_output().outputs)
+        else:  # it would wait for ever
+            step, beam_tokens = Step([], [], [], []), []
+        others = step.others
         for token in beam_tokens:
-            step.others.extend(self._beam_output(token))
-        for output in step.others:
+            others.extend(self._beam_output(token))
+        for output in others:
             if output.finish is not None:
                 self._running.pop(output.key, None)
                 self._leave_turn(output.key)
-        return Step(step.keys, step.ids, step.logprobs, late + step.others)
+        if self._late:
+            others.extend(self._late)
+            self._late = []
+        return step
 
     # -- beams ---------------------------------------------------------------------------------------------------
 
@@ -240,7 +247,7 @@ class Vllm:
 
     def close(self) -> None:
         self._leave()
-        self._engine.engine_core.shutdown()
+        self._core.shutdown()
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:

@@ -76,40 +76,51 @@ def _polled(core_client: ModuleType) -> type:
             core_client.MPClient.__init__(self, False, vllm_config, executor_class, log_stats, **more)
             self.is_dp = vllm_config.parallel_config.data_parallel_size > 1
             self._thread = threading.get_ident()
-            self._fetched: deque[Any] = deque()
+            self._fetched: deque[Any] = deque()  # during a call
             self._socket = self.resources.output_socket
             self.resources.output_socket = None  # to be closed by this thread
             self._poller = zmq.Poller()
             self._poller.register(self._socket, zmq.POLLIN)
+            self._interrupted = False
 
         def interrupt_on(self, fd: int) -> None:
-            """From now on `get_output` may raise Interrupted when `fd` is readable."""
+            """From now on `get_output` raises Interrupted when `fd` is readable; first it may bring one output more."""
             self._poller.register(fd, zmq.POLLIN)
 
         def get_output(self) -> Any:
-            while not self._fetched:
-                if not any(ready is self._socket for ready, _ in self._poller.poll()):
+            """Each step waits here: few calls, as an engine on the same cores has emptied their caches meanwhile."""
+            outputs = self._fetched.popleft() if self._fetched else None
+            while outputs is None:
+                if self._interrupted:
+                    self._interrupted = False
                     raise Interrupted
-                self._fetch()
-            outputs = self._fetched.popleft()
+                ready = self._poller.poll()
+                self._interrupted = len(ready) > 1 or ready[0][0] is not self._socket
+                if ready[0][0] is self._socket:
+                    outputs = self._fetch()
             if outputs.wave_complete is not None:
                 self.engines_running = False
             return outputs
 
-        def _fetch(self) -> None:
-            """Waits for what the core says next."""
-            frames = self._socket.recv_multipart(copy=False)
+        def _fetch(self) -> Any:
+            """Waits for what the core says next; None where that is the answer to a call."""
+            frame = self._socket.recv(copy=False)
+            frames = [frame]
+            while frame.more:
+                frame = self._socket.recv(copy=False)
+                frames.append(frame)
             self.resources.validate_alive(frames)
             outputs = self.decoder.decode(frames)
-            if outputs.utility_output:
-                core_client._process_utility_output(outputs.utility_output, self.utility_results)
-            else:
-                self._fetched.append(outputs)
+            if not outputs.utility_output:
+                return outputs
+            core_client._process_utility_output(outputs.utility_output, self.utility_results)
+            return None
 
         def _send_input(self, request_type: Any, request: Any) -> None:
             super()._send_input(request_type, request)
             while self.utility_results:  # a call, whose result is waited for
-                self._fetch()
+                if (outputs := self._fetch()) is not None:
+                    self._fetched.append(outputs)
 
         def shutdown(self, timeout: float | None = None) -> None:
             super().shutdown(timeout)

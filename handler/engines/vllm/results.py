@@ -49,13 +49,6 @@ class BeamToken(NamedTuple):
     error: str | None
 
 
-class Processed(NamedTuple):
-    """What LLMEngine takes from an output processor."""
-
-    request_outputs: tuple[Step, list[BeamToken]]
-    reqs_to_abort: Sequence[str] = ()
-
-
 _SPOILT = "its scores are no numbers any more"  # nor would those of later requests be, by the cache that they share
 
 
@@ -63,30 +56,27 @@ class Results:
     """Stands where LLMEngine has its OutputProcessor, with the methods that LLMEngine calls (vLLM 0.20 to 0.33).
 
     vLLM's own makes objects, texts and statistics of every token, of which nothing is wanted here: it costs four times
-    as much as this.
+    as much as this. Who steps the engine asks `read` for what its core said.
     """
 
     def __init__(self) -> None:
-        self._pending: dict[str, Pending] = {}
+        self.pending: dict[str, Pending] = {}
         self.next = Pending(0)  # what the request is that LLMEngine adds next
 
     def add_request(self, request: Any, *prompt_parent_and_index: Any) -> None:
         self.next.id = request.request_id
-        self._pending[request.request_id] = self.next
+        self.pending[request.request_id] = self.next
 
     def abort_requests(self, request_ids: Collection[str], internal: bool) -> list[str]:
-        return [id for id in request_ids if self._pending.pop(id, None) is not None]
+        return [id for id in request_ids if self.pending.pop(id, None) is not None]
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._pending)
+        return bool(self.pending)
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self._pending)
+        return len(self.pending)
 
-    def update_scheduler_stats(self, stats: Any) -> None:
-        pass
-
-    def process_outputs(self, outputs: Iterable[Any], **timestamps_and_statistics: Any) -> Processed:
+    def read(self, outputs: Iterable[Any]) -> tuple[Step, list[BeamToken]]:
         """The hot path: one token more for each of many requests."""
         keys: list[int] = []
         ids: list[int] = []
@@ -94,7 +84,7 @@ class Results:
         others: list[Output] = []
         beams: list[BeamToken] = []
         for output in outputs:
-            pending = self._pending.get(output.request_id)
+            pending = self.pending.get(output.request_id)
             if pending is None:  # cancelled
                 continue
             tokens, finish = output.new_token_ids, output.finish_reason
@@ -108,13 +98,13 @@ class Results:
                 logprobs.append(logprob)
                 continue
             if finish is not None:
-                del self._pending[output.request_id]
+                del self.pending[output.request_id]
             if pending.beam is not None:
                 if finish is not None:
                     beams.append(_beam_token(pending, output))
             elif (found := _output(pending, output)) is not None:
                 others.append(found)
-        return Processed((Step(keys, ids, logprobs, others), beams))
+        return Step(keys, ids, logprobs, others), beams
 
 
 def _output(pending: Pending, output: Any) -> Output | None:

@@ -126,6 +126,32 @@ def test_it_stops_waiting_when_it_is_interrupted(core: Core) -> None:
         assert core.client.get_output().timestamp == 1.0  # first, though there are commands
 
 
+def test_an_interruption_gets_its_turn_between_outputs_that_never_end(core: Core) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        core.client.interrupt_on(theirs.fileno())
+        ours.send(b"?")
+        for timestamp in (1.0, 2.0, 3.0):
+            core.send(timestamp=timestamp)
+        assert core.client.get_output().timestamp == 1.0
+        with pytest.raises(Interrupted):
+            core.client.get_output()
+        theirs.recv(1)
+        assert [core.client.get_output().timestamp for _ in range(2)] == [2.0, 3.0]
+
+
+def test_scores_come_in_frames_of_their_own(core: Core) -> None:
+    import numpy
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.outputs import LogprobsLists
+
+    scores = LogprobsLists(*(numpy.arange(1000.0 * column, 1000.0 * column + 1000).reshape(1, -1) for column in (1, 2)),
+                           numpy.array([0]))  # fmt: skip
+    core.send(outputs=[EngineCoreOutput("7", [5], new_logprobs=scores)], timestamp=1.0)
+    (output,) = core.client.get_output().outputs
+    assert output.new_logprobs.logprobs[0, -1] == 2999.0
+
+
 def test_a_core_that_says_that_it_is_dead_is_an_error(core: Core) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
