@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
@@ -86,15 +85,14 @@ class Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """uvicorn's looks ten times a second, which costs a wake-up each; until somebody stops it, one is enough."""
-        stopped = asyncio.Event()
+        due = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._wake = lambda: loop.call_soon_threadsafe(stopped.set)
+        self._wake = lambda: loop.call_soon_threadsafe(due.set)
         while not await self.on_tick(0):
-            if self._deadline is not None:
-                await asyncio.sleep(0.1)
-            else:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(stopped.wait(), timeout=1)
+            due.clear()
+            timer = loop.call_later(1.0 if self._deadline is None else 0.1, due.set)
+            await due.wait()
+            timer.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, a second one ends what is under way."""

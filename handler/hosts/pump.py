@@ -34,6 +34,7 @@ class Pump:
         self.sinks: dict[int, Sink] = {}
         self.num_tokens = 0
         self._chunks: list[tuple[Writer, bytes, bool]] = []
+        self._stepped = False  # since the last tick
         self._loop = asyncio.get_running_loop()
         self._fd: int | None = None
         self._timer = self._loop.call_later(_RESTART_TICK, self._tick)
@@ -73,10 +74,13 @@ class Pump:
         self.watch(None)
 
     def _tick(self) -> None:
-        self._step()
+        if not self._stepped:
+            self._step()
+        self._stepped = False
         self._timer = self._loop.call_later(_TICK if self._batcher.ready else _RESTART_TICK, self._tick)
 
     def _step(self) -> None:
+        self._stepped = True
         sinks = self.sinks
         for delta in self._batcher.step():
             self.num_tokens += len(delta.tokens)
