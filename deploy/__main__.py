@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+_EXTRA = ("aiohttp", "boto3", "botocore", "pydantic", "rich", "yaml")
+
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m deploy") -> int:
-    """The extra that it needs may not be installed: say so."""
+    """What the extra `deploy` brings may not be installed: say so."""
     try:
         from deploy.cli import main as run
+
+        return run(argv, prog)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "deploy":
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRA:
             raise
-        print(f"{prog}: needs {error.name}: pip install 'lmi-handler[deploy]'", file=sys.stderr)
+        print(f"{prog}: needs {missing}: pip install 'lmi-handler[deploy]'", file=sys.stderr)
         return 2
-    return run(argv, prog)
 
 
 if __name__ == "__main__":

@@ -10,31 +10,16 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    CredentialRetrievalError,
     NoCredentialsError,
     NoRegionError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    SSOError,
-    TokenRetrievalError,
 )
 
 from deploy.advice import advice
-from deploy.credentials import NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
+from deploy.credentials import NOT_SIGNED_IN, NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
 from deploy.errors import DeployError, NotAllowed, SpecError
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
-NOT_SIGNED_IN = (
-    NoCredentialsError,
-    PartialCredentialsError,
-    CredentialRetrievalError,
-    TokenRetrievalError,
-    SSOError,
-    ProfileNotFound,
-)
-"""What boto3 raises where it has no credentials, or none that are still good."""
-
 _GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
 
 

@@ -19,7 +19,7 @@ from handler.text import Prompt
 
 log = logging.getLogger("handler.batcher")
 
-_LOOK = 0.25  # seconds between looks for requests past their time
+_LOOK = 0.25  # seconds between looks for requests past their time, as far as somebody steps this as often
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Batcher:
 
     @property
     def ready(self) -> bool:
-        """There is an engine."""
+        """The engine takes requests."""
         return self._engine.ready
 
     @property

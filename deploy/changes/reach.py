@@ -9,8 +9,8 @@ from botocore.exceptions import (
     HTTPClientError,
 )
 
-from deploy.aws import NOT_SIGNED_IN, error_code
-from deploy.credentials import NOT_VALID
+from deploy.aws import error_code
+from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
 
 _PASSES = (
     "InternalFailure", "InternalServerError", "InternalError", "InternalServiceError", "ServiceUnavailable",

@@ -17,6 +17,7 @@ from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 
 from deploy.client.errors import Forbidden, NotSent
+from deploy.credentials import SIGN_IN
 
 PREFIX = "sagemaker-api-key-"
 LONGEST = 12 * 3600
@@ -65,7 +66,7 @@ class BearerToken:
         """Raises Forbidden where there are no credentials."""
         credentials = self._session.get_credentials()
         if credentials is None:
-            raise Forbidden("no AWS credentials were found", "Sign in (aws sso login), or set AWS_PROFILE.")
+            raise Forbidden("no AWS credentials were found", SIGN_IN)
         frozen = credentials.get_frozen_credentials()
         key = (frozen.access_key, frozen.secret_key, frozen.token)
         with self._lock:

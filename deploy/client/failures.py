@@ -27,7 +27,7 @@ from urllib3.exceptions import ReadTimeoutError as StreamStalled
 
 from deploy.client import errors
 from deploy.client.errors import RequestFailed
-from deploy.credentials import NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
+from deploy.credentials import NOT_SIGNED_IN, NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
 
 FROM_AWS = (BotoCoreError, ClientError, HTTPError, ParserError)
 """What is raised of invoking an endpoint and reading its answer."""
@@ -61,6 +61,8 @@ def failure(error: BaseException) -> RequestFailed:
             return errors.Broken(f"the connection was closed without an answer: {error}")
         case NoCredentialsError():
             return errors.Forbidden("no AWS credentials were found", SIGN_IN)
+        case _ if isinstance(error, NOT_SIGNED_IN):
+            return errors.Forbidden(f"no AWS credentials: {error}", SIGN_IN_AGAIN)
         case ParamValidationError():
             return errors.NotSent(" ".join(str(error).split()))
     return errors.RequestFailed(str(error))

@@ -101,7 +101,7 @@ class Engine(Protocol):
 
 
 class Interrupted(Exception):
-    """A step ended before it brought anything: there is something to read."""
+    """A step ended before it brought anything: there may be something to read."""
 
 
 @runtime_checkable
@@ -109,7 +109,9 @@ class Interruptible(Protocol):
     """An engine whose steps are waits, which new requests need not sit out."""
 
     def interrupt_on(self, fd: int) -> bool:
-        """From now on `step` raises Interrupted when `fd` is readable; False where it cannot, after all."""
+        """From now on a `step` raises Interrupted soon after `fd` became readable, whatever else it brings: nobody else
+        looks. Perhaps once more when it has been read. False where it cannot, after all.
+        """
 
 
 class SteppedEngine(Protocol):

@@ -184,7 +184,8 @@ class RemoteEngine:
             self._died(self._worker.exit_reason())
         if messages is None:
             self._check_clock()
-            self._replace_worn()
+            if self._worn:
+                self._replace_worn()
             return steps
         self._since = time.monotonic()
         for message in messages:
@@ -279,7 +280,7 @@ class RemoteEngine:
             self._died(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
 
     def _replace_worn(self) -> None:
-        if not self._worn or self._active or not self.ready or self._worker is None or self._failed is not None:
+        if self._active or not self.ready or self._worker is None or self._failed is not None:
             return
         log.info("nothing is in flight: the engine is started anew, as it holds memory that it does not give back")
         self._watch(None)

@@ -81,15 +81,14 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
     reader = FrameReader()
     active: set[int] = set()
-    tells = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
-    told = False  # by the engine, that there are commands
+    interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
+    look = True  # for commands
     while True:
         answers: list[Output] = []
         commands: list[Any] | None = None
-        if told or not tells or not active:
-            # Wait for commands only when there is nothing to do; between steps take what lies there.
+        if look or not active:
+            # Wait for them only when there is nothing to do; between steps take what lies there.
             commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
-        told = False
         while commands is not None:
             for command in commands:
                 if isinstance(command, Cancel):
@@ -100,18 +99,20 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                 else:
                     answers.append(output)
             commands = reader.receive(channel, socket.MSG_DONTWAIT)
+        look = not interruptible  # else the engine says when
         try:
             step = engine.step() if active else Step([], [], [], [])
         except Interrupted:
-            told = True
+            look = True
             if not answers:
                 continue  # no sign of life of the engine's
             step = Step([], [], [], [])
+        look = look or not (step.keys or step.others)  # it did not wait, and may never
         step.others.extend(answers)
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
-        send(channel, tuple(step))  # also when it holds nothing: every command is answered
+        send(channel, tuple(step))  # bare (`remote.py`); also when it holds nothing: every command is answered
 
 
 def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:

@@ -89,9 +89,9 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(due.set)
         while not await self.on_tick(0):
-            due.clear()
             timer = loop.call_later(1.0 if self._deadline is None else 0.1, due.set)
             await due.wait()
+            due.clear()
             timer.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

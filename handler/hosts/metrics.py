@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,12 +19,9 @@ class _Tokens(Collector):
 
     def __init__(self, count: Callable[[], float]) -> None:
         self._count = count
-        self._created = time.time()
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        yield CounterMetricFamily(
-            "lmi_generated_tokens", "Tokens generated", value=self._count(), created=self._created
-        )
+        yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self._count())
 
 
 class Metrics:

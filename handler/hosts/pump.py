@@ -17,8 +17,8 @@ log = logging.getLogger("handler.pump")
 
 Sink = Callable[[Delta], None]
 
-_TICK = 1.0  # seconds between looks at the clock: hangs, requests that waited too long
-_RESTART_TICK = 0.2  # while there is no engine
+_TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too long
+_SHORT_TICK = 0.2  # while no engine is ready, or requests wait
 
 
 class Pump:
@@ -34,10 +34,9 @@ class Pump:
         self.sinks: dict[int, Sink] = {}
         self.num_tokens = 0
         self._chunks: list[tuple[Writer, bytes, bool]] = []
-        self._stepped = False  # since the last tick
         self._loop = asyncio.get_running_loop()
         self._fd: int | None = None
-        self._timer = self._loop.call_later(_RESTART_TICK, self._tick)
+        self._timer = self._loop.call_later(_SHORT_TICK, self._tick)
 
     def watch(self, fd: int | None) -> None:
         """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
@@ -46,6 +45,8 @@ class Pump:
         self._fd = fd
         if fd is not None:
             self._loop.add_reader(fd, self._step)
+        else:  # the next one is started by a tick
+            self._tick_in(_SHORT_TICK)
 
     def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
         """`sink` gets the request's deltas until the finishing one, `started` is called when the engine gets it.
@@ -70,17 +71,19 @@ class Pump:
         self._chunks.append((writer, data, last))
 
     def close(self) -> None:
-        self._timer.cancel()
         self.watch(None)
+        self._timer.cancel()
 
     def _tick(self) -> None:
-        if not self._stepped:
-            self._step()
-        self._stepped = False
-        self._timer = self._loop.call_later(_TICK if self._batcher.ready else _RESTART_TICK, self._tick)
+        self._step()
+        idle = self._batcher.ready and not self._batcher.num_queued
+        self._tick_in(_TICK if idle else _SHORT_TICK)
+
+    def _tick_in(self, seconds: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._tick)
 
     def _step(self) -> None:
-        self._stepped = True
         sinks = self.sinks
         for delta in self._batcher.step():
             self.num_tokens += len(delta.tokens)

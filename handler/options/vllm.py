@@ -37,7 +37,7 @@ VLLM = (
     _gone("long_lora_scaling_factors", "vLLM has no long LoRA any more"),
     _gone("max_seq_len_to_capture", "CUDA graphs are sized by option.engine_args={\"cudagraph_capture_sizes\": [...]}"),
     _gone("draft_model_tp_size", "say it in option.speculative_config as draft_tensor_parallel_size"),
-    _gone("record_acceptance_rate", "vLLM's log has it with option.engine_args={\"disable_log_stats\": false}"),
+    _gone("record_acceptance_rate", "vLLM's statistics are not kept here"),
     _gone("device", "vLLM takes the device that its build is for"),
     _gone("preloaded_model", "models are loaded by the engine's own process"),
     _gone("task", "only text generation is served"),

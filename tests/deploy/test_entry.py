@@ -7,23 +7,31 @@ import sys
 
 import pytest
 
-_WITHOUT_BOTO3 = "import sys; sys.modules['boto3'] = None; "
-
-
-@pytest.mark.parametrize(
+WAYS = pytest.mark.parametrize(
     ("way", "program"),
     [
         ("from deploy.__main__ import main; sys.exit(main(['{}']))", "python -m deploy"),
         ("from handler.cli import main; sys.exit(main(['deploy', '{}']))", "lmi deploy"),
     ],
 )
+
+
+@WAYS
 def test_a_way_in(way: str, program: str) -> None:
     said = subprocess.run(
         [sys.executable, "-c", f"import sys; {way.format('--help')}"], capture_output=True, text=True, check=True
     ).stdout
     assert said.startswith(f"usage: {program} ")
+
+
+@WAYS
+@pytest.mark.parametrize("missing", ["boto3", "botocore", "pydantic", "yaml", "rich"])
+def test_what_the_extra_brings_is_missing(way: str, program: str, missing: str) -> None:
     refused = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_BOTO3 + way.format("plan")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"import sys; sys.modules[{missing!r}] = None; {way.format('plan')}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert refused.returncode == 2
-    assert refused.stderr == f"{program}: needs boto3: pip install 'lmi-handler[deploy]'\n"
+    assert refused.stderr == f"{program}: needs {missing}: pip install 'lmi-handler[deploy]'\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import pytest
@@ -26,6 +27,34 @@ def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
     reader = FrameReader()
     found = [message for start in range(0, len(data), size) for message in reader.feed(data[start : start + size])]
     assert found == messages
+
+
+@given(messages=MESSAGES, size=st.integers(1, 64))
+def test_messages_survive_any_cut_on_a_channel(messages: list[object], size: int) -> None:
+    data = b"".join(encode(message) for message in messages)
+    reader, found = FrameReader(), []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for start in range(0, len(data), size):
+            ours.sendall(data[start : start + size])
+            found += reader.receive(theirs) or []
+        assert found == messages
+        assert reader.receive(theirs, socket.MSG_DONTWAIT) is None
+
+
+def test_a_rest_that_looks_like_a_message_is_none() -> None:
+    message = b"x" * 20 + (16).to_bytes(4, "big") + b"y" * 16  # as it comes alone: a length, and as much as it says
+    data = encode(message)
+    at = data.index(message) + 20
+    reader = FrameReader()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(data[:at])
+        assert reader.receive(theirs) == []
+        ours.sendall(data[at : at + 20])
+        found = reader.receive(theirs)
+        ours.sendall(data[at + 20 :])
+        assert (found or []) + (reader.receive(theirs) or []) == [message]
 
 
 def test_a_message_that_was_cut_off_never_appears() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -55,19 +56,72 @@ class Waiting:
         self._core.close()
 
 
+class Scripted(Waiting):
+    """Each step does what the next line says, the last one for ever."""
+
+    def __init__(self, core: socket.socket, *script: Step | type[Interrupted], interruptible: bool = True) -> None:
+        super().__init__(core)
+        self._script = list(script)
+        self._interruptible = interruptible
+
+    def interrupt_on(self, fd: int) -> bool:
+        return self._interruptible
+
+    def step(self) -> Step:
+        time.sleep(0.001)
+        line = self._script.pop(0) if len(self._script) > 1 else self._script[0]
+        if isinstance(line, Step):
+            return Step(*map(list, line))
+        raise line
+
+
+NOTHING, TOKEN = Step([], [], [], []), Step([1], [5], [None], [])
+
+
+@contextlib.contextmanager
+def _running(engine: Waiting) -> Iterator[socket.socket]:
+    """The channel to the worker of `engine`, which is loaded."""
+    channel, workers = socket.socketpair()
+    channel.settimeout(5)
+    thread = threading.Thread(target=run, args=(lambda: engine, workers))
+    thread.start()
+    with channel:
+        assert isinstance(Messages(channel).next(), Ready)
+        yield channel
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("script", "interruptible"),
+    [
+        ([NOTHING], True),  # it returns without having waited, so it tells of no command
+        ([TOKEN, NOTHING], True),
+        ([TOKEN], False),
+        ([Interrupted], True),
+        ([Interrupted, Interrupted, TOKEN, Interrupted], True),  # also where there was none
+    ],
+)
+def test_commands_are_heard_whatever_the_steps_bring(
+    script: list[Step | type[Interrupted]], interruptible: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+    engine = Scripted(theirs, *script, interruptible=interruptible)
+    with ours, _running(engine) as channel:
+        send(channel, Add(1, [4], Sampling()))
+        _wait_for(1, engine.seen)
+        send(channel, Cancel(1))
+        _wait_for(2, engine.seen)
+    assert engine.seen == ["add 1", "cancel 1"]
+
+
 @pytest.fixture
 def waiting() -> Iterator[tuple[Waiting, socket.socket, socket.socket]]:
     """The engine, what lets it step, and the channel to its worker."""
-    (core, theirs), (channel, workers) = socket.socketpair(), socket.socketpair()
-    channel.settimeout(5)
+    core, theirs = socket.socketpair()
     engine = Waiting(theirs)
-    thread = threading.Thread(target=run, args=(lambda: engine, workers))
-    thread.start()
-    with core, channel:
-        assert isinstance(Messages(channel).next(), Ready)
+    with core, _running(engine) as channel:
         yield engine, core, channel
-    thread.join(5)
-    assert not thread.is_alive()
 
 
 def _wait_for(count: int, seen: Sequence[str]) -> None:

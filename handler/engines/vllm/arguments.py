@@ -94,6 +94,10 @@ def _merged(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any
     """`option.engine_args` beats what other options say, setting by setting; the model is not its business."""
     if "model" in more:
         raise ConfigError("option.engine_args: the model is option.model_id")
+    if more.get("disable_log_stats") is False:
+        raise ConfigError(
+            "option.engine_args.disable_log_stats=false: vLLM's statistics are not kept here; see /metrics"
+        )
     nested = {
         name: {**arguments[name], **value}
         for name, value in more.items()

@@ -1,4 +1,4 @@
-"""vLLM: its synchronous LLMEngine, stepped in the worker's process, with its core in a further one.
+"""vLLM: its synchronous LLMEngine, driven by the worker's process, with its core in a further one.
 
 The front half that runs here only passes ids: vLLM makes no text (`detokenize=False`), and what it says of a request
 comes as differences.
@@ -175,7 +175,7 @@ class Vllm:
             self._late += [Output(late, (), (), Finish.ERROR, error=str(error)) for late, error in failed]
 
     def step(self) -> Step:
-        """Not by LLMEngine.step: all that it does but these two calls is for what is not used here, and costs more."""
+        """Past LLMEngine.step, which beside these two calls keeps statistics and caches that are not used here."""
         if self._results.pending:
             step, beam_tokens = self._results.read(self._core.get_output().outputs)
         else:  # it would wait for ever

@@ -53,10 +53,11 @@ _SPOILT = "its scores are no numbers any more"  # nor would those of later reque
 
 
 class Results:
-    """Stands where LLMEngine has its OutputProcessor, with the methods that LLMEngine calls (vLLM 0.20 to 0.33).
+    """Stands where LLMEngine has its OutputProcessor, for what LLMEngine tells it of requests (vLLM 0.20 to 0.33); what
+    its core says of them, `Vllm.step` has read here.
 
     vLLM's own makes objects, texts and statistics of every token, of which nothing is wanted here: it costs four times
-    as much as this. Who steps the engine asks `read` for what its core said.
+    as much as this.
     """
 
     def __init__(self) -> None:
@@ -69,12 +70,6 @@ class Results:
 
     def abort_requests(self, request_ids: Collection[str], internal: bool) -> list[str]:
         return [id for id in request_ids if self.pending.pop(id, None) is not None]
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.pending)
-
-    def get_num_unfinished_requests(self) -> int:
-        return len(self.pending)
 
     def read(self, outputs: Iterable[Any]) -> tuple[Step, list[BeamToken]]:
         """The hot path: one token more for each of many requests."""

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from botocore.exceptions import (
+    BotoCoreError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    ProfileNotFound,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
 
 from deploy.client import (
     BytesDeserializer,
@@ -20,6 +28,7 @@ from deploy.client import (
     TimedOut,
     Unreachable,
 )
+from deploy.client.failures import failure
 from deploy.client.runtime import MAX_BYTES, WARN_BYTES, LargePayload, check_size
 from deploy.errors import DeployError, NotAllowed, NotThere
 from tests.deploy.client.double import Answer, Double, fails, model_answers, says, stalls
@@ -126,6 +135,22 @@ def test_what_is_advised_where_it_is_not_allowed(predictor: Predictor, aws: Doub
     with pytest.raises(Forbidden) as caught:
         predictor.predict({})
     assert advice in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (NoCredentialsError(), "Sign in (aws"),
+        (UnauthorizedSSOTokenError(), "Sign in again"),
+        (TokenRetrievalError(provider="sso", error_msg="no"), "Sign in again"),
+        (CredentialRetrievalError(provider="process", error_msg="no"), "Sign in again"),
+        (ProfileNotFound(profile="p"), "Sign in again"),
+    ],
+)
+def test_who_is_not_signed_in_is_told(error: BotoCoreError, advice: str) -> None:
+    found = failure(error)
+    assert isinstance(found, Forbidden)
+    assert advice in found.advice
 
 
 def test_the_command_line_knows_them_by_their_status() -> None:

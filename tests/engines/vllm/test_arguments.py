@@ -123,6 +123,12 @@ def test_what_all_engines_have() -> None:
     assert engine_arguments(replace(CONFIG, devices="2"), 4, cpu=True)["tensor_parallel_size"] == 2
 
 
+def test_statistics_that_nobody_keeps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="disable_log_stats"):
+        arguments('option.engine_args={"disable_log_stats": false}')
+    assert arguments('option.engine_args={"disable_log_stats": true}') == PLAIN
+
+
 def test_further_arguments_beat_options_setting_by_setting_but_not_the_model() -> None:
     more = 'option.engine_args={"structured_outputs_config": {"disable_any_whitespace": true}, "enable_lora": true}'
     found = arguments("option.guided_decoding_backend=xgrammar", more)

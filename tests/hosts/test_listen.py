@@ -1,0 +1,41 @@
+"""The server's main loop, which looks once a second: what asks it to stop is heard at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from handler.hosts.access import Access
+from handler.hosts.listen import Server
+
+
+async def _app(scope: object, receive: object, send: object) -> None: ...
+
+
+async def _left_after(ask: Callable[[Server], object], busy: Callable[[], int] = int) -> float:
+    """Seconds from `ask` to the loop's end."""
+    server = Server(_app, Access(), drain=lambda: None, busy=busy, give_up=lambda: None)  # type: ignore[arg-type]
+    server.config.load()
+    loop = asyncio.ensure_future(server.main_loop())
+    await asyncio.sleep(0.3)
+    asked = time.monotonic()
+    ask(server)
+    await asyncio.wait_for(loop, 5)
+    return time.monotonic() - asked
+
+
+@pytest.mark.parametrize("ask", [Server.stop, lambda server: server.handle_exit(signal.SIGTERM, None)])
+def test_who_stops_an_idle_server_does_not_wait_for_its_clock(ask: Callable[[Server], object]) -> None:
+    assert asyncio.run(_left_after(ask)) < 0.3
+
+
+def test_it_leaves_soon_after_the_last_answer() -> None:
+    answers = [1, 1, 1]
+    left = asyncio.run(
+        _left_after(lambda server: server.handle_exit(signal.SIGTERM, None), lambda: len(answers) and answers.pop())
+    )
+    assert 0.15 < left < 0.8
