@@ -69,6 +69,8 @@ class AnswerReader:
             self._events = value.startswith(b"text/event-stream")
 
     def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() != 200:
+            return  # an error's lines are no tokens
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
             if self._events:

@@ -11,6 +11,7 @@ from handler.errors import ConfigError
 if TYPE_CHECKING:
     from handler.bench.load import Load
 
+_PLOT = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens/s, times to the first token (TTFT) and between
 tokens (ITL), errors. With --engine also the engine alone on the same work, in turns with the server. A table comes
 first, one line of JSON last. Ends with status 1 when a request failed."""
@@ -78,10 +79,8 @@ def add_parser(commands: Any) -> None:
         metavar="CORES",
         help="a repetition during which other processes took more is made again (default %(default)s)",
     )
-    parser.add_argument(
-        "--plot", type=Path, default=Path("lmi-bench.png"), metavar="FILE", help="(default %(default)s)"
-    )
-    parser.add_argument("--no-plot", dest="plot", action="store_const", const=None)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"(default {_PLOT}, where matplotlib is installed)")
+    parser.add_argument("--no-plot", action="store_true")
     parser.set_defaults(run=_bench)  # fmt: skip
 
 
@@ -98,6 +97,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         entry(arguments.engine)
     if arguments.plot:
         plot.check_installed()
+    elif not arguments.no_plot and plot.is_installed():
+        arguments.plot = _PLOT
     plan = Plan(
         url=arguments.url,
         engine=arguments.engine,
@@ -136,7 +137,10 @@ def _positive(text: str) -> float:
 
 
 def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
+    try:
+        return [_count(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError("must be whole numbers of at least 1, as 1,8,32") from None
 
 
 def _rates(text: str) -> list[float]:

@@ -11,12 +11,14 @@ from handler.bench.figures import Point, first_token_times, gaps
 from handler.errors import ConfigError
 
 
+def is_installed() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def check_installed() -> None:
     """Before anything is measured, not after."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            "the plot needs matplotlib; to install it: pip install 'lmi-handler[bench]' (or leave it out: --no-plot)"
-        )
+    if not is_installed():
+        raise ConfigError("the plot needs matplotlib: pip install '.[bench]' in lmi-handler's directory")
 
 
 def save(path: Path, title: str, points: Sequence[Point], values: Sequence[dict[str, Any]]) -> None:

@@ -35,7 +35,9 @@ class EngineEntry:
 
 
 ENGINES = {
-    "openvino": EngineEntry("handler.engines.openvino.engine", "openvino_genai", "pip install 'lmi-handler[cpu]'"),
+    "openvino": EngineEntry(
+        "handler.engines.openvino.engine", "openvino_genai", "pip install '.[cpu]' in lmi-handler's directory"
+    ),
     "echo": EngineEntry("handler.engines.echo", None, "", isolated=False),
     "trtllm": EngineEntry("handler.engines.trtllm.engine", "tensorrt_llm", "pip install tensorrt-llm", spreads=True),
     "vllm": EngineEntry("handler.engines.vllm.engine", "vllm", "pip install vllm", spreads=True),

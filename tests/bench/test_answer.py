@@ -55,3 +55,10 @@ def test_an_error_line_and_a_status_are_errors() -> None:
 
 def test_an_answer_that_ends_early_is_not_complete() -> None:
     assert not read(JSONLINES[:-3], 10).complete
+
+
+def test_an_errors_lines_are_no_tokens() -> None:
+    reader = AnswerReader()
+    body = b"<html>\n<p>no\n</html>\n"
+    reader.feed(b"HTTP/1.1 501 Unsupported\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body), 1.0)
+    assert (reader.complete, len(reader.arrivals), reader.verdict(4)) == (True, 0, "status 501")

@@ -62,7 +62,7 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], why: str, capsys: 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'lmi-handler\[bench\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[bench\]'"):
         plot.check_installed()
 
 

@@ -39,8 +39,8 @@ def convert(source: Path, cache: Path) -> Path:
     found = find_spec("optimum") and find_spec("optimum.intel")  # the second alone would raise
     if not found and not target.is_dir():
         raise ConfigError(
-            f"{source} has to be converted first, which needs: pip install 'lmi-handler[convert]' "
-            "(in a checkout: pip install '.[convert]'); then start again"
+            f"{source} has to be converted first, which needs: pip install '.[convert]' in lmi-handler's directory; "
+            "then start again"
         )
 
     def make(directory: Path, lock: int) -> None:
