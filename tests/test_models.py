@@ -57,7 +57,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_extra_is_refused_with_the_command(tmp_path: Path) -> None:
     from handler.engines.openvino.convert import convert
 
-    with pytest.raises(ConfigError, match=r"pip install 'lmi-handler\[convert\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[convert\]'"):
         convert(make(tmp_path / "hf", "config.json", "model.safetensors"), tmp_path / "cache")
 
 
