@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,6 +68,7 @@ def run(script: str, local: LocalProcess, python: str = sys.executable, **more: 
 
 
 def _run(script: str, local: LocalProcess, python: str, **more: str) -> str:
+    processes = descendants(local.process.pid)  # looked for before: it takes as long as a few tokens
     with subprocess.Popen(
         [python, str(EXAMPLES / script)],
         stdout=subprocess.PIPE,
@@ -78,7 +79,7 @@ def _run(script: str, local: LocalProcess, python: str, **more: str) -> str:
         assert process.stderr is not None
         printed = os.read(process.stdout.fileno(), 65536)
         if script != "invoke.py":
-            with held(local), pytest.raises(subprocess.TimeoutExpired):
+            with held(processes), pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.5)
         printed += process.stdout.read()
         errors = process.stderr.read().decode()
@@ -87,9 +88,8 @@ def _run(script: str, local: LocalProcess, python: str, **more: str) -> str:
 
 
 @contextmanager
-def held(local: LocalProcess) -> Iterator[None]:
+def held(processes: Sequence[int]) -> Iterator[None]:
     """The container and its engine do nothing."""
-    processes = descendants(local.process.pid)
     for pid in processes:
         os.kill(pid, signal.SIGSTOP)
     try:
