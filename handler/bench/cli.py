@@ -79,8 +79,9 @@ def add_parser(commands: Any) -> None:
         metavar="CORES",
         help="a repetition during which other processes took more is made again (default %(default)s)",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"(default {_PLOT}, where matplotlib is installed)")
-    parser.add_argument("--no-plot", action="store_true")
+    picture = parser.add_mutually_exclusive_group()
+    picture.add_argument("--plot", type=Path, metavar="FILE", help=f"(default {_PLOT}, where matplotlib is installed)")
+    picture.add_argument("--no-plot", action="store_true")
     parser.set_defaults(run=_bench)  # fmt: skip
 
 

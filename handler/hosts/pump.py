@@ -76,8 +76,8 @@ class Pump:
 
     def _tick(self) -> None:
         self._step()
-        idle = self._batcher.ready and not self._batcher.num_queued
-        self._tick_in(_TICK if idle else _SHORT_TICK)
+        nobody_waits = self._batcher.ready and not self._batcher.num_queued
+        self._tick_in(_TICK if nobody_waits else _SHORT_TICK)
 
     def _tick_in(self, seconds: float) -> None:
         self._timer.cancel()
