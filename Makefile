@@ -5,6 +5,8 @@ VENV   ?= .venv
 PORT   ?= 8080
 MODEL  ?= demo
 OPTIONS ?=
+# Test files at once. A file stays on one worker, which starts the servers that its tests share.
+PARALLEL ?= -n 2 --dist loadfile
 BIN     = $(VENV)/bin
 
 .PHONY: install dev serve djl test test-deploy test-clients test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
@@ -43,11 +45,11 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest -m 'not clients and not djl and not vllm and not browser' --ignore=tests/deploy
+	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser' --ignore=tests/deploy
 
 # `lmi deploy`: AWS's control plane and SageMaker's runtime are doubles on loopback.
 test-deploy: dev
-	$(BIN)/pytest -m 'not clients and not djl and not vllm' tests/deploy
+	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy
 
 # Real client libraries, each in an environment of its own.
 test-clients: dev

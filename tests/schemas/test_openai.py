@@ -102,14 +102,16 @@ def test_a_completion_has_sixteen_tokens_unless_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*CHAT_TABLE.parameters, *HARMLESS, "model", "stream", "stream_options", "tools", "tool_choice"]
+    "name", [*CHAT_TABLE.parameters, *sorted(HARMLESS), "model", "stream", "stream_options", "tools", "tool_choice"]
 )
 def test_null_means_absent_in_a_chat(name: str) -> None:
     assert parse(**{name: None}).requests == parse().requests
     assert not parse(**{name: None}).ignored
 
 
-@pytest.mark.parametrize("name", [*COMPLETIONS_TABLE.parameters, *HARMLESS, "model", "stream", "stream_options"])
+@pytest.mark.parametrize(
+    "name", [*COMPLETIONS_TABLE.parameters, *sorted(HARMLESS), "model", "stream", "stream_options"]
+)
 def test_null_means_absent_in_a_completion(name: str) -> None:
     assert complete(**{name: None}).requests == complete().requests
     assert not complete(**{name: None}).ignored
