@@ -64,7 +64,7 @@ test-browser: $(VENV)/.browser
 # The environments that accept-vllm and test-clients make for themselves, made before.
 environments: dev
 	$(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm
-	$(BIN)/python -m tests.clients.venvs
+	$(BIN)/python -m tests.clients
 
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:
