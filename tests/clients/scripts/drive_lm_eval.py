@@ -20,9 +20,8 @@ class Model(LocalCompletionsAPI):
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self._url = url
         address = f"{url}/v1/completions"
-        super().__init__(
-            base_url=address, model="model", tokenizer_backend="none", max_retries=1, eos_string="<|im_end|>", **options
-        )
+        given = {"model": "model", "max_retries": 1, "eos_string": "<|im_end|>", **options}
+        super().__init__(base_url=address, tokenizer_backend="none", **given)
         self.tokenizer = self  # only looked at for being there
         self.tokenized_requests = True
 
