@@ -50,14 +50,12 @@ def test_a_chat_answers(litellm_sagemaker: Driver, whole: str) -> None:
     assert answer == {"content": "The capital of France is Paris.", "calls": [], "tokens": 8}
 
 
-@pytest.mark.parametrize(
-    ("provider", "wanted"),
-    [("sagemaker", ["a", " b", " c", " a"]), ("sagemaker_chat", [" a", " b", " c", " assistant:"])],
-)
-def test_streams(litellm_sagemaker: Driver, slow: str, provider: str, wanted: list[str]) -> None:
-    """The echo engine's, of which the providers make lines of LMI's, and a chat's."""
-    pieces = litellm_sagemaker.stream(slow, "a b c", provider=provider, max_tokens=4)
-    assert [piece for piece in pieces if piece] == wanted
+@pytest.mark.parametrize(("provider", "wanted"), [("sagemaker", "a b c a"), ("sagemaker_chat", " user: a b c")])
+def test_streams(litellm_sagemaker: Driver, slow: str, provider: str, wanted: str) -> None:
+    """The echo engine's, of which `sagemaker` cuts the first space, and puts the first two together."""
+    pieces = [piece for piece in litellm_sagemaker.stream(slow, "a b c", provider=provider, max_tokens=4) if piece]
+    assert "".join(pieces) == wanted
+    assert len(pieces) >= 3
 
 
 def refused(driver: Driver, how: str, url: str, **options: Any) -> str:

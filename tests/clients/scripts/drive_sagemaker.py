@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
-
-os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 
 import boto3
 from botocore.config import Config
@@ -17,6 +16,9 @@ from sagemaker.deserializers import JSONDeserializer
 from sagemaker.iterators import ByteIterator, LineIterator
 from sagemaker.predictor import Predictor
 from sagemaker.serializers import JSONSerializer
+
+logging.getLogger("sagemaker.config").setLevel(logging.WARNING)  # what it says goes to stdout, which is the driver's
+os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 class Sagemaker:
