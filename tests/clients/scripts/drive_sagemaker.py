@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -17,7 +16,6 @@ from sagemaker.iterators import ByteIterator, LineIterator
 from sagemaker.predictor import Predictor
 from sagemaker.serializers import JSONSerializer
 
-logging.getLogger("sagemaker.config").setLevel(logging.WARNING)  # what it says goes to stdout, which is the driver's
 os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
