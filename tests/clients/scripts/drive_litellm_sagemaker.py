@@ -9,7 +9,7 @@ import litellm
 from common import main
 
 litellm.telemetry = False
-litellm.suppress_debug_info = True  # it goes to stdout, which is the driver's
+litellm.suppress_debug_info = True  # advice with every error
 
 
 class LitellmSagemaker:
