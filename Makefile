@@ -49,7 +49,7 @@ test: dev
 test-deploy: dev
 	$(BIN)/pytest -m 'not clients and not djl and not vllm' tests/deploy
 
-# Real client libraries, each in an environment of its own.
+# Real client libraries, each in an environment of its own; those in JavaScript and Java need Node with npm, a JDK and Maven.
 test-clients: dev
 	$(BIN)/pytest -m 'clients and not djl and not vllm'
 

@@ -20,11 +20,10 @@ os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFA
 
 
 class Sagemaker:
-    """Options: `endpoint`, `iterator` (bytes), `headers` (initial_args), and the body beside its `inputs`."""
+    """Options: `endpoint`, `bytes` (a stream's parts as they come), and the body beside its `inputs`."""
 
     def generate(self, url: str, prompt: str, options: dict[str, Any]) -> Any:
-        predictor, more = _predictor(url, options), options.pop("initial_args", None)
-        return predictor.predict({"inputs": prompt, **options}, initial_args=more)
+        return _predictor(url, options).predict({"inputs": prompt, **options})
 
     def stream(self, url: str, prompt: str, options: dict[str, Any]) -> Iterator[Any]:
         predictor = _predictor(url, options)
@@ -47,7 +46,6 @@ def _predictor(url: str, options: dict[str, Any]) -> Predictor:
         sagemaker_session=Session(session, sagemaker_client=object(), sagemaker_runtime_client=runtime),
         serializer=JSONSerializer(),
         deserializer=JSONDeserializer(),
-        component_name=options.pop("component", None),
     )
 
 
