@@ -1,7 +1,8 @@
 """SIGTERM at random moments of many servers' lives: each must exit with status 0, and no request may fail for it.
 
-Usage: python -m tests.hosts.stop_stress [NUMBER] [SEED]. One round starts a server as the container does (the signal
-blocked until it has handlers), streams to it without a pause, and sends SIGTERM up to 4 s after the start.
+Usage: python -m tests.hosts.stop_stress [NUMBER [SEED [ARGUMENT OF `lmi serve` ...]]].
+One round starts a server as the container does (the signal blocked until it has handlers), streams to it without a
+pause, and sends SIGTERM up to 4 s after the start. Requests that begin later may be refused, with 503 or unanswered.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class Clients:
         return "whole" if whole else f"failed: {len(lines)} lines, {lines[-1:]}"
 
 
-def one_round(seconds: float) -> tuple[int, float, Clients, str]:
+def one_round(seconds: float, arguments: list[str]) -> tuple[int, float, Clients, str]:
     """The exit status, the seconds that the server took to end, what became of the requests, and the log."""
-    command = [sys.executable, "-m", "handler", "serve", "--port", "0", *ECHO]
+    command = [sys.executable, "-m", "handler", "serve", "--port", "0", *ECHO, *arguments]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # inherited by the server
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_environment())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -92,14 +93,14 @@ def one_round(seconds: float) -> tuple[int, float, Clients, str]:
     return status, took, clients, clients.server.log
 
 
-def main(number: int, seed: int) -> int:
+def main(number: int, seed: int, arguments: list[str]) -> int:
     moments = random.Random(seed)
     total: collections.Counter[str] = collections.Counter()
     statuses: collections.Counter[int] = collections.Counter()
     longest = 0.0
     for index in range(number):
         moment = moments.uniform(0, 4)
-        status, took, clients, log = one_round(moment)
+        status, took, clients, log = one_round(moment, arguments)
         statuses[status] += 1
         total += clients.outcomes
         longest = max(longest, took)
@@ -113,5 +114,5 @@ def main(number: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    number, seed, *_ = [*map(int, sys.argv[1:]), *(50, 1)[len(sys.argv) - 1 :]]
-    raise SystemExit(main(number, seed))
+    number, seed = [*sys.argv[1:3], *("50", "1")[len(sys.argv[1:3]) :]]
+    raise SystemExit(main(int(number), int(seed), sys.argv[3:]))
