@@ -15,7 +15,7 @@ from handler.core import Delta, Finish, Request
 from handler.errors import GenerationFailed, ServingError, Unavailable, serving_error
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
-from handler.hosts.intake import Intake, check_guide, request_id
+from handler.hosts.intake import Decoded, Intake, check_guide, request_id
 from handler.hosts.places import Item, Place
 from handler.hosts.record import Record
 from handler.hosts.rerouting import named_dialect
@@ -82,14 +82,13 @@ class StepDriver:
             if schema is None and self._formatters is not None and (title := intake.input_formatter):
                 place.content_type = JSON.content_type  # until it is known
                 arrived = functools.partial(self._arrived, place, item)
-                self._formatters.run(arrived, title, intake.read, item.body, item.headers)
+                self._formatters.run(arrived, title, intake.decode, item.body, item.headers)
             else:
                 decoded = intake.decode(item.body, item.headers, schema)
                 body = decoded.value
                 self._start(place, item, intake.parse(decoded, item.headers, schema))
         except Exception as error:
-            refused = functools.partial((schema or intake.schema).refused, body=body)
-            self._fail(place, serving_error(error), refused)
+            self._refuse(place, error, body, schema)
         return place
 
     def open_all(self, items: Sequence[Item]) -> list[Place]:
@@ -168,14 +167,23 @@ class StepDriver:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
-    def _arrived(self, place: Place, item: Item, reading: Future[Call]) -> None:
+    def _arrived(self, place: Place, item: Item, decoding: Future[Decoded]) -> None:
         """A model.py's input formatter has read it."""
         if place.finished:
             return
+        body: Any = None
         try:
-            self._start(place, item, reading.result())
+            decoded = decoding.result()
+            body = decoded.value
+            self._start(place, item, self._intake.parse(decoded, item.headers))
         except Exception as error:
-            self._fail(place, serving_error(error))
+            self._refuse(place, error, body)
+
+    def _refuse(self, place: Place, error: Exception, body: Any, schema: Schema | None = None) -> None:
+        """End a request that could not be read, in the form of its dialect."""
+        refused = (schema or self._intake.schema).refused
+        context = self._intake.context
+        self._fail(place, serving_error(error), functools.partial(refused, body=body, context=context))
 
     def _start(self, place: Place, item: Item, call: Call) -> None:
         if self._formatters is not None and call.formatter:

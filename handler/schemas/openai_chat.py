@@ -85,7 +85,7 @@ class OpenAiChat:
             (request,), ChatStream(head, form, sampling.n, usage._replace(null=usage.null or for_tgi)), ignored
         )
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         return openai_errors.refused(error)
 
 

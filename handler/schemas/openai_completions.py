@@ -77,7 +77,7 @@ class OpenAiCompletions:
             reply = PromptOnly(reply)
         return streaming(requests, reply, ignored) if stream else Call(requests, reply, ignored)
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         return openai_errors.refused(error)
 
 

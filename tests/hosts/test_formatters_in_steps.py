@@ -76,6 +76,18 @@ def test_a_failure_is_one_requests(bench: Bench, stream: bool) -> None:
     assert good == b" b a b"
 
 
+@pytest.mark.parametrize(("stream", "kind"), [(True, "application/jsonlines"), (False, "application/json")])
+def test_what_an_input_formatter_made_is_refused_in_the_form_of_its_answer(
+    bench: Bench, stream: bool, kind: str
+) -> None:
+    asked = ask("a", 1, parameters={"top_p": 7}, stream=stream)
+    (piece,) = bench.step(asked)
+    while not piece.last:
+        (piece,) = bench.step()
+    assert (piece.place.status, piece.place.content_type) == (424, kind)
+    assert (b'"token":{"id":-1' in piece.data) == stream
+
+
 @pytest.mark.parametrize("hung", [asked("60"), asked("60", stream=False), ask("a", 3, read="60")])
 def test_steps_go_on_while_one_hangs(bench: Bench, hung: dict[str, Any]) -> None:
     plain = {"max_new_tokens": 40, "output_formatter": "jsonlines"}

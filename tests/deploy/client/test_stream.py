@@ -120,6 +120,13 @@ def test_refused_before_it_began(predictor: Predictor, aws: Double) -> None:
         predictor.predict_stream({})
 
 
+@pytest.mark.parametrize("name", ["stream_bad_parameter", "stream_bad_parameter_sse"])
+def test_refused_in_the_form_of_its_stream(predictor: Predictor, aws: Double, name: str) -> None:
+    aws.answers = [model_answers(424, golden(f"lmi/{name}", 424).body.decode())]
+    with pytest.raises(ModelRefused, match=r"\(424\): parameters\.top_p=2: must be"):
+        predictor.predict_stream({})
+
+
 def test_a_stream_without_capacity_is_begun_later(predictor: Predictor, aws: Double) -> None:
     full = fails(400, "ValidationError", "Inference Component has no capacity to process this request.")
     aws.answers = [full, full, streams(LMI.body)]

@@ -15,11 +15,11 @@ class Wire(NamedTuple):
     body: bytes
 
 
-def golden(name: str) -> Wire:
+def golden(name: str, status: int = 200) -> Wire:
     """tests/golden/{name}.txt: the request's line, the status line, the body."""
     _, head, body = (GOLDEN / f"{name}.txt").read_bytes().split(b"\n", 2)
-    status, content_type = head.removeprefix(b"< ").split(b" ", 1)
-    assert status == b"200"
+    found, content_type = head.removeprefix(b"< ").split(b" ", 1)
+    assert int(found) == status
     return Wire(content_type.decode(), body)
 
 
