@@ -21,6 +21,7 @@ from handler.engines.worker import Spec
 from handler.errors import ConfigError
 from handler.formatters.loading import Formatters
 from handler.hosts.access import OPEN, Access
+from handler.hosts.allowed_hosts import AllowedHosts
 from handler.hosts.http import App
 from handler.hosts.listen import Server, bind
 from handler.hosts.loaded import loaded_model
@@ -51,7 +52,8 @@ def serve(config: Config, host: str, port: int, access: Access = OPEN) -> int:
         formatters = model_formatters(config)
         spec = engine_spec(config)
         adapters = adapter_home(config, spec)
-        return event_loop.run(_serve(config, spec, listener, formatters, adapters, access))
+        hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
+        return event_loop.run(_serve(config, spec, listener, formatters, adapters, access, hosts))
 
 
 def _leave(sig: int, frame: FrameType | None) -> None:
@@ -60,7 +62,13 @@ def _leave(sig: int, frame: FrameType | None) -> None:
 
 
 async def _serve(
-    config: Config, spec: Spec, listener: socket.socket, formatters: Formatters, adapters: AdapterHome, access: Access
+    config: Config,
+    spec: Spec,
+    listener: socket.socket,
+    formatters: Formatters,
+    adapters: AdapterHome,
+    access: Access,
+    hosts: AllowedHosts,
 ) -> int:
     began = time.perf_counter()
     what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
@@ -86,8 +94,9 @@ async def _serve(
     calm_garbage_collector()
     service = Service(loaded_model(config, spec, engine, tokenizer, formatters, adapters))
     server = Server(
-        App(service, access),
+        App(service, access, hosts),
         access,
+        keep_alive_timeout=config.keep_alive_timeout,
         drain=service.drain,
         busy=lambda: service.num_requests,
         give_up=service.give_up,

@@ -47,7 +47,7 @@ async def connected(app: Any) -> AsyncIterator[Connection]:
     config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
     config.load()
     transport, protocol = await loop.connect_accepted_socket(lambda: Protocol(config, ServerState(), {}), ours)
-    reader, writer = await asyncio.open_connection(sock=theirs)
+    reader, writer = await asyncio.open_connection(sock=theirs, limit=1 << 26)
     try:
         yield Connection(protocol, reader, writer)
     finally:
