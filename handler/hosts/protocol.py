@@ -176,6 +176,8 @@ class Protocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._in_head, self._in_body = False, True
+        if not self.parser.should_keep_alive():  # uvicorn 0.40 overlooks `close` among other tokens
+            self.cycle.keep_alive = False
         if not self.pipeline:
             self._current = self.cycle
             self._unset_keepalive_if_required()
