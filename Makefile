@@ -9,7 +9,7 @@ OPTIONS ?=
 PARALLEL ?= -n 2 --dist loadfile
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-deploy test-clients test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
+.PHONY: install dev serve djl test test-deploy test-clients test-uvicorn test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -52,8 +52,13 @@ test-deploy: dev
 	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy
 
 # Real client libraries, each in an environment of its own; those in JavaScript and Java need Node with npm, a JDK and Maven.
+# Java's own HttpClient, and curl.
 test-clients: dev
 	$(BIN)/pytest -m 'clients and not djl and not vllm'
+
+# What we subclass of uvicorn, on the lowest and the newest version that pyproject.toml allows; about two minutes.
+test-uvicorn: dev
+	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
 
 # What runs under DJL; needs a JDK and Maven.
 test-djl: dev
@@ -102,4 +107,4 @@ bench: dev
 	$(BIN)/python bench/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-uvicorn .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

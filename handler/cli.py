@@ -63,6 +63,11 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
         "--allow-origin", dest="origins", action="append", default=[], metavar="ORIGIN",
         help="let pages of ORIGIN call the server from a browser (CORS); * is all. May be given again",
     )  # fmt: skip
+    access.add_argument(
+        "--allow-host", dest="hosts", action="append", default=[], metavar="HOST",
+        help="answer requests for HOST too; a server without keys on a loopback address answers only those whose Host "
+             "header names this machine; * is any. May be given again",
+    )  # fmt: skip
 
 
 def port(text: str) -> int:
@@ -82,7 +87,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     from handler.options.common import LLM_ENGINES
 
     access = read_access(
-        arguments.keys, arguments.origins, arguments.ssl_certfile, arguments.ssl_keyfile, environ=os.environ
+        arguments.keys,
+        arguments.origins,
+        arguments.ssl_certfile,
+        arguments.ssl_keyfile,
+        hosts=arguments.hosts,
+        environ=os.environ,
     )
     overrides = list(arguments.options)
     if arguments.engine not in (None, *LLM_ENGINES):

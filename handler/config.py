@@ -63,6 +63,7 @@ class Config:
     enable_prefix_caching: bool | None
     log_prompts: bool
     client_timeout: float
+    keep_alive_timeout: float
     batch_size: int
     max_batch_delay: int
     job_queue_size: int

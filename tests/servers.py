@@ -147,7 +147,7 @@ def _started(*command: str, env: dict[str, str] | None = None, seconds: float = 
 def post_bytes(body: dict[str, Any] | bytes, path: str = "/invocations", headers: str = "") -> bytes:
     """A request without a content type."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
     return head.encode() + data
 
 

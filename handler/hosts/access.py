@@ -11,9 +11,10 @@ from pathlib import Path
 from handler.errors import ConfigError
 
 KEYS_VARIABLE = "LMI_API_KEY"
-ANY_ORIGIN = "*"
+ANY_ORIGIN = ANY_HOST = "*"
 
 _KEY = re.compile(r"[!-+\--~]{1,1024}")  # what fits a header, but for the comma, which parts keys in the environment
+_HOST = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # a name, or an IPv4 or IPv6 address
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?")
 
 
@@ -23,11 +24,13 @@ class Access:
     Attributes:
         keys: any of which opens the server; none: it is open. They are in no repr.
         origins: of pages that may call it from a browser; `*` is all.
+        hosts: by which it may be called beside those of this machine; `*` is any.
         certfile, keyfile: PEM files for HTTPS; None: HTTP.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
     origins: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()
     certfile: Path | None = None
     keyfile: Path | None = None
 
@@ -45,6 +48,7 @@ def read_access(
     certfile: Path | None = None,
     keyfile: Path | None = None,
     *,
+    hosts: Iterable[str] = (),
     environ: MutableMapping[str, str],
 ) -> Access:
     """What the command line and LMI_API_KEY ask for.
@@ -69,13 +73,28 @@ def read_access(
         raise ConfigError("--ssl-keyfile: needs --ssl-certfile")
     if certfile is not None:
         check_certificate(certfile, keyfile)
-    return Access(tuple(dict.fromkeys(named)), frozenset(map(_origin, origins)), certfile, keyfile)
+    return Access(
+        keys=tuple(dict.fromkeys(named)),
+        origins=frozenset(map(_origin, origins)),
+        hosts=frozenset(map(_host, hosts)),
+        certfile=certfile,
+        keyfile=keyfile,
+    )
 
 
 def _origin(text: str) -> str:
     found = text.strip().lower()
     if found != ANY_ORIGIN and not _ORIGIN.fullmatch(found):
         raise ConfigError(f"--allow-origin {text}: must be * or like https://example.com, with no path")
+    return found
+
+
+def _host(text: str) -> str:
+    found = text.strip().lower()
+    if found.startswith("[") and found.endswith("]"):
+        found = found[1:-1]
+    if not _HOST.fullmatch(found):
+        raise ConfigError(f"--allow-host {text}: must be * or a host like models.example.com, with no port")
     return found
 
 

@@ -19,6 +19,7 @@ from handler.engines.worker import Spec
 from handler.errors import ConfigError
 from handler.formatters.loading import Formatters
 from handler.hosts.access import OPEN, Access
+from handler.hosts.allowed_hosts import AllowedHosts
 from handler.hosts.http import App
 from handler.hosts.listen import BACKLOG, Server, bind
 from handler.hosts.loaded import loaded_model
@@ -52,7 +53,8 @@ def serve(config: Config, host: str, port: int, signals: StopSignals, access: Ac
         formatters = model_formatters(config)
         spec = engine_spec(config)
         adapters = adapter_home(config, spec)
-        return event_loop.run(_serve(config, spec, listener, formatters, adapters, access, signals))
+        hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
+        return event_loop.run(_serve(config, spec, listener, formatters, adapters, access, hosts, signals))
 
 
 async def _serve(
@@ -62,6 +64,7 @@ async def _serve(
     formatters: Formatters,
     adapters: AdapterHome,
     access: Access,
+    hosts: AllowedHosts,
     signals: StopSignals,
 ) -> int:
     loading = asyncio.current_task()
@@ -94,8 +97,9 @@ async def _serve(
     calm_garbage_collector()
     service = Service(loaded_model(config, spec, engine, tokenizer, formatters, adapters))
     server = Server(
-        App(service, access),
+        App(service, access, hosts),
         access,
+        keep_alive_timeout=config.keep_alive_timeout,
         drain=service.drain,
         busy=lambda: service.num_requests,
         give_up=service.give_up,

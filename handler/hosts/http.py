@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from handler.errors import InvalidPayload
 from handler.hosts.access import OPEN, Access
 from handler.hosts.adapter_routes import AdapterRoutes
+from handler.hosts.allowed_hosts import AllowedHosts
 from handler.hosts.asgi import Endpoint, send_answer, send_error, send_json
 from handler.hosts.cors import Cors
 from handler.hosts.inference import Inference
@@ -37,10 +38,12 @@ class App:
 
     Args:
         access: who may speak to it.
+        hosts: by which it may be called.
     """
 
-    def __init__(self, service: Service, access: Access = OPEN) -> None:
+    def __init__(self, service: Service, access: Access = OPEN, hosts: AllowedHosts | None = None) -> None:
         self._service = service
+        self._hosts = hosts or AllowedHosts(None)
         invoke = Endpoint({"POST": Inference(service)})
         page = PageRoutes(service, lambda: self.routes, locked=bool(access.keys))
         own = [
@@ -68,6 +71,9 @@ class App:
         assert scope["type"] == "http", "the server runs without lifespan and websockets"
         headers = scope["headers_by_name"] = _headers(scope)
         scope["request_id"] = request_id(headers)
+        host = headers.get("host", "")
+        if not self._hosts.admits(host):
+            return await send_error(scope, send, 403, "ForbiddenException", self._hosts.refusal(host))
         self._cors.prepare(scope)
         if self._cors.is_preflight(scope):
             return await self._cors.answer_preflight(scope, send)

@@ -14,7 +14,7 @@ from handler.hosts.asgi import Headers, read_body, send_answer, send_start
 from handler.hosts.body import BodyWriter, WholeBody
 from handler.hosts.exchange import Exchange
 from handler.hosts.intake import ignored_header
-from handler.hosts.protocol import CHUNK
+from handler.hosts.protocol import CHUNK, WHOLE
 from handler.hosts.service import Service
 from handler.schemas.base import Answer, Call, Schema
 
@@ -66,6 +66,8 @@ class Inference:
         except Exception as error:
             log.exception("id=%s: a bug", scope["request_id"])
             return await self._refuse(scope, send, InternalError.of(error), body)
+        if not call.streams or scope["http_version"] == "1.0":
+            scope["extensions"][WHOLE]()
         exchange = service.exchange(call, scope["request_id"])
         gone = asyncio.ensure_future(_disconnect(receive))
         try:

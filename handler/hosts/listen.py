@@ -47,6 +47,7 @@ class Server(uvicorn.Server):
 
     Args:
         access: its certificate makes it HTTPS.
+        keep_alive_timeout: seconds that a connection may be idle between two requests.
         drain: called once, when the server is asked to stop; new work is refused from then on.
         busy: how many requests are being answered.
         give_up: called when they take too long: what is still under way is told so.
@@ -57,6 +58,7 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         access: Access,
         *,
+        keep_alive_timeout: float,
         drain: Callable[[], None],
         busy: Callable[[], int],
         give_up: Callable[[], None],
@@ -71,6 +73,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 server_header=False,
                 backlog=BACKLOG,
+                timeout_keep_alive=keep_alive_timeout,  # type: ignore[arg-type]  # it calls loop.call_later with it
                 timeout_graceful_shutdown=2,
                 ssl_certfile=access.certfile,
                 ssl_keyfile=access.keyfile,

@@ -1,25 +1,21 @@
-"""uvicorn's HTTP protocol with two corrections, heads have limits and an offer to upgrade to HTTP/2 is passed over,
-and with one extension: a streamed chunk's short way to the socket.
-"""
+"""uvicorn's HTTP protocol, with limits and a clean end for hostile and odd clients, and with two ASGI extensions."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import re
+from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_SECONDS = 60.0  # that request line and headers may take, and a new connection until they come
-_MAX_HEAD = 1 << 16  # bytes of request line and headers; SageMaker's are a few hundred
-_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b"
-)
-_BODY = b'{"code":431,"type":"BadRequestException","message":"the request\'s headers are too long"}'
-
+LINGER_SECONDS = 2.0
+"""How long bytes that nobody wants are read and dropped: the rest of a body that was refused, and what comes after
+the last answer. Closing at once would reset the connection, and the client might lose the answer that it got.
+"""
+_MAX_HEAD = 1 << 16  # bytes of request line, headers and trailers; SageMaker's are a few hundred
 
 CHUNK = "lmi.http.chunk"
 """Name of the ASGI extension: a call `(bytes) -> bool` that writes one chunk of a begun, unfinished response at once.
@@ -27,54 +23,207 @@ CHUNK = "lmi.http.chunk"
 It is what `send` does with such a chunk, at a third of the cost; False says that `send` has to do it.
 """
 
+WHOLE = "lmi.http.whole"
+"""Name of the ASGI extension: a call that says that this response will be sent whole, when it is complete.
+
+A client that ends its own side of the connection then counts as gone. It may only have half-closed it, but nothing
+is written by which that could be found out. Without this call its answer is written to it until a write fails.
+"""
+
+
+def _refusal(status: int, phrase: str, message: str) -> bytes:
+    body = b'{"code":%d,"type":"BadRequestException","message":"%b"}' % (status, message.encode())
+    head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body
+
+
+_INVALID = _refusal(400, "Bad Request", "this is no valid HTTP request")
+_TOO_LARGE = _refusal(431, "Request Header Fields Too Large", "the request's headers or trailers are too long")
+
 
 class Protocol(HttpToolsProtocol):
-    """Java's HttpClient offers `Upgrade: h2c` with its first request; the parser would take the body for HTTP/2."""
+    """One connection.
 
-    _in_head = True
-    _head_size = 0
-    _head_timer: asyncio.TimerHandle | None = None
+    * Request line, headers and trailers have a limit, and trailers are dropped: none of them counts as a header.
+    * An offer to upgrade the protocol is ignored. Java's HttpClient and `curl --http2` offer HTTP/2 with each request.
+    * Whatever ends a connection early, the requests before it get their answers, whole and in order.
+    * `timeout_keep_alive_task` is the connection's only timer: for a head, between requests, and at the end.
+    """
+
+    _in_head = False
+    _in_body = False  # or in the trailers, of the newest request
+    _head_size = 0  # bytes of request line, headers and trailers that were parsed
+    _unparsed = 0  # bytes that came since the parser last had something to say
+    _current: RequestResponseCycle | None = None  # the request that is being answered
+    _last_words: bytes | None = None  # written after the last answer; once set, nothing more is read
+    _eof = False  # the client has ended its side
+    _is_whole = False  # the current answer is (WHOLE)
+
+    # -- the connection ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head_timer()
+        self._unset_keepalive_if_required()
+        if self._current is not None:  # uvicorn tells the newest request, which may wait behind this one
+            _disconnect(self._current)
         super().connection_lost(exc)
 
-    def _await_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether to keep the connection open for an answer. TLS closes both sides together."""
+        self._eof = True
+        if self._current is None or self._is_whole or self.scheme == "https":
+            return False
+        if self._last_words is None:
+            self._stop()
+        return self._current is not None
 
-    def _end_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _set_timer(self, seconds: float, then: Callable[[], None]) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, then)
+
+    def _stop(self, last_words: bytes = b"") -> None:
+        """Read no more requests. Those that came whole are answered; then comes `last_words`, and the end."""
+        self._last_words = last_words
+        if self._in_body:  # of the newest request, which will never be whole
+            if self.pipeline:
+                self.pipeline.popleft()
+            elif self._current is None or self._current.response_started:
+                self._last_words = b""  # it has its answer
+            else:
+                _disconnect(self._current)
+                self._current = None
+        if self._current is None:
+            self._close()
+
+    def _close(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._last_words:
+            self.transport.write(self._last_words)
+        if self._eof:
+            return self.transport.close()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._set_timer(LINGER_SECONDS, self.timeout_keep_alive_handler)
+
+    # -- what the client sends -----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head and b"pgrade" in data:
-            head, end, rest = data.partition(b"\r\n\r\n")
-            data = _UPGRADE.sub(b"", head) + end + rest
-        super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
-            self._head_size += len(data)
-            if self._head_size > _MAX_HEAD:
-                self.transport.write(_TOO_LARGE % (len(_BODY), _BODY))
-                self.transport.close()
+        for start in range(0, len(data), _MAX_HEAD):
+            if self._last_words is None:
+                self._receive(data[start : start + _MAX_HEAD])
+
+    def _receive(self, data: bytes) -> None:
+        self._unparsed += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            if self._head_size <= _MAX_HEAD:
+                self.logger.warning("Invalid HTTP request received.")
+                return self._stop(_INVALID)
+        if self._head_size + self._unparsed > _MAX_HEAD:
+            self._stop(_TOO_LARGE)
+
+    def _parse(self, data: bytes) -> None:
+        """The parser cannot be told to ignore an offer to upgrade. It stops after the head, and a new one goes on with
+        the head without the offer: after `Connection: close` the old one would take no more.
+        """
+        while True:
+            try:
+                return self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self.parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("CONNECT") from None
+                data = self._head_without_upgrade() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _count(self, size: int) -> None:
+        self._unparsed = 0
+        self._head_size += size
+        if self._head_size > _MAX_HEAD:
+            raise httptools.HttpParserError("the head is too large")
+
+    # -- what the parser finds in it -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_size = True, 0
-        self._await_head()
+        self._in_head, self._head_size, self._unparsed = True, 0, 0
+        if self._current is None:
+            self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)  # with a colon, a space, and the line's end
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._end_head_timer()
+        if self.parser.should_upgrade():
+            return
         super().on_headers_complete()
-        if self.cycle is not None and self.cycle.scope is self.scope:  # else it was turned away
-            extensions: dict[Any, Any] = {CHUNK: functools.partial(_write_chunk, self.cycle)}
-            self.scope["extensions"] = extensions
+        self._in_head, self._in_body = False, True
+        if not self.parser.should_keep_alive():  # uvicorn 0.40 overlooks `close` among other tokens
+            self.cycle.keep_alive = False
+        if not self.pipeline:
+            self._current = self.cycle
+            self._unset_keepalive_if_required()
+        extensions: dict[Any, Any] = {CHUNK: functools.partial(_write_chunk, self.cycle), WHOLE: self._end_at_eof}
+        self.scope["extensions"] = extensions
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._in_body = False
+        super().on_message_complete()
+        if self._current is None:  # it was answered before
+            self._set_timer(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        is_unread = self._in_body and not self.pipeline
+        if self._current is not None:
+            self._current.scope["extensions"].clear()  # they refer to it, which is a reference cycle
+        self._current = self.pipeline[-1][0] if self.pipeline else None
+        self._is_whole = False
+        super().on_response_complete()  # starts the next one, or the keep-alive timer
+        if self._current is not None or self.transport.is_closing():
+            return
+        if self._last_words is not None:
+            self._close()
+        elif is_unread:
+            self._set_timer(LINGER_SECONDS, self._stop)
+
+    def _end_at_eof(self) -> None:
+        self._is_whole = True
+        if self._eof:
+            if self._current is not None:
+                _disconnect(self._current)
+            self.transport.close()
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Have the application hear that the client is gone."""
+    cycle.disconnected = True
+    cycle.message_event.set()
 
 
 def _write_chunk(cycle: RequestResponseCycle, data: bytes) -> bool:

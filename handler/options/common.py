@@ -44,6 +44,7 @@ COMMON = (
     Option("option.model_loading_timeout", "model_loading_timeout", number(1), 240.0, "seconds that the engine may take to load"),
     Option("option.engine_timeout", "engine_timeout", number(0.1), 60.0, "seconds without a step after which the engine counts as hung"),
     Option("option.client_timeout", "client_timeout", number(0.1), 120.0, "seconds that a client may take for its body, or read nothing of its stream, before it is dropped"),
+    Option("option.keep_alive_timeout", "keep_alive_timeout", number(1), 75.0, "seconds that an HTTP connection may be idle between two requests before it is closed; more than the load balancer's own (usually 60), which would else send a request into a closed one"),
     # the rest
     Option("option.engine_isolation", "engine_isolation", one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: a process, but a thread for echo"),
     Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),

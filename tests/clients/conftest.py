@@ -96,7 +96,7 @@ def busy_url() -> Iterator[str]:
 def _endless_stream(server: LiveServer) -> socket.socket:
     """A stream that nobody reads: an HTTP client would wait for the queued one's first byte."""
     body = json.dumps({"inputs": "a b", "stream": True, "parameters": {"max_new_tokens": 100_000}}).encode()
-    head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /invocations HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(head.encode() + b"\r\n\r\n" + body)
     return connection

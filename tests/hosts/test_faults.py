@@ -167,7 +167,7 @@ def test_a_request_whose_body_is_under_way_at_sigterm_is_told() -> None:
     data = json.dumps(ASK).encode()
     with serve(*ECHO) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(
-            b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data[:5]
+            b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data[:5]
         )
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)

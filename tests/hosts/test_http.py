@@ -116,14 +116,6 @@ def test_other_types_are_415(echo_server: LiveServer, headers: dict[str, str]) -
     assert next(iter(headers.values())) in found.json()["message"]
 
 
-def test_a_body_over_the_limit_is_413_however_it_comes() -> None:
-    with serve("--engine", "echo", "-o", "max_request_size=100") as server:
-        assert server.post({"inputs": "a" * 200}).status_code == 413
-        pieces = (b"x" * 60 for _ in range(3))
-        assert httpx.post(server.url + "/invocations", content=pieces).status_code == 413
-        assert server.post(ASK).status_code == 200
-
-
 def test_a_large_body_is_read(echo_server: LiveServer) -> None:
     found = echo_server.post({"inputs": "word " * 50_000, "parameters": {"max_new_tokens": 2, "truncate": 10}})
     assert found.json() == {"generated_text": " word word"}
@@ -152,13 +144,6 @@ def test_stop_token_ids_outside_the_vocabulary_are_refused(echo_server: LiveServ
     assert (found.status_code, "stop_token_ids: 999" in found.json()["error"]) == (424, True)
 
 
-def test_a_body_that_does_not_arrive_is_given_up() -> None:
-    with serve("--engine", "echo", "-o", "option.client_timeout=0.5") as server:
-        found = raw(server, b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{", until=b"}")
-        assert b"408 Request Timeout" in found
-        assert b"client_timeout" in found
-
-
 def test_an_offer_of_http_2_is_passed_over(echo_server: LiveServer) -> None:
     """As Java's HttpClient makes it with its first request."""
     settings = "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"
@@ -168,7 +153,7 @@ def test_an_offer_of_http_2_is_passed_over(echo_server: LiveServer) -> None:
 
 def test_a_length_beyond_all_numbers_is_too_large(echo_server: LiveServer) -> None:
     for length, status in (("9" * 5000, b"413"), ("0" * 5000 + "9" * 30, b"413")):
-        head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        head = f"POST /invocations HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
         assert raw(echo_server, head.encode(), until=b"}")[9:12] in (status, b"400"), length
 
 

@@ -175,7 +175,7 @@ def test_a_path_that_is_not_there_is_404_for_anyone(locked: LiveServer) -> None:
 
 def test_the_body_is_not_waited_for(locked: LiveServer) -> None:
     with socket.create_connection(("127.0.0.1", locked.port), timeout=5) as connection:
-        connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{")
+        connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{")
         assert connection.recv(65536).startswith(b"HTTP/1.1 401 Unauthorized\r\n")
 
 

@@ -38,7 +38,9 @@ def begun(server: LiveServer, path: str) -> socket.socket:
     """The connection of a request that goes on until it is closed."""
     body = json.dumps({"text_input": "a", "max_tokens": 100_000}).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-    connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    connection.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    )
     return connection
 
 

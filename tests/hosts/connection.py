@@ -1,0 +1,81 @@
+"""One connection to an ASGI application through our HTTP protocol, for tests that decide where its bytes are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from handler.hosts.protocol import Protocol
+
+DEADLINE = 20.0  # seconds; a test that waits longer has failed
+
+
+class Connection:
+    """The server's end is `protocol`, the client's `reader` and `writer`."""
+
+    def __init__(self, protocol: Protocol, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.protocol = protocol
+        self.reader = reader
+        self.writer = writer
+
+    def receive(self, *parts: bytes) -> None:
+        """Have the server receive these parts, each by itself."""
+        for part in parts:
+            self.protocol.data_received(part)
+
+    async def read(self, count: int) -> bytes:
+        return await asyncio.wait_for(self.reader.readexactly(count), DEADLINE)
+
+    async def read_until(self, end: bytes) -> bytes:
+        return await asyncio.wait_for(self.reader.readuntil(end), DEADLINE)
+
+    async def read_all(self) -> bytes:
+        """Up to the server's end of the connection."""
+        return await asyncio.wait_for(self.reader.read(), DEADLINE)
+
+
+@contextlib.asynccontextmanager
+async def connected(app: Any) -> AsyncIterator[Connection]:
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
+    config.load()
+    transport, protocol = await loop.connect_accepted_socket(lambda: Protocol(config, ServerState(), {}), ours)
+    reader, writer = await asyncio.open_connection(sock=theirs, limit=1 << 26)
+    try:
+        yield Connection(protocol, reader, writer)
+    finally:
+        writer.close()
+        transport.abort()
+        await asyncio.sleep(0)
+
+
+async def exchange(app: Any, parts: Iterable[bytes], end: bytes | None = None) -> bytes:
+    """What the server sends for these parts, up to `end`, or up to its end of the connection."""
+    async with connected(app) as connection:
+        connection.receive(*parts)
+        return await (connection.read_all() if end is None else connection.read_until(end))
+
+
+async def answer(send: Callable[[Any], Any], body: bytes, status: int = 200) -> None:
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def mirror(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the method, the path, the names of the headers and the body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body, more = body + message["body"], message["more_body"]
+    names = b",".join(sorted(name for name, _ in scope["headers"]))
+    await answer(send, b" ".join([scope["method"].encode(), scope["path"].encode(), names, body]))
