@@ -16,7 +16,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from handler.engines.made import fingerprint, make_once, run_apart
+from handler.engines.made import UNKNOWN_LAYOUT, fingerprint, make_once, run_apart
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import replace_weights
 from handler.errors import ConfigError
@@ -64,15 +64,22 @@ def writable(source: Path, cache: Path) -> Path:
 
 
 def main(source: str, target: str, weights: str) -> None:
-    """The process apart: the end of its output tells what went wrong."""
+    """The process apart: its status tells a file of another layout from a failure, its output what went wrong."""
     try:
         write_model(Path(source), Path(target), weights)
-    except (ConfigError, RuntimeError) as error:
-        sys.exit(str(error))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(UNKNOWN_LAYOUT)
+    except (MemoryError, RuntimeError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 def write_model(source: Path, target: Path, weights: str) -> None:
-    """Have OpenVINO GenAI save what it reads, give it the file's weights, add the files that a directory needs."""
+    """Have OpenVINO GenAI save what it reads, give it the file's weights, add the files that a directory needs.
+
+    Raises:
+        ConfigError: the file's matrices and the graph's are laid out otherwise than we think.
+    """
     import openvino
     import openvino_genai
 
@@ -89,7 +96,12 @@ def write_model(source: Path, target: Path, weights: str) -> None:
     for path in scratch.glob("openvino_*tokenizer.*"):  # they hold the chat template, too
         path.rename(target / path.name)
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
-    replace_weights(model, source, weights)
+    try:
+        replace_weights(model, source, weights)
+    except (ConfigError, MemoryError, OSError):
+        raise
+    except Exception as error:  # the package reads no such file
+        raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
     shutil.rmtree(scratch)
     named = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}
