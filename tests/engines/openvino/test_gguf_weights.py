@@ -284,7 +284,10 @@ def test_a_file_that_cannot_be_written_to_its_end_is_refused(
 
 FULL_DISK = """
 mount -t tmpfs -o size=$1k tmpfs "$2"
-exec "$3" -c 'import os; from handler.engines.openvino.model import prepared; print(prepared(os.environ["SOURCE"], "auto"))'
+exec "$3" -c '
+import os
+from handler.engines.openvino.model import prepared
+print(prepared(os.environ["SOURCE"], "auto"))'
 """
 
 
