@@ -72,6 +72,10 @@ def port(text: str) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from handler.hosts.stop_signals import StopSignals
+
+    signals = StopSignals()
+    signals.install()  # before the slow imports
     from handler.config import load_config
     from handler.hosts.access import read_access
     from handler.hosts.embedded import serve
@@ -96,7 +100,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    return serve(config, arguments.host, arguments.port, access)
+    return serve(config, arguments.host, arguments.port, signals, access)
 
 
 if __name__ == "__main__":

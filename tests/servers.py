@@ -103,9 +103,19 @@ def options(*pairs: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def serve(*arguments: str, env: dict[str, str] | None = None, seconds: float = 120) -> Iterator[LiveServer]:
-    """A server on a free port, listening; `arguments` are those of `lmi serve`."""
-    with _started("-m", "handler", "serve", "--port", "0", *arguments, env=env, seconds=seconds) as server:
+def serve(
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    seconds: float = 120,
+    program: Sequence[str] = ("-m", "handler"),
+) -> Iterator[LiveServer]:
+    """A server on a free port, listening.
+
+    Args:
+        arguments: those of `lmi serve`.
+        program: what Python runs as `lmi`.
+    """
+    with _started(*program, "serve", "--port", "0", *arguments, env=env, seconds=seconds) as server:
         yield server
 
 

@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stderr.flush()
     if start.supervised:
         return supervise(start.command, start.environ, start.port)
+    # The kernel drops what process 1 does not handle. What comes now waits until `lmi serve` has its handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     os.execve(start.command[0], start.command, dict(start.environ))
 
 

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import signal
 import socket
 import sys
 import time
-from types import FrameType
 
 from handler import event_loop
 from handler.adapter_registry import AdapterHome
@@ -22,9 +20,10 @@ from handler.errors import ConfigError
 from handler.formatters.loading import Formatters
 from handler.hosts.access import OPEN, Access
 from handler.hosts.http import App
-from handler.hosts.listen import Server, bind
+from handler.hosts.listen import BACKLOG, Server, bind
 from handler.hosts.loaded import loaded_model
 from handler.hosts.service import Service
+from handler.hosts.stop_signals import StopSignals
 from handler.launch import (
     adapter_home,
     calm_garbage_collector,
@@ -37,13 +36,15 @@ from handler.launch import (
 log = logging.getLogger("handler.server")
 
 
-def serve(config: Config, host: str, port: int, access: Access = OPEN) -> int:
+def serve(config: Config, host: str, port: int, signals: StopSignals, access: Access = OPEN) -> int:
     """Serve until a signal; returns the exit status.
+
+    Args:
+        signals: installed.
 
     Raises:
         ConfigError: it cannot start: the address is taken, the model or the engine cannot be had.
     """
-    signal.signal(signal.SIGTERM, _leave)  # until the server has its own way
     for warning in config.warnings:
         log.info("%s", warning)
     listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
@@ -51,26 +52,33 @@ def serve(config: Config, host: str, port: int, access: Access = OPEN) -> int:
         formatters = model_formatters(config)
         spec = engine_spec(config)
         adapters = adapter_home(config, spec)
-        return event_loop.run(_serve(config, spec, listener, formatters, adapters, access))
-
-
-def _leave(sig: int, frame: FrameType | None) -> None:
-    """Asked to stop before there was anything to finish."""
-    raise SystemExit(0)
+        return event_loop.run(_serve(config, spec, listener, formatters, adapters, access, signals))
 
 
 async def _serve(
-    config: Config, spec: Spec, listener: socket.socket, formatters: Formatters, adapters: AdapterHome, access: Access
+    config: Config,
+    spec: Spec,
+    listener: socket.socket,
+    formatters: Formatters,
+    adapters: AdapterHome,
+    access: Access,
+    signals: StopSignals,
 ) -> int:
+    loading = asyncio.current_task()
+    assert loading is not None, "a coroutine that is awaited runs in a task"
+    signals.listen(lambda _: loading.cancel())  # until there is a server with answers to finish
     began = time.perf_counter()
     what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
     progress = asyncio.ensure_future(_show_progress(f"{what} {spec.engine}"))
     engine = start_engine(config, spec)  # loads in its own process, the tokenizer meanwhile in this one
     try:
         tokenizer = await asyncio.to_thread(load_tokenizer, spec)
-    except BaseException:
+    except BaseException as error:
         progress.cancel()
         engine.close()
+        signals.leave()
+        if signals.received and isinstance(error, asyncio.CancelledError):
+            return 0
         raise
 
     def changed(state: State) -> None:
@@ -92,12 +100,15 @@ async def _serve(
         busy=lambda: service.num_requests,
         give_up=service.give_up,
     )
+    signals.listen(server.signalled)
+    listener.listen(BACKLOG)  # before it is said: an engine may be ready sooner than uvicorn
     service.start(changed)
     try:
         await server.serve(sockets=[listener])
     finally:
         progress.cancel()
         service.close()
+        signals.leave()
     if engine.info is None and not service.draining:
         raise ConfigError(f"the engine could not start: {engine.reason}")
     if service.opened.done():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,12 +20,11 @@ from handler.hosts.protocol import Protocol
 
 log = logging.getLogger("handler.server")
 
-_BACKLOG = (
-    4096  # connections that may arrive at once; a short queue costs each of them a second (engines.md, section 4)
-)
+BACKLOG = 4096  # connections that may arrive at once; a short queue costs each of them a second (engines.md, section 4)
 # Seconds for answers to finish after SIGTERM: SageMaker kills after 30 (sagemaker.md, section 1), and the way out takes
 # some of those.
 _DRAIN = 20.0
+_LAST_REQUESTS = 0.1  # seconds for what had come when the last answer went out: each holds at least one look at it
 
 
 def bind(host: str, port: int, client_timeout: float) -> socket.socket:
@@ -71,7 +70,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_graceful_shutdown=2,
                 ssl_certfile=access.certfile,
                 ssl_keyfile=access.keyfile,
@@ -83,31 +82,51 @@ class Server(uvicorn.Server):
         self._deadline: float | None = None
         self._wake: Callable[[], object] = int  # until there is a loop to wake
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the handlers alone: `StopSignals` has installed them, and tells `signalled`."""
+        yield
+
     async def main_loop(self) -> None:
         """uvicorn's looks ten times a second, which costs a wake-up each; until somebody stops it, one is enough."""
         due = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._wake = lambda: loop.call_soon_threadsafe(due.set)
+        self._wake = due.set
         while not await self.on_tick(0):
             timer = loop.call_later(1.0 if self._deadline is None else 0.1, due.set)
             await due.wait()
             due.clear()
             timer.cancel()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, a second one ends what is under way."""
+    def signalled(self, number: signal.Signals) -> None:
+        """Drain at the first signal, end what is under way at a second one. The event loop calls it, no handler."""
         if self._deadline is not None:
             self._deadline = time.monotonic()
-            return
-        log.info("%s: stopping; answers to finish: %d", signal.Signals(sig).name, self._busy())
-        self._deadline = time.monotonic() + _DRAIN
-        self._drain()
+        else:
+            self._deadline = time.monotonic() + _DRAIN
+            self._drain()
+            again = "Ctrl-C" if number == signal.SIGINT else "signal"
+            log.info(
+                "%s: stopping; answers to finish: %d, within %g s; a second %s ends them at once",
+                number.name, self._busy(), _DRAIN, again,
+            )  # fmt: skip
         self._wake()
 
     def stop(self) -> None:
         """Leave at once: nothing is under way that could be finished."""
         self.should_exit = True
         self._wake()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept the connections that have come, then no more; answer what they have sent with 503, then close them.
+
+        The kernel resets connections that nobody accepted, and those that are closed with bytes unread.
+        """
+        await asyncio.sleep(_LAST_REQUESTS)
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(_LAST_REQUESTS)
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         if self._deadline is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from handler.container import gpu
 from handler.container.start import prepare
 from handler.errors import ConfigError
 from tests.container.processes import container, model_data
+from tests.environment import clean_environment
 
 DRIVER = gpu.Driver("580.95.05", (13, 0), 1)
 
@@ -92,3 +94,16 @@ def test_sigterm_lets_an_answer_finish(tmp_path: Path) -> None:
     assert json.loads(rest[-1])["details"]["finish_reason"] == "length"
     assert time.monotonic() - began < 25
     assert "SIGTERM: stopping; answers to finish: 1" in found.log
+
+
+def test_sigterm_between_the_entry_point_and_the_server_is_not_lost(tmp_path: Path) -> None:
+    """The kernel drops it where process 1 has no handler, and kills any other process."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nkill -TERM $$\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    code = f"import sys; sys.executable = {str(python)!r}; from handler.container.start import main; sys.exit(main())"
+    environ = {**clean_environment(), **environment(tmp_path), "LMI_HOST": "127.0.0.1"}
+    command = [sys.executable, "-c", code, "serve", "-o", "option.llm_engine=echo"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "listening on" not in done.stderr

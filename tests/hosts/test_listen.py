@@ -28,7 +28,7 @@ async def _left_after(ask: Callable[[Server], object], busy: Callable[[], int] =
     return time.monotonic() - asked
 
 
-@pytest.mark.parametrize("ask", [Server.stop, lambda server: server.handle_exit(signal.SIGTERM, None)])
+@pytest.mark.parametrize("ask", [Server.stop, lambda server: server.signalled(signal.SIGTERM)])
 def test_who_stops_an_idle_server_does_not_wait_for_its_clock(ask: Callable[[Server], object]) -> None:
     assert asyncio.run(_left_after(ask)) < 0.3
 
@@ -36,6 +36,6 @@ def test_who_stops_an_idle_server_does_not_wait_for_its_clock(ask: Callable[[Ser
 def test_it_leaves_soon_after_the_last_answer() -> None:
     answers = [1, 1, 1]
     left = asyncio.run(
-        _left_after(lambda server: server.handle_exit(signal.SIGTERM, None), lambda: len(answers) and answers.pop())
+        _left_after(lambda server: server.signalled(signal.SIGTERM), lambda: len(answers) and answers.pop())
     )
     assert 0.15 < left < 0.8
