@@ -43,6 +43,7 @@ ALLOWED = {
         "__version__",
         "adapter_registry",
         "batcher",
+        "child_processes",
         "config",
         "core",
         "engines",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,34 +32,28 @@ _DEMO = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def main() -> int:
-    images = sys.argv[1:] or ["cpu", "trtllm", "lmi"]
-    missing = [
-        name for name in (*PROGRAMS, "unshare", "nsenter") if call(["sh", "-c", f"command -v {name} || :"]) == ""
-    ]
+    missing = [name for name in (*PROGRAMS, "unshare", "nsenter") if shutil.which(name) is None]
     if os.geteuid() or missing:
-        print(f"image-check: needs root, and {', '.join(missing) or 'nothing else'}", file=sys.stderr)
+        print(f"image-check: needs to be root, and the programs {', '.join(PROGRAMS)}", file=sys.stderr)
         return 2
-    _enter_mount_namespace()
-    with tempfile.TemporaryDirectory(prefix="image-check-") as name:
-        scratch = Path(name)
-        engine = ContainerEngine(scratch)
-        with _timed(f"base: Debian's packages, by debootstrap; storage driver {engine.storage}"):
-            engine.make_debian()
-        if "cpu" in images:
-            _check_cpu(engine, scratch)
-        if others := [name for name in images if name != "cpu"]:
-            _check_laid_over(engine, others)
-    return 0
+    images = sys.argv[1:] or ["cpu", "trtllm", "lmi"]
+    with tempfile.TemporaryDirectory(prefix="image-check-") as scratch:
+        # In a mount namespace of its own, with which all that the container engines mount goes away.
+        command = ["unshare", "--mount", sys.executable, "-c", f"from {__spec__.name} import check; check()"]
+        return subprocess.run([*command, scratch, *images]).returncode
 
 
-def _enter_mount_namespace() -> None:
-    """Containers' mounts go with this process. crun refuses a host with both versions of cgroups, as some have."""
-    if os.environ.get("IMAGE_CHECK_MOUNTS") != str(os.getpid()):
-        # The process keeps its id.
-        again = [sys.executable, "-m", "tests.container.check", *sys.argv[1:]]
-        os.execvpe("unshare", ["unshare", "--mount", *again], {**os.environ, "IMAGE_CHECK_MOUNTS": str(os.getpid())})
+def check() -> None:
+    scratch, *images = Path(sys.argv[1]), *sys.argv[2:]
     if os.path.ismount("/sys/fs/cgroup/unified"):
-        call(["umount", "/sys/fs/cgroup/unified"])
+        call(["umount", "/sys/fs/cgroup/unified"])  # crun refuses a machine with both versions of cgroups
+    engine = ContainerEngine(scratch)
+    with _timed(f"base: Debian's packages, by debootstrap; storage driver {engine.storage}"):
+        engine.make_debian()
+    if "cpu" in images:
+        _check_cpu(engine, scratch)
+    if others := [name for name in images if name != "cpu"]:
+        _check_laid_over(engine, others)
 
 
 # -- cpu -----------------------------------------------------------------------------------------------------------

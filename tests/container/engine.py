@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -128,8 +127,8 @@ class Container:
     ) -> None:
         self._podman = podman
         self._name = name
-        files, processes = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
-        limits = ["--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={processes}:{processes}"]
+        # The engine's defaults are above what a machine without CAP_SYS_RESOURCE may set.
+        limits = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
         run = ["run", "--rm", "--name", name, "--runtime", "crun", "--network=none", "--cgroups=disabled", *limits]
         for key, value in environment.items():
             run += ["--env", f"{key}={value}"]
