@@ -18,7 +18,7 @@ from handler.container.aliases import translate
 from handler.container.arguments import read_arguments
 from handler.container.model import Found, find_model
 from handler.container.secret import with_token
-from handler.container.supervisor import supervise
+from handler.container.supervisor import run_as_init, supervise
 from handler.errors import ConfigError
 
 log = logging.getLogger("handler.container")
@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stderr.flush()
     if start.supervised:
         return supervise(start.command, start.environ, start.port)
+    if os.getpid() == 1:
+        return run_as_init(start.command, start.environ)
     # The kernel drops what process 1 does not handle. What comes now waits until `lmi serve` has its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     os.execve(start.command[0], start.command, dict(start.environ))
