@@ -28,7 +28,9 @@ SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; ma
 
 
 def exact_model(source: Path, cache: Path, weights: str) -> Path:
-    """The OpenVINO directory made from a GGUF file, below `cache`: an earlier one of the same file or new.
+    """The OpenVINO directory made from a GGUF file: an earlier one of the same file, or a new one below `cache`.
+
+    An earlier one may also lie in `converted/` beside the file, where an image brings both.
 
     `weights` is `f32`, all in full, or `i8`: what loses by the reader's rounding in 8 bits, the rest as it is read.
 
@@ -36,9 +38,11 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
         ConfigError: it is no GGUF file, or not one that is understood.
     """
     try:
-        target = cache / fingerprint(f"{RECIPE} {weights}".encode(), [source])
-        if not target.is_dir():
-            gguf.context_length(source)  # refuses what is no GGUF file
+        name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
+        for place in (source.parent / "converted", cache):
+            if (place / name).is_dir():
+                return place / name
+        gguf.context_length(source)  # refuses what is no GGUF file
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {source}: {error}") from error
 
@@ -46,7 +50,7 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
         log.info("making a model with %s weights of %s, once", weights, source)
         run_apart(SCRIPT.format(weights), source, directory, lock)
 
-    return make_once(target, make)
+    return make_once(cache / name, make)
 
 
 def writable(source: Path, cache: Path) -> Path:

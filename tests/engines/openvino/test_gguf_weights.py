@@ -6,10 +6,8 @@ random weights stands for the other kinds of quantization: its bytes are made he
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,9 +23,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from handler.engines import made
-from handler.engines.openvino import gguf_weights
 from handler.engines.openvino.gguf_weights import exact_model, writable
-from handler.engines.openvino.model import prepared
 from handler.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "smollm2_f32_greedy.json"
@@ -41,8 +37,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def f32_model(demo_model: Path, cache: Path) -> Path:
-    return exact_model(demo_model, cache, "f32")
+def lone_demo(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model without what was made of it before."""
+    link = tmp_path_factory.mktemp("demo") / demo_model.name
+    link.symlink_to(demo_model)
+    return link
+
+
+@pytest.fixture(scope="module")
+def f32_model(lone_demo: Path, cache: Path) -> Path:
+    return exact_model(lone_demo, cache, "f32")
 
 
 def greedy(model: Path) -> Iterator[tuple[list[int], list[float]]]:
@@ -94,9 +98,9 @@ def test_says_what_an_engine_asks_of_a_directory(f32_model: Path) -> None:
 
 
 @pytest.mark.model
-def test_is_made_once(f32_model: Path, demo_model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_made_once(f32_model: Path, lone_demo: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made.child_processes, "run", None)
-    assert exact_model(demo_model, cache, "f32") == f32_model
+    assert exact_model(lone_demo, cache, "f32") == f32_model
     assert {path.name for path in cache.iterdir()} == {f32_model.name, "lock"}
     assert "scratch" not in {path.name for path in f32_model.iterdir()}
 
@@ -234,103 +238,6 @@ def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     model = exact_model(source, cache, "f32")
     assert {path.name for path in cache.iterdir()} == {model.name, "lock"}
     assert {path.name for path in model.iterdir()} >= set(made.NEEDED)
-
-
-def converted(source: Path, cache: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LMI_CACHE", str(cache))
-    return prepared(str(source), dtype)
-
-
-@pytest.mark.parametrize("dtype", ["auto", "fp32"])
-def test_a_conversion_that_is_killed_is_refused_and_not_served_rounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
-    source, cache = tmp_path / "small.gguf", tmp_path / "cache"
-    write_small(source, Kind.Q4_1)
-    killed = "import os, signal, threading; threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGKILL]).start()\n"
-    monkeypatch.setattr(gguf_weights, "SCRIPT", killed + "import time; time.sleep(60) # {!r}")
-    with pytest.raises(ConfigError, match=r"small\.gguf.* was killed \(SIGKILL\), as happens when memory runs out"):
-        converted(source, cache, dtype, monkeypatch)
-    assert [path.name for path in (cache / "converted").iterdir()] == ["lock"]
-
-
-def test_a_conversion_without_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, cache = tmp_path / "small.gguf", tmp_path / "cache"
-    write_small(source, Kind.Q4_1)
-    full = (
-        "import gguf.quants\n"
-        "def dequantize(*arguments): raise MemoryError('Unable to allocate 110. MiB for an array')\n"
-        "gguf.quants.dequantize = dequantize\n"
-    )
-    monkeypatch.setattr(gguf_weights, "SCRIPT", full + gguf_weights.SCRIPT)
-    with pytest.raises(ConfigError, match=r"small\.gguf.*out of memory"):
-        converted(source, cache, "auto", monkeypatch)
-    assert [path.name for path in (cache / "converted").iterdir()] == ["lock"]
-
-
-@pytest.mark.parametrize("limit", [4 << 10, 100 << 10, 1 << 20])
-def test_a_file_that_cannot_be_written_to_its_end_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
-    """The tokenizer's file is the first that is too long, the graph's, the weights'."""
-    source, cache = tmp_path / "small.gguf", tmp_path / "cache"
-    write_small(source, Kind.Q4_1)
-    short = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-    monkeypatch.setattr(gguf_weights, "SCRIPT", short + gguf_weights.SCRIPT)
-    with pytest.raises(ConfigError, match=rf"small\.gguf.*no space left in {cache}/converted"):
-        converted(source, cache, "auto", monkeypatch)
-    assert [path.name for path in (cache / "converted").iterdir()] == ["lock"]
-
-
-FULL_DISK = """
-mount -t tmpfs -o size=$1k tmpfs "$2"
-exec "$3" -c '
-import os
-from handler.engines.openvino.model import prepared
-print(prepared(os.environ["SOURCE"], "auto"))'
-"""
-
-
-@pytest.mark.parametrize("kilobytes", [64, 1400, 2400])
-def test_a_full_disk_is_refused_by_name(tmp_path: Path, kilobytes: int) -> None:
-    source, cache = tmp_path / "small.gguf", tmp_path / "cache"
-    cache.mkdir()
-    write_small(source, Kind.Q4_1)
-    unshare = ["unshare", "--map-root-user", "--mount", "sh", "-ec", FULL_DISK, "sh"]
-    done = subprocess.run(
-        [*unshare, str(kilobytes), str(cache), sys.executable],
-        env={**os.environ, "LMI_CACHE": str(cache), "SOURCE": str(source)},
-        capture_output=True,
-        text=True,
-    )
-    assert f"no space left in {cache}/converted" in done.stderr
-    assert done.stdout == ""
-
-
-def test_a_copy_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "model.gguf"
-    source.write_bytes(b"GGUF")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-
-    def full(source: Path, target: Path) -> None:
-        target.write_bytes(b"GG")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(ConfigError, match=rf"no space left in {tmp_path}/made"):
-        writable(source, tmp_path / "made")
-    assert [path.name for path in (tmp_path / "made").iterdir()] == ["lock"]
-
-
-def test_a_file_of_another_layout_is_still_served_as_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = tmp_path / "small.gguf"
-    write_small(source, Kind.Q8_0, more={"blk.0.ffn_extra.weight": np.full((32, 64), 0.5, np.float32)})
-    assert converted(source, tmp_path / "cache", "auto", monkeypatch) == source
-    assert "its weights will be rounded" in caplog.text
-    with pytest.raises(ConfigError, match="does not use all weights"):
-        converted(source, tmp_path / "cache", "fp32", monkeypatch)
 
 
 def test_a_file_that_cannot_be_written_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
