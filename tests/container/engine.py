@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -158,12 +159,12 @@ class Container:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def ping(self) -> str:
-        """The status; "refused" where nobody listens."""
+        """The status; "refused" where nobody listens, or the container has ended."""
         asked = self.ask("/ping")
         output, errors = asked.communicate(timeout=60)
         if asked.returncode == 3:
             return output.strip()
-        assert not asked.returncode or "Connection refused" in errors, errors
+        assert not asked.returncode or re.search("Connection refused|nsenter: cannot open", errors), errors
         return "refused" if asked.returncode else "200"
 
     def execute(self, *command: str) -> str:
