@@ -10,7 +10,7 @@ ARG DJL_BASE=deepjavalibrary/djl-serving:${DJL_VERSION}-cpu
 ARG TRTLLM_BASE=nvcr.io/nvidia/tensorrt-llm/release:1.2.1
 ARG LMI_ACCOUNT=763104351884
 ARG LMI_REGION=us-east-1
-ARG LMI_TAG=0.36.0-lmi28.0.0-cu130
+ARG LMI_TAG=0.38.0-lmi29.0.0-cu130
 ARG LMI_BASE=${LMI_ACCOUNT}.dkr.ecr.${LMI_REGION}.amazonaws.com/djl-inference:${LMI_TAG}
 
 # ---- the wheel: pure Python, the same for every image ----------------------------------------------------------------

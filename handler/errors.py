@@ -4,10 +4,11 @@
     ├── ConfigError                 the start is refused: a wrong option, a missing package, a model that cannot load
     └── ServingError                one request fails; carries its HTTP status
         ├── InvalidPayload   424    the body is not what the schema asks for (seed 004, Error Responses)
-        │   ├── NotJson             it is not JSON at all
-        │   └── PromptTooLong       its prompt leaves the model no token to answer with
+        │   └── NotJson             it is not JSON at all
         ├── InvalidParameter 424    a generation parameter has a wrong type, range or is not supported by the engine
-        │   └── AnswerTooLong       prompt and answer are more than the model takes
+        ├── TooLong          424    more tokens than the model takes
+        │   ├── PromptTooLong       the prompt leaves no token to answer with
+        │   └── AnswerTooLong       prompt and answer together
         ├── UnsupportedMedia 415    a content type that no schema reads
         ├── TooSlow          408    the body did not arrive in time
         ├── TooLarge         413    the body exceeds max_request_size
@@ -78,7 +79,14 @@ class NotJson(InvalidPayload):
     """Empty, not UTF-8, or not one JSON document."""
 
 
-class PromptTooLong(InvalidPayload):
+class TooLong(ServingError):
+    """More tokens than the model takes."""
+
+    kind = "validation"
+    type = "BadRequestException"
+
+
+class PromptTooLong(TooLong):
     """Attributes: `name` is what the client calls it, with `num_prompt` tokens of at most `most`.
 
     Where it was not counted to its end, `num_prompt` are the least that it can have; `given` says it in words.
@@ -94,7 +102,7 @@ class PromptTooLong(InvalidPayload):
         return PromptTooLong(name, self.num_prompt, self.most, exact=self._exact)
 
 
-class AnswerTooLong(InvalidParameter):
+class AnswerTooLong(TooLong):
     """Attributes: `num_prompt` tokens and `wanted` new ones, of at most `most` together."""
 
     def __init__(self, name: str, num_prompt: int, wanted: int, most: int) -> None:

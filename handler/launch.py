@@ -113,7 +113,13 @@ def load_tokenizer(spec: Spec) -> Tokenizer:
     except ConfigError:
         raise
     except Exception as error:  # foreign code reading a foreign file
-        raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {error}") from error
+        raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says: OpenVINO says it last, after its own source files' names, others at once."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
 
 
 def calm_garbage_collector() -> None:

@@ -62,6 +62,8 @@ def locate(model_id: str, wanted: str = _ANY_KIND) -> Model:
         return Model("gguf", ggufs[0])
     if ggufs:
         raise ConfigError(f"{path} holds {len(ggufs)} .gguf files; name one of them")
+    if any(path.glob("openvino_*")):
+        raise ConfigError(f"{path / 'openvino_model.xml'} is missing, though {path} holds other files of OpenVINO's")
     if (path / "config.json").is_file():
         return Model("huggingface", path)
     raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
@@ -96,5 +98,17 @@ def fetch_demo() -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One of the files that a model directory may have; empty where it has not."""
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    """One of the files that a model directory may have; empty where it has not.
+
+    Raises:
+        ConfigError: it holds no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return found

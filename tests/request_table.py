@@ -215,6 +215,8 @@ ROLLING = (
     stream(ask("seed", do_sample=True, seed=7)),
     stream(refuse("several", "must be 1 when streaming", n=2)),
     stream(refuse("top_p", "parameters.top_p=7: ", top_p=7)),
+    stream(refuse("top_p, as events", "parameters.top_p=7: ", top_p=7, output_formatter="sse")),
+    stream(refuse("more than the context", "with 3 prompt tokens it must be at most", max_new_tokens=1 << 21)),
     stream(refuse("failing: at once", "raised on cue", "<raise> a")),
     stream(ask("failing: amid the answer", " a b", "a b <raise>")),
     send("stream in parameters", 200, " a b a", {"inputs": "a b", "parameters": {"max_new_tokens": 3, "stream": True}}),

@@ -117,7 +117,7 @@ def _of_the_model(response: dict[str, Any], message: str) -> RequestFailed:
 def _body(text: str) -> tuple[str, str]:
     """Of an error's body: what is said, and which kind TGI or OpenAI call it."""
     try:
-        body = json.loads(text)
+        body = json.loads(text.removeprefix("data:"))  # the event of a stream
     except ValueError:
         return text, ""
     match body:

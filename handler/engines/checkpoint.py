@@ -12,6 +12,7 @@ from handler import models
 from handler.engines.base import EngineConfig
 from handler.engines.hf_tokenizer import HfTokenizer
 from handler.engines.made import fingerprint, make_once, run_apart
+from handler.engines.model_files import check_checkpoint
 from handler.errors import ConfigError
 
 log = logging.getLogger("handler.engine")
@@ -65,6 +66,7 @@ def prepared(model_id: str | None, options: Mapping[str, Any]) -> Path:
         return _demo_checkpoint(model.path)
     if model.kind != "huggingface":
         raise ConfigError(f"{model.path} is a {model.kind} model; this engine serves Hugging Face model directories")
+    check_checkpoint(model.path)
     return model.path
 
 

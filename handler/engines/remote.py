@@ -199,7 +199,8 @@ class RemoteEngine:
             elif isinstance(message, Ready):
                 self._loaded(message.info)
             elif isinstance(message, Failed):
-                log.error("engine failed\n%s", message.trace.rstrip())
+                if message.trace:
+                    log.error("engine failed\n%s", message.trace.rstrip())
                 self._failed = message.reason  # what came before it is still good: it is delivered first
         self._expecting = bool(self._active)
         if self._failed is not None and not steps:

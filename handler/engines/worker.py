@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Interrupted, Interruptible, Output, Step
 from handler.engines.frames import FrameReader, HostGone, send
+from handler.errors import ConfigError
 
 
 class Add(NamedTuple):
@@ -40,7 +41,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The engine raised while it loaded or stepped; the worker ends after this."""
+    """The engine raised while it loaded or stepped; the worker ends after this. A ConfigError has no `trace`."""
 
     reason: str
     trace: str
@@ -72,7 +73,8 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
     except HostGone:
         raise
     except Exception as error:  # the engine is foreign code: say why, then make room for a new one
-        send(channel, Failed(_reason(error), traceback.format_exc()))
+        known = isinstance(error, ConfigError)  # it says what to change, and where
+        send(channel, Failed(str(error) if known else _reason(error), "" if known else traceback.format_exc()))
     finally:
         if engine is not None:
             engine.close()

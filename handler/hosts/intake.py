@@ -86,7 +86,7 @@ class Intake:
             keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
             self._reader = CustomReader(formatters.input, _decoded, keywords)
         self._any_media = formatters.input is not None and not formatters.input.takes_payload
-        self._context = replace(
+        self.context = replace(
             context,
             vocabulary=tokenizer.vocabulary,
             chat_template=tokenizer.chat_template,
@@ -164,7 +164,7 @@ class Intake:
         Raises:
             ServingError: what the schema says of a body that it refuses.
         """
-        call = (schema or self.schema).parse(body.value, self._context)
+        call = (schema or self.schema).parse(body.value, self.context)
         if (adapter := self._adapter(headers)) is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if schema is not None or self._output_formatter is None:
@@ -211,7 +211,7 @@ class Intake:
         for name in _ADAPTER:
             given = headers.get(name, "")
             try:
-                one = named_adapter(given, self._context)
+                one = named_adapter(given, self.context)
             except ValueError as error:
                 raise InvalidPayload(f"header {name}: {shown(given)}: {error}") from None
             found = agreed(found, one, f"header {name}")

@@ -252,7 +252,7 @@ class Service:
         record = Record(request_id, metrics=self.metrics)
         record.error = error.public
         record.close("overloaded" if isinstance(error, Unavailable) else "refused")
-        return (schema or self.schema).refused(error, body)
+        return (schema or self.schema).refused(error, body, self.intake.context)
 
     def exchange(self, call: Call, request_id: str) -> Exchange:
         """Put a call's requests to the engine."""

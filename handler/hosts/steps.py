@@ -88,7 +88,7 @@ class StepDriver:
                 body = decoded.value
                 self._start(place, item, intake.parse(decoded, item.headers, schema))
         except Exception as error:
-            refused = functools.partial((schema or intake.schema).refused, body=body)
+            refused = functools.partial((schema or intake.schema).refused, body=body, context=intake.context)
             self._fail(place, serving_error(error), refused)
         return place
 

@@ -167,5 +167,10 @@ class Schema(Protocol):
             InvalidPayload, InvalidParameter: naming what is wrong and what would have been right.
         """
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
-        """The answer to a request that was never put to the engine; `body` is the decoded one, if it came to that."""
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        """The answer to a request that was never put to the engine.
+
+        Args:
+            body: decoded, if it came to that.
+            context: that of `parse`; None where the answer is not framed as a stream's would be.
+        """

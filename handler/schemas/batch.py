@@ -62,7 +62,7 @@ class DynamicBatch:
         """The seed's error object."""
         return {"code": error.status, "message": "invoke handler failure", "error": error.message}
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         value = self.failure(error) if error.status == 424 else front_end_error(error)
         return Answer(error.status, JSON.content_type, JSON.encode(value))
 

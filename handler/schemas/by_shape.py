@@ -40,8 +40,8 @@ class ByShape:
                     return dialect
         return self._mode
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
-        return self._dialect(body).refused(error, body)
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return self._dialect(body).refused(error, body, context)
 
 
 class Refusing:
@@ -56,5 +56,5 @@ class Refusing:
     def parse(self, body: Any, context: Context) -> Call:
         raise InvalidPayload(self._why)
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
-        return self._mode.refused(error, body)
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return self._mode.refused(error, body, context)

@@ -86,7 +86,7 @@ class Chat:
             return _FRAMINGS[context.output_formatter]
         return _FRAMINGS[self._mode.stream_framing.name] if stream else JSON
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         return self._mode.refused(error)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from handler.core import LMI_NAMES, Adapter, Finish, Names, Request, Sampling, Token
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
@@ -60,7 +60,7 @@ class Lmi:
         request, outputs, streaming = self.asked(prompt, parameters, context, adapter)
         stream = read_stream(body, parameters, streaming)
         named = _read_formatter(parameters)
-        framing = named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
+        framing = self._framing(named, context, stream)
         ignored = unknown_names(body, parameters, context)
         streams = framing is not JSON
         if streams and request.sampling.num_sequences > 1:
@@ -77,6 +77,21 @@ class Lmi:
             return reply(Reshaped(self, change))
 
         return Call((request,), reply(self), ignored, streams, None if named else reshape)
+
+    def _framing(self, named: Framing | None, context: Context, stream: bool | None) -> Framing:
+        return named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
+
+    def _framing_of_refused(self, body: Any, context: Context) -> Framing:
+        """How the answer to a body that may be wrong would have been framed, as far as that can be read."""
+        body = body if isinstance(body, dict) else {}
+        found = body.get("parameters")
+        parameters = found if isinstance(found, dict) else {}
+
+        def stream() -> bool:
+            given = parameters.get("streaming")
+            return read_stream(body, parameters, None if given is None else TABLE.parameters["streaming"].read(given))
+
+        return self._framing(_readable(lambda: _read_formatter(parameters)), context, _readable(stream))
 
     def asked(
         self, prompt: str | None, parameters: Mapping[str, Any], context: Context, adapter: Adapter | None = None
@@ -185,11 +200,16 @@ class Lmi:
             value["details"] = details
         return value if outputs is None else {**value, "outputs": outputs}
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
-        """Payload problems are `{"error", "code"}`, the rest has the seed's error document around that."""
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
+
+    def refused_as(self, error: ServingError, framing: Framing) -> Answer:
+        """Payload problems are `{"error", "code"}`; the rest has the error document or the error line around that."""
         value: dict[str, Any] = {"error": error.message, "code": error.status}
         if isinstance(error, InvalidPayload):
             pass
+        elif error.status == 424 and framing is not JSON:
+            return Answer(error.status, framing.content_type, framing.encode(self.stream_failure(error)) + framing.end)
         elif error.status == 424:
             value = {"generated_text": "", "details": _NO_DETAILS, **value}
         else:
@@ -204,6 +224,17 @@ class Lmi:
             "error": error.message,
             "code": error.status,
         }
+
+
+T = TypeVar("T")
+
+
+def _readable(read: Callable[[], T]) -> T | None:
+    """What `read` gives; None where the request is wrong in this too."""
+    try:
+        return read()
+    except (ServingError, ValueError):
+        return None
 
 
 def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:

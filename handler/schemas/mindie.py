@@ -128,7 +128,7 @@ class Mindie(TgiLayout):
 
     # -- failures ------------------------------------------------------------------------------------------------
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         return self.failed(error, stream=False)
 
     def failed(

@@ -82,7 +82,7 @@ class OpenAiChat:
             return Call((request,), ChatDocument(head, form, sampling.n), ignored)
         return streaming((request,), ChatStream(head, form, sampling.n, usage), ignored)
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         return openai_errors.refused(error)
 
 

@@ -71,7 +71,7 @@ class OpenAiCompletions:
             return Call(requests, TextDocument(head, form, sampling.num_sequences), ignored)
         return streaming(requests, TextStream(head, form, sampling.n, usage), ignored)
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         return openai_errors.refused(error)
 
 

@@ -6,15 +6,14 @@ import re
 from typing import Any
 
 from handler.errors import (
-    AnswerTooLong,
     BadRequest,
     InvalidParameter,
     InvalidPayload,
     ModelNotFound,
     Overloaded,
-    PromptTooLong,
     ServingError,
     TooLarge,
+    TooLong,
     TooSlow,
     Unauthorized,
     Unavailable,
@@ -31,7 +30,7 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[\d+\][
 
 def status(error: ServingError) -> int:
     """The HTTP status, by which openai's clients choose their exception."""
-    if isinstance(error, InvalidPayload | InvalidParameter):
+    if isinstance(error, InvalidPayload | InvalidParameter | TooLong):
         return 400
     if isinstance(error, Overloaded):
         return 429
@@ -44,9 +43,9 @@ def failure(error: ServingError) -> dict[str, Any]:
     """The value that stands for an error, as a body or in a stream."""
     number = status(error)
     param, code = None, None
-    if isinstance(error, InvalidPayload | InvalidParameter) and (found := _NAME.match(error.message)):
+    if isinstance(error, InvalidPayload | InvalidParameter | TooLong) and (found := _NAME.match(error.message)):
         param = next(filter(None, found.groups()))
-    if isinstance(error, PromptTooLong | AnswerTooLong):
+    if isinstance(error, TooLong):
         code = "context_length_exceeded"
     elif isinstance(error, ModelNotFound):
         param, code = "model", "model_not_found"

@@ -56,8 +56,8 @@ class Layout(Protocol):
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         """A whole answer."""
 
-    def refused(self, error: ServingError) -> Answer:
-        """The answer when nothing has been sent yet."""
+    def refused_as(self, error: ServingError, framing: Framing) -> Answer:
+        """The answer when nothing has been sent yet, to a request whose answer would have been framed so."""
 
 
 class Continuation:
@@ -95,6 +95,7 @@ class StreamReply:
         self._request = request
         self._chunk = layout.chunk
         self._special_in_text = layout.special_in_text
+        self._framing = framing
         self._encode = framing.encode
         self._texts: list[str] = []
         self._num_tokens = 0
@@ -157,7 +158,7 @@ class StreamReply:
         return self._layout.last_chunk(token, self._num_tokens, text, details, self._beside(token))
 
     def refused(self, error: ServingError) -> Answer:
-        return self._layout.refused(error)
+        return self._layout.refused_as(error, self._framing)
 
 
 class WholeReply:
@@ -236,7 +237,7 @@ class DocumentReply(WholeReply):
         return document(self._outputs, [Generated(one.tokens, one.rows) for one in sequences], self._context)
 
     def refused(self, error: ServingError) -> Answer:
-        return self._layout.refused(error)
+        return self._layout.refused_as(error, JSON)
 
 
 def returned(scores: Sequence[float], sampling: Sampling) -> list[int]:

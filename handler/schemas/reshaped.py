@@ -21,7 +21,7 @@ class Reshaped:
         self.stream_details = layout.stream_details
         self.stream_failure = layout.stream_failure
         self.details = layout.details
-        self.refused = layout.refused
+        self.refused_as = layout.refused_as
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> Any:
         return self._change(self._layout.chunk(token, index, beside))

@@ -9,7 +9,7 @@ from typing import Any
 from handler.core import Request
 from handler.errors import ServingError
 from handler.framing import JSON, SSE
-from handler.schemas.base import Answer
+from handler.schemas.base import Answer, Context
 from handler.schemas.lmi import Lmi
 from handler.schemas.replies import Continuation
 from handler.schemas.tgi_layout import TgiLayout, seed_of
@@ -38,7 +38,7 @@ class TgiCompat(TgiLayout, Lmi):
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         return [super().document(text, details, outputs)]
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         return Answer(error.status, JSON.content_type, JSON.encode(self.stream_failure(error)))
 
     def stream_failure(self, error: ServingError) -> Any:

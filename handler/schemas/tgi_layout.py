@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core import Finish, Request, Token
+from handler.errors import ServingError
+from handler.framing import Framing
+from handler.schemas.base import Answer, Context
 
 
 class TgiLayout:
@@ -49,6 +52,14 @@ class TgiLayout:
             "seed": seed_of(request),
             "input_length": num_prompt_tokens,
         }
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        """The dialect's own."""
+        raise NotImplementedError
+
+    def refused_as(self, error: ServingError, framing: Framing) -> Answer:
+        """A JSON object also where a stream was asked for: TGI's clients read no other body under an error's status."""
+        return self.refused(error)
 
 
 def seed_of(request: Request, index: int = 0) -> int | None:

@@ -167,7 +167,7 @@ class Tgi(TgiLayout):
 
     # -- failures ------------------------------------------------------------------------------------------------
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         asked = isinstance(body, dict) and body.get("stream") is True
         return self.failed(error, stream=asked if self._streams is None else self._streams)
 

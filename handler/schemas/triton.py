@@ -87,7 +87,7 @@ class Triton:
             raise OneResponse
         return bool(stream)
 
-    def refused(self, error: ServingError, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
         return refusal(error)
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 if sys.version_info >= (3, 11):
@@ -15,6 +16,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from deploy.data import table
+from deploy.settling.images import push_instructions
+from handler import __version__
 from handler.models import _DEMO_MEMBER
 from tests.container.dockerfile import ROOT, context, read
 
@@ -48,9 +52,37 @@ def test_bases_are_pinned() -> None:
         "eclipse-temurin:17.0.19_10-jre-noble",
         "deepjavalibrary/djl-serving:0.36.0-cpu",
         "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
-        "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi28.0.0-cu130",
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130",
     }
     assert re.fullmatch(r"debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", ARGUMENTS["CPU_BASE"])
+
+
+def test_documents_examples_and_deploy_name_the_dockerfile_s_images() -> None:
+    known = table("image_accounts")
+    newest = max(known["lmi_tags"], key=lambda version: tuple(map(int, version.split("."))))
+    assert known["lmi_tags"][newest] == ARGUMENTS["LMI_TAG"]
+    assert known["registries"][ARGUMENTS["LMI_REGION"]] == ARGUMENTS["LMI_ACCOUNT"]
+    document = (ROOT / "docs" / "container.md").read_text()
+    rows = {name: next(line for line in document.splitlines() if line.startswith(f"| `{name}` |")) for name in IMAGES}
+    assert ARGUMENTS["LMI_TAG"] in rows["lmi"]
+    assert ARGUMENTS["TRTLLM_BASE"].rpartition(":")[2] in rows["trtllm"]
+    assert f"DJL Serving {ARGUMENTS['DJL_VERSION']}" in rows["trtllm"]
+    named = {}
+    for path in sorted((ROOT / "examples").glob("*.yaml")):
+        image = yaml.safe_load(path.read_text())["image"]
+        if "repository" not in image:
+            continue
+        name = f"{image['repository']}:{image.get('tag', __version__)}"
+        advised = push_instructions(f"111122223333.dkr.ecr.us-east-1.amazonaws.com/{name}")
+        target = re.search(r"--target (\w+) ", advised)
+        assert target is not None
+        named[name] = target[1]
+        assert image.get("cuda", "none") in rows[target[1]]
+        assert any(
+            line.startswith("docker build") and f"--target {target[1]} " in line and f"-t {name} " in line
+            for line in document.splitlines()
+        ), f"{path.name}: docs/container.md does not build {name}"
+    assert sorted(named.values()) == sorted(IMAGES)
 
 
 def test_copied_files_are_there_and_in_the_context() -> None:

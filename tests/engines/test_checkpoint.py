@@ -107,6 +107,7 @@ def test_a_revision_that_is_not_there_is_named(hub: str, tmp_path: Path) -> None
 
 def test_a_directory_is_served_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
     assert prepared(str(tmp_path), {}) == tmp_path
 
 

@@ -18,7 +18,7 @@ from handler.core import Delta, Finish, Guide, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.remote import RemoteEngine, State
 from handler.engines.worker import Spec
-from handler.errors import GenerationFailed, InvalidPayload
+from handler.errors import GenerationFailed, PromptTooLong
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
 
@@ -423,5 +423,5 @@ class TestGuides:
 
 @pytest.mark.parametrize("driver", REAL[:1], indirect=True)
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused(driver: Driver) -> None:
-    with pytest.raises(InvalidPayload, match="at least 8192 tokens; the model takes at most 8191"):
+    with pytest.raises(PromptTooLong, match="at least 8192 tokens; the model takes at most 8191"):
         driver.tokenizer.encode("word " * 9000)

@@ -12,8 +12,9 @@ import pytest
 
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import EngineInfo, Interrupted, Step
-from handler.engines.frames import Messages, send, wait
-from handler.engines.worker import Add, Cancel, Ready, run
+from handler.engines.frames import FrameReader, Messages, send, wait
+from handler.engines.worker import Add, Cancel, Failed, Ready, run
+from handler.errors import ConfigError
 
 
 class Waiting:
@@ -170,3 +171,22 @@ def test_what_is_cancelled_in_the_middle_of_a_step_is_answered(
     send(channel, Cancel(1))
     assert Messages(channel).next() == Step([], [], [], [])
     assert engine.seen == ["add 1", "cancel 1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "traced"),
+    [
+        (ConfigError("model.bin is cut short"), "model.bin is cut short", False),
+        (RuntimeError("deep within"), "RuntimeError: deep within", True),
+    ],
+)
+def test_what_says_itself_what_is_wrong_comes_without_a_traceback(error: Exception, reason: str, traced: bool) -> None:
+    def load() -> Waiting:
+        raise error
+
+    host, worker = socket.socketpair()
+    with contextlib.closing(host):
+        run(load, worker)
+        (failed,) = FrameReader().receive(host) or []
+    assert failed == Failed(reason, failed.trace)
+    assert bool(failed.trace) == traced

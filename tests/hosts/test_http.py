@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -134,6 +135,10 @@ def test_a_prompt_that_cannot_fit_is_refused_with_figures() -> None:
         assert (long.status_code, "12 tokens; the model takes at most 9" in long.json()["error"]) == (424, True)
         greedy = server.post({"inputs": "a a a", "parameters": {"max_new_tokens": 8}})
         assert "must be at most 7" in greedy.json()["error"]
+        assert {key: value for key, value in long.json().items() if key != "error"} == {
+            "generated_text": "", "code": 424,
+            "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None},
+        } == {key: value for key, value in greedy.json().items() if key != "error"}  # fmt: skip
         assert server.post({"inputs": "a a a", "parameters": {"max_new_tokens": 7}}).status_code == 200
         assert server.post({"inputs": "a " * 12, "parameters": {"truncate": 3, "max_new_tokens": 7}}).status_code == 200
 
@@ -273,9 +278,29 @@ def test_connections_are_kept_alive_after_a_stream(echo_server: LiveServer) -> N
     assert raw(echo_server, two, until=b"never").count(b'{"generated_text":" a b a"}') == 2
 
 
-def test_a_refusal_is_a_real_status_when_streaming_too(echo_server: LiveServer) -> None:
-    found = echo_server.post({"inputs": "a", "stream": True, "parameters": {"top_p": 7}})
-    assert (found.status_code, found.headers["content-type"]) == (424, "application/json")
+@pytest.mark.parametrize(
+    "wrong",
+    [{"top_p": 7}, {"max_new_tokens": 1 << 21}, {"n": 2}, {"output_formatter": "xml"}, {"stop_token_ids": [999]}],
+)
+@pytest.mark.parametrize("formatter", ["jsonlines", "sse"])
+def test_a_refused_stream_is_framed_and_has_its_real_status(
+    echo_server: LiveServer, wrong: dict[str, Any], formatter: str
+) -> None:
+    parameters = {"output_formatter": formatter, **wrong}
+    found = echo_server.post({"inputs": "a", "stream": True, "parameters": parameters})
+    events = parameters["output_formatter"] == "sse"
+    kind, before, after = ("text/event-stream", "data: ", "\n\n") if events else ("application/jsonlines", "", "\n")
+    assert (found.status_code, found.headers["content-type"]) == (424, kind)
+    assert found.text.startswith(before)
+    assert found.text.endswith(after)
+    line = json.loads(found.text.removeprefix(before))
+    assert line.pop("error").startswith(tuple(f"parameters.{name}" for name in wrong))
+    assert line == {
+        "token": {"id": -1, "text": "", "log_prob": -1, "special_token": True},
+        "generated_text": "",
+        "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None},
+        "code": 424,
+    }
 
 
 def test_a_client_that_reads_late_gets_every_token(echo_server: LiveServer) -> None:

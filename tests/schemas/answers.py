@@ -67,6 +67,11 @@ def failing(after: int) -> list[Delta]:
     return [*deltas()[:after], Delta(1, 0, (), Finish.ERROR, error)]
 
 
+def refused(error: ServingError) -> list[Delta]:
+    """No answer: what was found when the prompt's ids were counted."""
+    return [Delta(1, 0, (), Finish.ERROR, error)]
+
+
 def answer(schema: str | Schema, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Answer:
     """What the client gets: the whole body, however many pieces it came in."""
     dialect, value = DIALECTS[schema] if isinstance(schema, str) else schema, None
@@ -75,7 +80,7 @@ def answer(schema: str | Schema, body: Any, script: list[Delta] | None = None, c
         value = decode(raw)
         call = dialect.parse(value, context)
     except ServingError as error:
-        return dialect.refused(error, value)
+        return dialect.refused(error, value, context)
     sampling = call.requests[0].sampling
     sent = b""
     for index in range(len(call.requests)):

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from handler.core import Delta
+from handler.errors import AnswerTooLong, PromptTooLong
 from handler.schemas import chat
 from tests.schemas import golden_tgi, golden_triton
-from tests.schemas.answers import CONTEXT, answer, deltas, failing, shorter, with_logits, with_tops
+from tests.schemas.answers import CONTEXT, answer, deltas, failing, refused, shorter, with_logits, with_tops
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ASK = "What is"
@@ -27,6 +28,10 @@ SAMPLED = {"do_sample": True, "seed": 42}
 
 ALL = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"]
 TENSORS = {"request_output_len": [[5]], "temperature": [0.5], "return_log_probs": [True], "pad_id": [2]}
+
+PROMPT_TOO_LONG = refused(PromptTooLong("inputs", 9000, 8191))
+ANSWER_TOO_LONG = refused(AnswerTooLong("parameters.max_new_tokens", 9, 8184, 8192))
+BAD = {"top_p": 2}
 
 CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/plain": ("lmi", {"inputs": ASK}, None),
@@ -45,6 +50,26 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/fails": ("lmi", {"inputs": ASK}, failing(2)),
     "lmi/bad_payload": ("lmi", {"text": ASK}, None),
     "lmi/bad_parameter": ("lmi", {"inputs": ASK, "parameters": {"top_p": 2}}, None),
+    "lmi/stream_bad_parameter": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"top_p": 2}}, None),
+    "lmi/stream_bad_parameter_sse": (
+        "lmi",
+        {"inputs": ASK, "stream": True, "parameters": {"top_p": 2, "output_formatter": "sse"}},
+        None,
+    ),
+    "lmi/stream_bad_parameter_by_option": ("lmi_sse", {"inputs": ASK, "parameters": {"top_p": 2}}, None),
+    "lmi/stream_bad_parameter_by_tensor": (
+        "lmi",
+        {"inputs": ASK, "parameters": {"streaming": [True], "top_p": 2}},
+        None,
+    ),
+    "lmi/stream_bad_payload": ("lmi", {"inputs": [ASK], "stream": True}, None),
+    "lmi/prompt_too_long": ("lmi", {"inputs": ASK}, PROMPT_TOO_LONG),
+    "lmi/answer_too_long": ("lmi", {"inputs": ASK}, ANSWER_TOO_LONG),
+    "lmi/stream_prompt_too_long": (
+        "lmi",
+        {"inputs": ASK, "stream": True},
+        PROMPT_TOO_LONG,
+    ),
     "lmi/top_tokens": ("lmi", {"inputs": ASK, "parameters": {"logprobs": 2}}, with_tops()),
     "lmi/stream_top_tokens": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"logprobs": 2}}, with_tops()),
     "lmi/tensors": ("lmi", {"inputs": ASK, "parameters": TENSORS}, None),
@@ -56,6 +81,12 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
         [*deltas(0), *shorter(1)],
     ),
     "lmi/stream_outputs": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"outputs": ALL}}, with_logits()),
+    "tgi_compat/stream_bad_parameter": (
+        "tgi_compat",
+        {"inputs": ASK, "stream": True, "parameters": {"top_p": 2}},
+        None,
+    ),
+    "tgi_compat/prompt_too_long": ("tgi_compat", {"inputs": ASK}, PROMPT_TOO_LONG),
     "tgi_compat/top_tokens": ("tgi_compat", {"inputs": ASK, "parameters": {"top_n_tokens": 2}}, with_tops()),
     "tgi_compat/best_of_top_tokens": (
         "tgi_compat",

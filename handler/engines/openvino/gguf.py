@@ -6,12 +6,16 @@ Format: github.com/ggml-org/ggml, docs/gguf.md, version 2 and 3, little-endian.
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import BinaryIO
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_MAX_STRING = 1 << 26  # bytes; a chat template has some thousands
+_NEEDED = {b"general.architecture": "model", b"tokenizer.ggml.tokens": "tokenizer"}
+_MAX_DIMENSIONS = 4  # ggml's own limit
 
 
 def context_length(path: Path) -> int | None:
@@ -38,13 +42,19 @@ def check_complete(path: Path) -> None:
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
+        keys = set()
         for _ in range(num_values):
-            _string(file)
+            keys.add(_string(file))
             _value(file, _read(file, "I"))
+        for key, what in _NEEDED.items():
+            if key not in keys:
+                raise ValueError(f"{path} holds no {what}: its header lacks {key.decode()}")
         last = 0
         for _ in range(num_tensors):
             _string(file)
-            file.seek(8 * _read(file, "I") + 4, 1)  # its shape and type
+            if (num_dimensions := _read(file, "I")) > _MAX_DIMENSIONS:
+                raise ValueError(f"{path} is broken: its header has a tensor of {num_dimensions:,} dimensions")
+            file.seek(8 * num_dimensions + 4, 1)  # its shape and type
             last = max(last, _read(file, "Q"))
         size, needed = path.stat().st_size, file.tell() + last
     if size <= needed:
@@ -70,7 +80,19 @@ def _read(file: BinaryIO, code: str) -> int:
 
 
 def _string(file: BinaryIO) -> bytes:
-    return file.read(_read(file, "Q"))
+    length = _read(file, "Q")
+    if length > _MAX_STRING:
+        raise ValueError(f"{file.name} is broken: its header has a string of {length:,} bytes")
+    found = file.read(length)
+    if len(found) < length:
+        raise ValueError(f"{file.name} ends inside its header")
+    return found
+
+
+def _skip(file: BinaryIO, count: int) -> None:
+    if count > os.fstat(file.fileno()).st_size - file.tell():
+        raise ValueError(f"{file.name} ends inside its header")
+    file.seek(count, 1)
 
 
 def _value(file: BinaryIO, kind: int) -> object:
@@ -80,11 +102,13 @@ def _value(file: BinaryIO, kind: int) -> object:
         item = _read(file, "I")
         count = _read(file, "Q")
         if item in _SCALARS:
-            file.seek(count * struct.calcsize(_SCALARS[item]), 1)
-        else:
+            _skip(file, count * struct.calcsize(_SCALARS[item]))
+        elif item == _STRING:
             for _ in range(count):
-                _value(file, item)
+                _string(file)
+        else:
+            raise ValueError(f"{file.name} is broken: its header has a list of unknown type {item}")
         return None
     if kind not in _SCALARS:
-        raise ValueError(f"{file.name} holds a value of unknown type {kind}")
+        raise ValueError(f"{file.name} is broken: its header has a value of unknown type {kind}")
     return _read(file, _SCALARS[kind])

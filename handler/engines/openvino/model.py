@@ -10,9 +10,11 @@ from typing import Any
 
 from handler import models
 from handler.engines.made import UnknownLayout
+from handler.engines.model_files import check_checkpoint
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import convert
 from handler.engines.openvino.gguf_weights import exact_model, writable
+from handler.engines.openvino.ir_files import check_directory, context_of
 from handler.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.text import Prompt, Vocabulary
 
@@ -30,7 +32,10 @@ def prepared(model_id: str | None, dtype: str) -> Path:
     model = models.locate(model_id or models.DEMO)
     made = models.cache_directory() / "converted"
     if model.kind == "huggingface":
+        check_checkpoint(model.path)
         return convert(model.path, made)
+    if model.kind == "openvino":
+        check_directory(model.path)
     if model.kind == "gguf":
         try:
             gguf.check_complete(model.path)
@@ -128,8 +133,8 @@ def context_length(model: Path) -> int | None:
     """Tokens that the model attends to, from the file or directory itself."""
     if model.suffix == ".gguf":
         return gguf.context_length(model)
-    config = models.read_json(model / "config.json")
-    return config.get("max_position_embeddings") or config.get("n_positions")
+    context = context_of(model)
+    return context if isinstance(context, int) else None
 
 
 def eos_ids(model: Path, tokenizer: Any) -> frozenset[int]:

@@ -86,12 +86,14 @@ class PieceWriter:
         """Nothing was sent of this request: its HTTP status can still be its own."""
         if answer.status < 400:  # some dialects tell errors under 200
             return self.piece(answer.body, last=True)
-        value = json.loads(answer.body.removeprefix(b"data:"))  # an object, or the event of a stream
+        event = answer.body.startswith(b"data:")
+        body = answer.body.removeprefix(b"data:").strip() if event else answer.body
+        value = json.loads(body)
         told = value["error"]
         reason = one_line(told["message"] if isinstance(told, dict) else told)  # OpenAI has an object
         if self._dialect.json_errors:  # Java looks for the status in the body; the reason phrase is what that says
             as_it_is = "code" in value and reason == value["error"]
-            text = answer.body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
+            text = body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
             return dumps({"data": text, "last": True})
         fields = {"data": "", "last": "true", "code": str(answer.status), "error": reason}
         string = self._dialect.string

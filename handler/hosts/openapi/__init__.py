@@ -102,10 +102,15 @@ def dialects_of(schema: Schema) -> list[Dialect]:
     return [DIALECTS[one.name] for one in schemas if one.name in DIALECTS and one.name not in NOT_SERVED]
 
 
+def _streams(dialects: Sequence[Dialect]) -> dict[str, Any]:
+    """By content type, what each value of a stream is."""
+    kinds = dict.fromkeys(kind for one in dialects for kind in one.streams)
+    return {kind: {"schema": _any_of(one.chunk for one in dialects if kind in one.streams)} for kind in kinds}
+
+
 def _inference(dialects: Sequence[Dialect]) -> dict[str, Any]:
     """A route that takes any of these: the first is what it is called after."""
-    streams = {kind: [one.chunk for one in dialects if kind in one.streams] for one in dialects for kind in one.streams}
-    content: dict[str, Any] = {kind: {"schema": _any_of(chunks)} for kind, chunks in streams.items()}
+    content = _streams(dialects)
     if whole := [one for one in dialects if one.answer]:
         content["application/json"] = {
             "schema": _any_of(one.answer for one in whole),
@@ -132,7 +137,10 @@ def _inference(dialects: Sequence[Dialect]) -> dict[str, Any]:
             },
             "default": {
                 "description": "A refusal, or a failure before the first token",
-                "content": {"application/json": {"schema": _any_of(one.error for one in dialects)}},
+                "content": {
+                    "application/json": {"schema": _any_of(one.error for one in dialects)},
+                    **_streams([one for one in dialects if one.refuses_in_frame]),
+                },
             },
         },
     }

@@ -24,6 +24,7 @@ class Dialect(NamedTuple):
         answer: one in one piece; "" where it has none.
         chunk: one value of a stream; "" where it has none.
         streams: content types of its streams, each value framed by itself.
+        refuses_in_frame: a refused request for a stream is answered with one `chunk`, framed as the stream would be.
     """
 
     title: str
@@ -34,3 +35,4 @@ class Dialect(NamedTuple):
     answer_example: Any
     chunk: str = ""
     streams: tuple[str, ...] = ()
+    refuses_in_frame: bool = False

@@ -216,7 +216,8 @@ def _chat(error: str, streams: tuple[str, ...]) -> Dialect:
 
 DIALECTS: dict[str, Dialect] = {
     "lmi": Dialect(
-        "LMI", "LmiRequest", "LmiAnswer", "LmiError", _INPUTS, _LMI_ANSWERED, "LmiLine", (_LINES, _EVENTS)
+        "LMI", "LmiRequest", "LmiAnswer", "LmiError", _INPUTS, _LMI_ANSWERED, "LmiLine", (_LINES, _EVENTS),
+        refuses_in_frame=True,
     ),
     "lmi_chat": _chat("LmiError", (_LINES, _EVENTS)),
     "tgi_compat": Dialect(

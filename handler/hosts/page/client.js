@@ -38,7 +38,7 @@ export async function request(path, options = {}) {
 /** The message in an error's body, in whatever dialect it is; the text itself where it is none. */
 export function reason(text) {
   try {
-    const value = JSON.parse(text);
+    const value = JSON.parse(text.replace(/^data:/, "")); // the event of a stream
     return value.error?.message ?? value.error ?? value.message ?? text;
   } catch {
     return text;

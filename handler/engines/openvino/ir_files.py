@@ -1,0 +1,68 @@
+"""Checks of an OpenVINO model directory before OpenVINO loads it, which names no file in its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.parsers import expat
+
+from handler import models
+from handler.engines.model_files import check_json
+from handler.errors import ConfigError
+
+PARTS = ("openvino_model", "openvino_tokenizer", "openvino_detokenizer")
+
+
+def check_directory(directory: Path) -> None:
+    """Raises ConfigError where a file is missing, cut short or not of its format."""
+    for part in PARTS:
+        _check_part(directory / f"{part}.xml", directory / f"{part}.bin")
+    check_json(directory, "config.json", "generation_config.json")
+    context = context_of(directory)
+    if context is not None and (not isinstance(context, int) or context < 1):
+        raise ConfigError(f"{directory / 'config.json'}: max_position_embeddings must be a whole number of at least 1")
+
+
+def context_of(directory: Path) -> object:
+    """Tokens that the model attends to, as its config.json says."""
+    config = models.read_json(directory / "config.json")
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def _check_part(xml: Path, weights: Path) -> None:
+    if not xml.is_file():
+        raise ConfigError(
+            f"{xml} is missing: an OpenVINO model directory has {', '.join(f'{part}.xml' for part in PARTS)}"
+        )
+    needed = _bytes_needed(xml)
+    if needed and not weights.is_file():
+        raise ConfigError(f"{weights} is missing, with the weights that {xml.name} describes")
+    if needed > (size := weights.stat().st_size if weights.is_file() else 0):
+        raise ConfigError(f"{weights} is cut short: it holds {size:,} bytes, {xml.name} describes {needed:,}")
+
+
+def _bytes_needed(xml: Path) -> int:
+    """The end of the last constant that a graph has in its .bin file."""
+    kinds: list[str] = []  # of the layers and of what stands in them
+    needed = 0
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal needed
+        if not kinds and tag != "net":
+            raise ConfigError(f"{xml} is not an OpenVINO model: it begins with <{tag[:64]}>, not <net>")
+        kinds.append(attributes.get("type", "") if tag == "layer" else kinds[-1] if kinds else "")
+        if tag == "data" and kinds[-1] == "Const":
+            needed = max(needed, int(attributes.get("offset", 0)) + int(attributes.get("size", 0)))
+
+    def end(tag: str) -> None:
+        kinds.pop()
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    try:
+        with xml.open("rb") as file:
+            parser.ParseFile(file)
+    except expat.ExpatError as error:
+        raise ConfigError(f"{xml} is cut short, or no XML: {error}") from None
+    except ValueError:
+        raise ConfigError(f"{xml} is broken: the place of a constant is no number") from None
+    return needed
