@@ -81,7 +81,7 @@ IMAGES ?= cpu trtllm lmi
 image-check: dev
 	@for name in debootstrap buildah podman crun; do command -v $$name >/dev/null || missing=yes; done; test -z "$$missing" || { \
 		apt-get -o DPkg::Lock::Timeout=300 update -q && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
-		install -qy --no-install-recommends buildah podman debootstrap crun conmon fuse-overlayfs; }
+		install -qy --no-install-recommends buildah podman debootstrap crun conmon; }
 	$(BIN)/python -m tests.container.check $(IMAGES)
 
 # In a real AWS account, where it costs money: up, invoke, stream, scale, update, down, and a verdict (docs/deploy.md).
