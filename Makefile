@@ -9,7 +9,7 @@ OPTIONS ?=
 PARALLEL ?= -n 2 --dist loadfile
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-deploy test-clients test-uvicorn test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-cpu-check lint format bench clean
+.PHONY: install dev serve djl test test-deploy test-clients test-uvicorn test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -82,10 +82,14 @@ accept-trtllm:
 	@test "$(origin MODEL)" != file || { echo 'make accept-trtllm MODEL=... : a Hugging Face directory or hub name' >&2; exit 2; }
 	$(PYTHON) -m tests.accept.trtllm "$(MODEL)" $(OPTIONS)
 
-# The cpu image without a container engine: its steps in a Debian of its own, and SageMaker's requests to it. Needs root,
-# mmdebstrap, util-linux, and about three minutes.
-image-cpu-check: dev
-	$(BIN)/python -m tests.container.check
+# The images, built by buildah on bases made of Debian's packages, and run by podman (docs/container.md). Needs root;
+# installs what it uses by apt. IMAGES=cpu leaves the others out.
+IMAGES ?= cpu trtllm lmi
+image-check: dev
+	@for name in debootstrap buildah podman crun; do command -v $$name >/dev/null || missing=yes; done; test -z "$$missing" || { \
+		apt-get -o DPkg::Lock::Timeout=300 update -q && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
+		install -qy --no-install-recommends buildah podman debootstrap crun conmon; }
+	$(BIN)/python -m tests.container.check $(IMAGES)
 
 # In a real AWS account, where it costs money: up, invoke, stream, scale, update, down, and a verdict (docs/deploy.md).
 # LMI_ACCEPT_AWS=yes allows it; SPEC is a deployment's file, OPTIONS as `--set name=...`.

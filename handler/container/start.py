@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -18,7 +17,7 @@ from handler.container.aliases import translate
 from handler.container.arguments import read_arguments
 from handler.container.model import Found, find_model
 from handler.container.secret import with_token
-from handler.container.supervisor import supervise
+from handler.container.supervisor import run_as_init, supervise
 from handler.errors import ConfigError
 
 log = logging.getLogger("handler.container")
@@ -61,13 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stderr.flush()
     if start.supervised:
         return supervise(start.command, start.environ, start.port)
+    if os.getpid() == 1:
+        return run_as_init(start.command, start.environ)
     # The kernel drops what process 1 does not handle. What comes now waits until `lmi serve` has its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     os.execve(start.command[0], start.command, dict(start.environ))
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver | None = None) -> Start:
-    """Everything up to the server's command; writes only below LMI_SCRATCH.
+    """Everything up to the server's command; writes only below LMI_SCRATCH, and there only for DJL Serving.
 
     Args:
         driver: by default the one that NVML tells of.
@@ -90,13 +91,14 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver 
     echo = "option.llm_engine=echo" in arguments.options or environ.get("OPTION_LLM_ENGINE") == "echo"
     found = find_model(translated.environ, needed=not echo)
     _tell(found)
-    scratch = _scratch(environ)
+    scratch = Path(environ.get("LMI_SCRATCH") or Path(environ.get("TMPDIR") or "/tmp") / "lmi")
     ready = {**_caches(translated.environ, scratch, found), **translated.environ}
     if look.library_path:
         ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [look.library_path, environ.get("LD_LIBRARY_PATH")]))
     if front == "embedded":
         return Start(embedded.command(arguments, found), with_token(ready), arguments.port, supervised=False)
     home = djl.home(ready)
+    scratch.mkdir(parents=True, exist_ok=True)
     name = djl.make_model(arguments, found, ready, scratch / "model", djl.version(home))
     command = djl.command(home, djl.make_configuration(scratch, arguments), name, scratch / "model")
     return Start(command, with_token(djl.environment(home, ready, scratch)), arguments.port, supervised=True)
@@ -106,13 +108,6 @@ def _tell(found: Found) -> None:
     log.info("model: %s", found.model_id or (f"as {found.properties} says" if found.properties else "none"))
     for name, path in found.channels.items():
         log.info("additional model data: %s in %s", name, path)
-
-
-def _scratch(environ: Mapping[str, str]) -> Path:
-    """A directory of this user's to write in: /tmp is on the NVMe disk of SageMaker's instances that have one."""
-    scratch = Path(environ.get("LMI_SCRATCH") or Path(tempfile.gettempdir()) / "lmi")
-    scratch.mkdir(parents=True, exist_ok=True)
-    return scratch
 
 
 def _caches(environ: Mapping[str, str], scratch: Path, found: Found) -> dict[str, str]:

@@ -48,6 +48,27 @@ def supervise(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
+def run_as_init(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a server that finishes its answers by itself; for process 1, which has to wait for orphans too.
+
+    Signals are passed on to the server, which starts with them blocked until it has its handlers.
+
+    Returns:
+        The server's exit status.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    blocked = _SIGNALS - {signal.SIGCHLD}
+    child = os.posix_spawn(command[0], list(command), dict(environ), setpgroup=0, setsigmask=blocked)
+    status: int | None = None
+    while status is None:
+        number = signal.sigwaitinfo(_SIGNALS).si_signo
+        if number == signal.SIGCHLD:
+            status = _reap(child)
+        else:
+            os.kill(child, number)  # it is there: only `_reap` lets it go
+    return status
+
+
 def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     began = time.monotonic()
     log.info("%s: stopping; answers to finish: %s", name, _waiting(port))

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import socket
 import sys
-import time
+from functools import partial
 
-from handler import event_loop
-from handler.adapter_registry import AdapterHome
+from handler import child_processes, event_loop
 from handler.config import Config
 from handler.engines.base import EngineInfo
 from handler.engines.remote import State
-from handler.engines.worker import Spec
 from handler.errors import ConfigError
 from handler.formatters.loading import Formatters
 from handler.hosts.access import OPEN, Access
 from handler.hosts.allowed_hosts import AllowedHosts
+from handler.hosts.aside import aside
 from handler.hosts.http import App
 from handler.hosts.listen import BACKLOG, Server, bind
-from handler.hosts.loaded import loaded_model
+from handler.hosts.loaded import LoadedModel, loaded_model
 from handler.hosts.service import Service
+from handler.hosts.starting import CLEAR, Progress, StartingApp
 from handler.hosts.stop_signals import StopSignals
 from handler.launch import (
     adapter_home,
@@ -35,6 +34,9 @@ from handler.launch import (
 )
 
 log = logging.getLogger("handler.server")
+
+_TIDY = 2.0
+"""Seconds for a conversion that was killed to remove what it has written."""
 
 
 def serve(config: Config, host: str, port: int, signals: StopSignals, access: Access = OPEN) -> int:
@@ -50,88 +52,107 @@ def serve(config: Config, host: str, port: int, signals: StopSignals, access: Ac
         log.info("%s", warning)
     listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
     with contextlib.closing(listener):
-        formatters = model_formatters(config)
-        spec = engine_spec(config)
-        adapters = adapter_home(config, spec)
         hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
-        return event_loop.run(_serve(config, spec, listener, formatters, adapters, access, hosts, signals))
+        return event_loop.run(_serve(config, listener, model_formatters(config), access, hosts, signals))
 
 
 async def _serve(
     config: Config,
-    spec: Spec,
     listener: socket.socket,
     formatters: Formatters,
-    adapters: AdapterHome,
     access: Access,
     hosts: AllowedHosts,
     signals: StopSignals,
 ) -> int:
-    loading = asyncio.current_task()
-    assert loading is not None, "a coroutine that is awaited runs in a task"
-    signals.listen(lambda _: loading.cancel())  # until there is a server with answers to finish
-    began = time.perf_counter()
-    what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
-    progress = asyncio.ensure_future(_show_progress(f"{what} {spec.engine}"))
-    engine = start_engine(config, spec)  # loads in its own process, the tokenizer meanwhile in this one
-    try:
-        tokenizer = await asyncio.to_thread(load_tokenizer, spec)
-    except BaseException as error:
-        progress.cancel()
-        engine.close()
-        signals.leave()
-        if signals.received and isinstance(error, asyncio.CancelledError):
-            return 0
-        raise
-
-    def changed(state: State) -> None:
-        if state is not State.LOADING:
-            progress.cancel()
-        if state is State.CLOSED:
-            server.stop()
-        elif state is State.READY and not engine.restarts:
-            seconds = time.perf_counter() - began
-            print(f"{_CLEAR}ready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
-            print(_greeting(listener, access), file=sys.stderr, flush=True)
-
-    calm_garbage_collector()
-    service = Service(loaded_model(config, spec, engine, tokenizer, formatters, adapters))
+    app, progress = StartingApp(config.model_name), Progress()
     server = Server(
-        App(service, access, hosts),
+        app,
         access,
         keep_alive_timeout=config.keep_alive_timeout,
-        drain=service.drain,
-        busy=lambda: service.num_requests,
-        give_up=service.give_up,
+        drain=app.drain,
+        busy=lambda: app.num_requests,
+        give_up=app.give_up,
     )
     signals.listen(server.signalled)
     listener.listen(BACKLOG)  # before it is said: an engine may be ready sooner than uvicorn
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    loading = asyncio.ensure_future(_load(config, formatters, progress))
+    try:
+        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await _serve_model(loading.result(), app, access, hosts, server, serving, listener, progress)
+    finally:
+        progress.stop()
+        await _abandon(loading)
+        server.stop()
+        await serving
+        signals.leave()
+    return 0
+
+
+async def _load(config: Config, formatters: Formatters, progress: Progress) -> LoadedModel:
+    """Convert the model's files where that is needed, and start the engine, which loads in its own process.
+
+    Raises:
+        ConfigError: the model or the engine cannot be had.
+    """
+    spec = await aside(partial(engine_spec, config))
+    adapters = adapter_home(config, spec)
+    what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
+    progress.start(f"{what} {spec.engine}")
+    engine = start_engine(config, spec)
+    try:
+        tokenizer = await aside(partial(load_tokenizer, spec))
+        return loaded_model(config, spec, engine, tokenizer, formatters, adapters)
+    except BaseException:
+        engine.close()
+        raise
+
+
+async def _abandon(loading: asyncio.Task[LoadedModel]) -> None:
+    """End the loading of a model that nobody waits for any more, with what it has begun."""
+    if not loading.done():
+        child_processes.stop_all()
+        await asyncio.wait({loading}, timeout=_TIDY)
+        loading.cancel()
+        await asyncio.wait({loading})
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().engine.close()
+
+
+async def _serve_model(
+    loaded: LoadedModel,
+    app: StartingApp,
+    access: Access,
+    hosts: AllowedHosts,
+    server: Server,
+    serving: asyncio.Task[None],
+    listener: socket.socket,
+    progress: Progress,
+) -> None:
+    engine = loaded.engine
+
+    def changed(state: State) -> None:
+        if state is not State.LOADING:
+            progress.stop()
+        if state is State.CLOSED:
+            server.stop()
+        elif state is State.READY and not engine.restarts:
+            print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
+            print(_greeting(listener, access), file=sys.stderr, flush=True)
+
+    calm_garbage_collector()
+    service = Service(loaded)
+    app.open(service, App(service, access, hosts))
     service.start(changed)
     try:
-        await server.serve(sockets=[listener])
+        await serving
     finally:
-        progress.cancel()
         service.close()
-        signals.leave()
     if engine.info is None and not service.draining:
         raise ConfigError(f"the engine could not start: {engine.reason}")
     if service.opened.done():
         service.opened.result()  # raises what is wrong with an adapter
-    return 0
-
-
-_CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
-"""Takes the progress line away."""
-
-
-async def _show_progress(what: str) -> None:
-    """Seconds count up on a terminal; a log gets a line now and then."""
-    live = sys.stderr.isatty()
-    for second in itertools.count():
-        if live or second % 10 == 0:
-            start, end = ("\r", "") if live else ("", "\n")
-            print(f"{start}{what} ... {second} s", end=end, file=sys.stderr, flush=True)
-        await asyncio.sleep(1)
 
 
 def _describe(info: EngineInfo | None) -> str:

@@ -1,4 +1,4 @@
-"""The Dockerfile as stages of instructions, and its build context, without a container engine."""
+"""The Dockerfile as stages of instructions, and its build context, without a builder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stage(NamedTuple):
         return dict(pair.split("=", 1) for value in self.values("ENV") for pair in shlex.split(value))
 
     def command(self, name: str) -> list[str]:
-        """Of ENTRYPOINT, CMD or SHELL in exec form; the last one counts."""
+        """Of ENTRYPOINT or CMD in exec form; the last one counts."""
         found: list[str] = json.loads(self.values(name)[-1])
         return found
 

@@ -16,7 +16,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from handler.engines.made import fingerprint, make_once, run_apart
+from handler.engines.made import UNKNOWN_LAYOUT, fingerprint, make_once, run_apart
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import replace_weights
 from handler.errors import ConfigError
@@ -28,7 +28,9 @@ SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; ma
 
 
 def exact_model(source: Path, cache: Path, weights: str) -> Path:
-    """The OpenVINO directory made from a GGUF file, below `cache`: an earlier one of the same file or new.
+    """The OpenVINO directory made from a GGUF file: an earlier one of the same file, or a new one below `cache`.
+
+    An earlier one may also lie in `converted/` beside the file, where an image brings both.
 
     `weights` is `f32`, all in full, or `i8`: what loses by the reader's rounding in 8 bits, the rest as it is read.
 
@@ -36,9 +38,11 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
         ConfigError: it is no GGUF file, or not one that is understood.
     """
     try:
-        target = cache / fingerprint(f"{RECIPE} {weights}".encode(), [source])
-        if not target.is_dir():
-            gguf.context_length(source)  # refuses what is no GGUF file
+        name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
+        for place in (source.parent / "converted", cache):
+            if (place / name).is_dir():
+                return place / name
+        gguf.context_length(source)  # refuses what is no GGUF file
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {source}: {error}") from error
 
@@ -46,7 +50,7 @@ def exact_model(source: Path, cache: Path, weights: str) -> Path:
         log.info("making a model with %s weights of %s, once", weights, source)
         run_apart(SCRIPT.format(weights), source, directory, lock)
 
-    return make_once(target, make)
+    return make_once(cache / name, make)
 
 
 def writable(source: Path, cache: Path) -> Path:
@@ -64,15 +68,22 @@ def writable(source: Path, cache: Path) -> Path:
 
 
 def main(source: str, target: str, weights: str) -> None:
-    """The process apart: the end of its output tells what went wrong."""
+    """The process apart: its status tells a file of another layout from a failure, its output what went wrong."""
     try:
         write_model(Path(source), Path(target), weights)
-    except (ConfigError, RuntimeError) as error:
-        sys.exit(str(error))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(UNKNOWN_LAYOUT)
+    except (MemoryError, RuntimeError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 def write_model(source: Path, target: Path, weights: str) -> None:
-    """Have OpenVINO GenAI save what it reads, give it the file's weights, add the files that a directory needs."""
+    """Have OpenVINO GenAI save what it reads, give it the file's weights, add the files that a directory needs.
+
+    Raises:
+        ConfigError: the file's matrices and the graph's are laid out otherwise than we think.
+    """
     import openvino
     import openvino_genai
 
@@ -89,7 +100,12 @@ def write_model(source: Path, target: Path, weights: str) -> None:
     for path in scratch.glob("openvino_*tokenizer.*"):  # they hold the chat template, too
         path.rename(target / path.name)
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
-    replace_weights(model, source, weights)
+    try:
+        replace_weights(model, source, weights)
+    except (ConfigError, MemoryError, OSError):
+        raise
+    except Exception as error:  # the package reads no such file
+        raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
     shutil.rmtree(scratch)
     named = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}

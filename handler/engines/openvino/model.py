@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from handler import models
+from handler.engines.made import UnknownLayout
 from handler.engines.model_files import check_checkpoint
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import convert
@@ -45,7 +46,7 @@ def prepared(model_id: str | None, dtype: str) -> Path:
     if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
         try:
             return exact_model(model.path, made, "i8")
-        except ConfigError as error:  # it can still be served as OpenVINO reads it
+        except UnknownLayout as error:  # it can still be served as OpenVINO reads it
             log.warning("its weights will be rounded: %s", error)
     return writable(model.path, made) if model.kind == "gguf" else model.path
 

@@ -25,7 +25,7 @@ from handler.errors import ConfigError
 
 
 class Converter:
-    """What `subprocess.run` is replaced by: writes `files` where the command line says, then ends as told."""
+    """What `child_processes.run` is replaced by: writes `files` where the command line says, then ends as told."""
 
     def __init__(self) -> None:
         self.files: tuple[str, ...] = made.NEEDED
@@ -47,7 +47,7 @@ class Converter:
 @pytest.fixture
 def converter(monkeypatch: pytest.MonkeyPatch) -> Converter:
     double = Converter()
-    monkeypatch.setattr(made.subprocess, "run", double)
+    monkeypatch.setattr(made.child_processes, "run", double)
     monkeypatch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     return double
 
@@ -190,7 +190,7 @@ def test_a_kill_half_way_leaves_nothing_that_counts(source: Path, cache: Path) -
     assert [path.suffix for path in results(cache)] == [".partial"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
-        patch.setattr(made.subprocess, "run", Converter())
+        patch.setattr(made.child_processes, "run", Converter())
         target = convert(source, cache)
     assert {path.name for path in target.iterdir()} == set(made.NEEDED)
     assert results(cache) == [target]

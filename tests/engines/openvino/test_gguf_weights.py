@@ -37,8 +37,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def f32_model(demo_model: Path, cache: Path) -> Path:
-    return exact_model(demo_model, cache, "f32")
+def lone_demo(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model without what was made of it before."""
+    link = tmp_path_factory.mktemp("demo") / demo_model.name
+    link.symlink_to(demo_model)
+    return link
+
+
+@pytest.fixture(scope="module")
+def f32_model(lone_demo: Path, cache: Path) -> Path:
+    return exact_model(lone_demo, cache, "f32")
 
 
 def greedy(model: Path) -> Iterator[tuple[list[int], list[float]]]:
@@ -90,9 +98,9 @@ def test_says_what_an_engine_asks_of_a_directory(f32_model: Path) -> None:
 
 
 @pytest.mark.model
-def test_is_made_once(f32_model: Path, demo_model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", None)
-    assert exact_model(demo_model, cache, "f32") == f32_model
+def test_is_made_once(f32_model: Path, lone_demo: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made.child_processes, "run", None)
+    assert exact_model(lone_demo, cache, "f32") == f32_model
     assert {path.name for path in cache.iterdir()} == {f32_model.name, "lock"}
     assert "scratch" not in {path.name for path in f32_model.iterdir()}
 
