@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import os
 from pathlib import Path
@@ -114,13 +113,6 @@ def load_tokenizer(spec: Spec) -> Tokenizer:
         raise
     except Exception as error:  # foreign code reading a foreign file
         raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {error}") from error
-
-
-def calm_garbage_collector() -> None:
-    """Tokens come and go by the thousand and leave no cycles: look for those rarely, and not among what stays."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def model_formatters(config: Config, directory: Path | None = None) -> Formatters:

@@ -12,7 +12,7 @@ import sys
 import time
 from types import FrameType
 
-from handler import event_loop
+from handler import event_loop, garbage
 from handler.adapter_registry import AdapterHome
 from handler.config import Config
 from handler.engines.base import EngineInfo
@@ -27,7 +27,6 @@ from handler.hosts.loaded import loaded_model
 from handler.hosts.service import Service
 from handler.launch import (
     adapter_home,
-    calm_garbage_collector,
     engine_spec,
     load_tokenizer,
     model_formatters,
@@ -83,7 +82,7 @@ async def _serve(
             print(f"{_CLEAR}ready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
             print(_greeting(listener, access), file=sys.stderr, flush=True)
 
-    calm_garbage_collector()
+    garbage.calm()
     service = Service(loaded_model(config, spec, engine, tokenizer, formatters, adapters))
     server = Server(
         App(service, access),
