@@ -28,7 +28,7 @@ def main(fd: int) -> None:
 
     def loaded() -> Engine:
         engine = load(spec.engine, spec.config)
-        garbage.keep()
+        garbage.keep_collecting()
         return engine
 
     run(loaded, channel)

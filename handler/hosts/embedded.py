@@ -82,7 +82,7 @@ async def _serve(
             print(f"{_CLEAR}ready after {seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
             print(_greeting(listener, access), file=sys.stderr, flush=True)
 
-    garbage.calm()
+    garbage.keep_collecting()
     service = Service(loaded_model(config, spec, engine, tokenizer, formatters, adapters))
     server = Server(
         App(service, access),

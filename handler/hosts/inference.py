@@ -45,6 +45,7 @@ class Inference:
             await self._answer(scope, receive, send)
         finally:
             self._service.num_requests -= 1
+            scope.get("extensions", {}).pop(CHUNK, None)  # it names what has the scope: a cycle
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = await self._read(scope, receive, send)

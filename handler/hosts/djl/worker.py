@@ -101,7 +101,7 @@ async def _handle_async(inputs: Input) -> Any:
 
 def _started() -> Output:
     read_ahead()
-    garbage.calm()
+    garbage.keep_collecting()
     return Output()
 
 
