@@ -1,6 +1,6 @@
 """How long others wait while one large request body is read: the longest silence of a stream, the longest `/ping`.
 
-A server with the echo engine, a stream of 100 tokens a second, a `/ping` every 10 ms, and one body of each kind in turn.
+A server with the echo engine, a stream of 100 tokens a second, a `/ping` every 10 ms, and one body after the other.
 Run it on a machine that has nothing else to do.
 
     python bench/neighbours.py [--megabytes 60] [--only numbers,keys] [--repeat 3] [--most 100]
@@ -22,7 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_REQUEST = "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media}\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n"
+_REQUEST = (
+    "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media}\r\nContent-Length: {size}\r\n"
+    "Connection: close\r\n\r\n"
+)
 
 _SENDER = """
 import socket, sys
@@ -178,9 +181,8 @@ def main() -> int:
         time.sleep(1)
         neighbour.reset()
         time.sleep(2)
-        print(
-            f"at rest: stream {neighbour.gap * 1000:.0f} ms, ping {neighbour.ping * 1000:.0f} ms, {resident(pid):.0f} MiB"
-        )
+        gap, ping = neighbour.gap * 1000, neighbour.ping * 1000
+        print(f"at rest: stream {gap:.0f} ms, ping {ping:.0f} ms, {resident(pid):.0f} MiB")
         print(f"{'body':20} {'seconds':>8} {'stream ms':>10} {'ping ms':>8} {'MiB after':>10}  answer")
         for name in names:
             path = Path(folder) / "body"

@@ -6,6 +6,8 @@ made, not the modules, the vocabulary and the libraries, which are hundreds of t
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import threading
 import time
@@ -44,4 +46,11 @@ def _collect() -> None:
         if since < FULL_SECONDS or (since < CROWD_SECONDS and len(gc.get_objects(generation=2)) > CROWD):
             continue
         gc.collect()
+        _trim()
         last = time.monotonic()
+
+
+def _trim() -> None:
+    """Give the system what the C library keeps of freed memory: after a large request that may be much."""
+    with contextlib.suppress(AttributeError):  # it is not GNU's
+        ctypes.CDLL(None).malloc_trim(0)  # without the GIL

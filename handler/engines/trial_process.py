@@ -236,7 +236,8 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _results(channel: socket.socket, messages: Messages, data: bytes | memoryview) -> tuple[list[Any], float]:
     try:
-        channel.sendall(data)  # frees the GIL
+        if data:  # else the copy may have ended already, and be no failure
+            channel.sendall(data)  # frees the GIL
     except OSError as error:
         raise HostGone from error
     found: list[Any] = []

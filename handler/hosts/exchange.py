@@ -140,7 +140,8 @@ class Exchange:
 
     def _refuse(self, error: ServingError) -> None:
         self._record.error = error.public
-        self.answer, self.failure = self._reply.refused(error), error
+        # Without its traceback, which names this exchange: a cycle.
+        self.answer, self.failure = self._reply.refused(error), error.with_traceback(None)
         outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if self._record.begun else "refused"
         self._end(outcome)
         if not self.begun.done():

@@ -32,7 +32,8 @@ MAX_TEXT = 1 << 23  # characters of one text
 
 SECONDS = 20.0  # of computing
 _PATIENCE = 120.0  # seconds by the clock
-_MEMORY_FACTOR = 12  # bytes for each of the body's
+_MEMORY = 256 << 20  # bytes, and
+_MEMORY_FACTOR = 12  # for each of the body's
 _NICE = 2
 _THREADS = 2  # bodies that are read at a time
 MAX_WAITING = 16  # bodies, those being read included
@@ -80,7 +81,7 @@ class LargeBodies:
             TooLarge: it holds too much, or to read it takes too much.
             Unavailable: the process cannot be had.
         """
-        memory = _MEMORY_FACTOR * len(body)
+        memory = _MEMORY + _MEMORY_FACTOR * len(body)
         job = Job(plain, Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
         try:
             parts, _ = self._process.done(job, body)
