@@ -21,6 +21,7 @@ from handler.engines.trial_work import Work
 from handler.errors import NotJson, Overloaded, ServingError, TooLarge, Unavailable
 from handler.hosts import large_bodies
 from handler.hosts.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
+from handler.schemas.agreement import show
 from handler.schemas.reading import decode
 from tests.hosts.test_rolling import Bench, ask, item
 from tests.servers import LiveServer, serve, wait_for
@@ -170,6 +171,15 @@ def test_only_so_many_wait(bodies: LargeBodies) -> None:
     for future in waiting:
         future.result(60)
     bodies.submit(time.sleep, 0.0).result(60)
+
+
+def test_a_value_is_shown_without_being_written_whole() -> None:
+    for value in ({"a": [1, None, "é"]}, "x" * 78, "x" * 79, "x" * 200, [], ["é" * 100], 1e300, list(range(100))):
+        text = json.dumps(value, ensure_ascii=False)
+        assert show(value) == (text if len(text) <= 80 else text[:77] + "...")
+    began = time.thread_time()
+    assert len(show([[1] * MAX_NUMBERS] * 10)) == 80
+    assert time.thread_time() - began < 0.1, "seconds"
 
 
 # -- under DJL ---------------------------------------------------------------------------------------------------
