@@ -24,8 +24,9 @@ CROWD = 80_000
 CROWD_SECONDS = 600.0
 """But no longer than this."""
 
-_YOUNG = 10_000  # objects more than before, at which the youngest are visited, be the clock where it may
-_MIDDLE = 3  # of those before the next generation is visited too
+_YOUNG = 20_000  # objects more than before, at which the youngest are visited, be the clock where it may: a step of
+# 1,000 streams makes fewer, all of which are gone before the next
+_MIDDLE = 1  # of those before the next generation is visited too
 _NEVER = 1 << 30
 
 
