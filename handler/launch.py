@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import os
 from pathlib import Path
@@ -120,13 +119,6 @@ def _one_line(error: Exception) -> str:
     """What an error says: OpenVINO says it last, after its own source files' names, others at once."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
-
-
-def calm_garbage_collector() -> None:
-    """Tokens come and go by the thousand and leave no cycles: look for those rarely, and not among what stays."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def model_formatters(config: Config, directory: Path | None = None) -> Formatters:

@@ -154,7 +154,7 @@ class Tokenizer(Protocol):
 
 
 class GuideTrial(Protocol):
-    """Does with a guide what the engine would do, where that may be lost over it (`engines/guide_process.py`)."""
+    """Does with a guide what the engine would do, where that may be lost over it (`engines/trial_work.py`)."""
 
     def __call__(self, guide: Guide) -> int | None:
         """Raises any exception that says why the engine cannot follow it.

@@ -21,6 +21,7 @@ from typing import Any
 
 from handler.core import Adapter, Finish, Sampling
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.errors import PromptTooLong
 from handler.text import Prompt, Vocabulary
 
 _LACKS = {
@@ -46,14 +47,21 @@ class EchoTokenizer:
     chat_template = ""
 
     def encode(self, text: str) -> Prompt:
-        words = re.findall(r"\S+", text)
-        ids = {word: id for id, word in enumerate(dict.fromkeys((*_CUES, *words)))}
-        return Prompt(text, [ids[word] for word in words], Vocabulary([f" {word}".encode() for word in ids]))
+        ids = {word: id for id, word in enumerate(_CUES)}
+        found = []
+        for match in re.finditer(r"\S+", text):  # no call takes long: others need the GIL
+            found.append(ids.setdefault(match[0], len(ids)))
+            if len(found) > _CONTEXT:
+                raise PromptTooLong("inputs", len(found), _CONTEXT - 1, exact=False)
+        return Prompt(text, found, Vocabulary([f" {word}".encode() for word in ids]))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """Its chat template: a line `role: content` for each message, and `assistant:` at the end."""
         lines = [f"{message['role']}: {message['content']}" for message in messages]
-        return self.encode("\n".join([*lines, "assistant:"]))
+        try:
+            return self.encode("\n".join([*lines, "assistant:"]))
+        except PromptTooLong as error:
+            raise error.named("messages") from None
 
 
 class _Sequence:

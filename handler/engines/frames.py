@@ -75,23 +75,24 @@ class FrameReader:
             return [pickle.loads(room[_LENGTH.size : size])]
         return self.feed(room[:size])
 
-    def feed(self, data: bytes | memoryview) -> list[Any]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Any]:
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
                 return []
-            data = bytes(self._rest)
+            data = self._rest
         messages = []
         start, size = 0, len(data)
         self._wanted = _LENGTH.size
+        view = memoryview(data)  # slices of it are no copies
         while size - start >= _LENGTH.size:
-            end = start + _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
+            end = start + _LENGTH.size + _LENGTH.unpack_from(view, start)[0]
             if size < end:
                 self._wanted = end - start
                 break
-            messages.append(pickle.loads(data[start + _LENGTH.size : end]))
+            messages.append(pickle.loads(view[start + _LENGTH.size : end]))
             start = end
-        self._rest = bytearray(data[start:])
+        self._rest = bytearray(view[start:])
         return messages
 
 

@@ -7,18 +7,19 @@ the engine that would be everybody's loss, so each is tried apart first (`engine
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from handler.core import Guide
 from handler.engines.base import GuideTrial
-from handler.engines.guide_process import Job, Limits, Verdict
-from handler.engines.trial_process import NotTried, TooMuch, TrialProcess
+from handler.engines.trial_process import NotTried, Purpose, TooMuch, TooMuchMemory, TrialProcess
+from handler.engines.trial_work import Job, Limits, Work
 from handler.errors import ServingError, Unavailable, serving_error
 
 _MEMORY = 256 << 20
@@ -38,6 +39,24 @@ _MAX_SECONDS = (
 _WORN = 512 << 20  # bytes of guides in an engine, from which on it is replaced as soon as it has nothing to do
 _FULL = 1 << 30  # bytes, beyond which it gets none that it does not have
 _NO_ROOM = f"guides: the engine keeps {_FULL >> 20} MiB of them already; it takes new ones when it has been idle"
+
+
+_PURPOSE = Purpose("guides", "are tried", " (option.guide_timeout=0 has them taken as they are)")
+_REASON_CHARACTERS = 300
+
+
+class Verdict(NamedTuple):
+    """What came of a trial.
+
+    Attributes:
+        refusal: what is wrong with the guide; "" where nothing is.
+        seconds: of computing that were needed to tell.
+        kept: bytes that the engine keeps of it for as long as it lives.
+    """
+
+    refusal: str = ""
+    seconds: float = 0.0
+    kept: int = 0
 
 
 class Renewable(Protocol):
@@ -84,7 +103,7 @@ class GuideChecks:
     ) -> None:
         self._kept = _Kept(engine)
         self.seconds = seconds
-        self._process = TrialProcess(make)
+        self._process = TrialProcess(functools.partial(_trial_work, make), _PURPOSE)
         self._excess = (
             f"the engine would need more than {seconds:g} s (option.guide_timeout) or {memory >> 20} MiB to make it "
             "ready, or break"
@@ -177,7 +196,10 @@ class GuideChecks:
             try:
                 if time.monotonic() - waiting.since > _WAIT:
                     raise NotTried("too many others are tried first")
-                self._settle(waiting.guide, self._process.tried(Job(waiting.guide, lane.limits, self._excess)))
+                (verdict,), seconds = self._process.done(Job(waiting.guide, lane.limits))
+                self._settle(waiting.guide, verdict._replace(seconds=seconds))
+            except TooMuchMemory:
+                self._settle(waiting.guide, Verdict(self._excess))
             except TooMuch:
                 self._go_on(waiting, number + 1)
             except NotTried as error:
@@ -246,3 +268,17 @@ def _stopping() -> Unavailable:
 
 def _busy() -> Unavailable:
     return Unavailable("too many guides are to be tried at once")
+
+
+def _trial_work(make: Callable[[], GuideTrial]) -> Work:
+    trial = make()
+
+    def work(guide: Guide, data: memoryview) -> Iterator[Verdict]:
+        try:
+            yield Verdict(kept=trial(guide) or 0)
+        except MemoryError:
+            raise
+        except Exception as error:  # as the engine itself would say of the request
+            yield Verdict((str(error).strip() or type(error).__name__)[:_REASON_CHARACTERS])
+
+    return work

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from handler.engines.long_texts import check_tokens
 from handler.errors import ConfigError, InvalidPayload
 from handler.text import Prompt, Vocabulary
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_MOST_TOKENS = 1 << 20  # of a prompt, whatever the engine takes: to make Python objects of more holds the GIL for long
+_PART = 1 << 20  # characters that are counted at a time, where there are more
 _SPACE = "▁"  # what SentencePiece writes for a space
 
 
@@ -40,7 +43,7 @@ class HfTokenizer:
         self.chat_template = _chat_template(self._tokenizer)
 
     def encode(self, text: str) -> Prompt:
-        return self._encode(text, add_special_tokens=True)
+        return self._encode(text, "inputs", add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
         """As transformers and vLLM do it: the text is laid out, then read like any other (docs/wire.md, Chat)."""
@@ -57,9 +60,13 @@ class HfTokenizer:
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:  # its raise_exception, or a fault in it
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {error}"[:400]) from None
-        return self._encode(str(text), add_special_tokens=False)
+        return self._encode(str(text), "messages", add_special_tokens=False)
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> Prompt:
+    def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
+        def count(part: str) -> int:
+            return len(self._fast.encode(part, add_special_tokens=False))
+
+        check_tokens(text, name, _MOST_TOKENS, _PART, count)
         ids = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
         return Prompt(text, ids, self.vocabulary)
 

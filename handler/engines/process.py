@@ -7,7 +7,9 @@ import signal
 import socket
 import sys
 
+from handler import garbage
 from handler.engines import load
+from handler.engines.base import Engine
 from handler.engines.frames import FrameReader
 from handler.engines.worker import Spec, run
 
@@ -23,7 +25,13 @@ def main(fd: int) -> None:
     while not messages:
         messages = reader.receive(channel) or []
     spec = messages[0]
-    run(lambda: load(spec.engine, spec.config), channel)
+
+    def loaded() -> Engine:
+        engine = load(spec.engine, spec.config)
+        garbage.keep_collecting()
+        return engine
+
+    run(loaded, channel)
     # Native threads of an engine may outlive its close(); nothing is left to save.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The host's end of the process that tries guides: it is started when it is needed, and again when it is gone."""
+"""The host's end of a process that works on untrusted input: started when it is needed, and again when it is gone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from handler.engines.base import GuideTrial
 from handler.engines.frames import HostGone, Messages, send
-from handler.engines.guide_process import Begun, Job, Loaded, Verdict
+from handler.engines.trial_work import Begun, Done, Job, Loaded, OutOfMemory, Raised, Work
 
-log = logging.getLogger("handler.guides")
+log = logging.getLogger("handler.trials")
 
-_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.guide_process import main; main(int(sys.argv[1]))"
+_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.trial_work import main; main(int(sys.argv[1]))"
 _LOAD_SECONDS = 240.0
 _PAUSE = 30.0  # seconds after a start that failed, before the next
 _FORK_SECONDS = 20.0  # to begin a trial, beside its own limit
@@ -26,26 +26,47 @@ _STOPPING = "the server is stopping"
 
 
 class NotTried(Exception):
-    """Nothing is known of the guide; the message says why."""
+    """The job was not done; the message says why."""
 
 
 class _Lost(NotTried):
-    """The process hung, or ended over another guide."""
+    """The process hung, or ended over another job."""
 
 
 class TooMuch(Exception):
-    """It went beyond the limits of its trial."""
+    """The job went beyond its limits, or broke the copy of the process that did it."""
+
+
+class TooMuchMemory(TooMuch):
+    """It needed more memory than its limit."""
+
+
+class Purpose(NamedTuple):
+    """How messages name what a process is for: "guides", "are tried", and what to do where it cannot be had."""
+
+    what: str
+    done: str
+    otherwise: str = ""
+
+    @property
+    def impossible(self) -> str:
+        return f"{self.what} cannot be {self.done.removeprefix('are ')}"
 
 
 class TrialProcess:
-    """Tries one guide a call; several threads may, at the same time.
+    """Has one job done a call; several threads may call it at the same time.
+
+    The process ends with the thread that starts it (PR_SET_PDEATHSIG): call it from threads that stay.
 
     Args:
-        make: gives what tries a guide; it is pickled, and called in the process.
+        make: gives what does the work; it is pickled, and called in the process.
+        purpose: for messages.
     """
 
-    def __init__(self, make: Callable[[], GuideTrial]) -> None:
+    def __init__(self, make: Callable[[], Work], purpose: Purpose) -> None:
         self._make = make
+        self._purpose = purpose
+        self._name = f"the process where {purpose.what} {purpose.done}"
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -53,34 +74,56 @@ class TrialProcess:
         self._reason = ""
         self._closed = False
 
-    def tried(self, job: Job) -> Verdict:
-        """What there is to say of a guide.
+    def done(self, job: Job, data: bytes | memoryview = b"") -> tuple[list[Any], float]:
+        """What the work yielded, and the seconds of computing that it took.
+
+        Args:
+            data: `job.size` bytes.
 
         Raises:
             TooMuch: it was given up.
             NotTried: the process cannot be had, or the machine is too busy.
+            Exception: what the work raised.
         """
         try:
-            return self._try(job)
+            return self._try(job, data)
         except _Lost:
-            return self._try(job)  # once more, in its successor
+            return self._try(job, data)  # once more, in its successor
 
-    def _try(self, job: Job) -> Verdict:
+    def _try(self, job: Job, data: bytes | memoryview) -> tuple[list[Any], float]:
         ours, theirs = socket.socketpair()
         with contextlib.closing(ours):
             with contextlib.closing(theirs):
                 process = self._hand_over(theirs)  # by now there may be another one
             try:
-                return _outcome(ours, job)
+                return self._outcome(ours, job, data)
             except TooMuch:
                 if self._closed or _ended(process):
-                    raise _Lost("the process that tries guides has ended") from None
+                    raise _Lost(f"{self._name} has ended") from None
                 raise
             except _Lost:
                 with self._lock:
                     if self._process is process:
                         self._forget()
                 raise
+
+    def _outcome(self, channel: socket.socket, job: Job, data: bytes | memoryview) -> tuple[list[Any], float]:
+        channel.settimeout(_FORK_SECONDS)
+        messages = Messages(channel)
+        try:
+            send(channel, job)
+            begun = messages.next()
+        except HostGone:
+            raise _Lost(f"{self._name} does not answer") from None
+        assert isinstance(begun, Begun), "that is its first word"
+        began = time.monotonic()
+        channel.settimeout(job.limits.patience)
+        try:
+            return _results(channel, messages, data)
+        except HostGone:
+            if time.monotonic() - began > 0.99 * job.limits.patience:
+                raise NotTried("the machine is too busy") from None
+            raise TooMuch from None
 
     def close(self) -> None:
         """It ends, trials under way too, when it finds its socket closed, or that this process has ended."""
@@ -89,7 +132,7 @@ class TrialProcess:
         if (control := self._control) is not None:
             with contextlib.suppress(OSError):  # a thread has closed it
                 control.shutdown(socket.SHUT_RDWR)
-        threading.Thread(target=self._reap, name="guides-reaper", daemon=True).start()
+        threading.Thread(target=self._reap, name="trials-reaper", daemon=True).start()
 
     def start(self) -> None:
         """Start it where it is not there; returns when it is loaded.
@@ -112,9 +155,9 @@ class TrialProcess:
                 try:
                     socket.send_fds(control, [b"\0"], [theirs.fileno()])
                     return process
-                except OSError:  # it has died since the last guide
+                except OSError:  # it has died since the last job
                     self._forget()
-        raise NotTried("the process that tries guides does not live")
+        raise NotTried(f"{self._name} does not live")
 
     def _started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         """Called with the lock."""
@@ -132,7 +175,7 @@ class TrialProcess:
                     raise NotTried(_STOPPING) from None
                 self._failed_at, self._reason = (
                     time.monotonic(),
-                    f"guides cannot be tried (option.guide_timeout=0 has them taken as they are): {error}",
+                    f"{self._purpose.impossible}{self._purpose.otherwise}: {error}",
                 )
                 log.error("%s", self._reason)
                 raise NotTried(self._reason) from None
@@ -156,12 +199,13 @@ class TrialProcess:
             send(control, self._make)
             loaded: Loaded = Messages(control).next()
         except HostGone:
-            raise NotTried("the process that tries them ended while it was loading") from None
+            raise NotTried("the process ended while it was loading") from None
         if loaded.reason:
-            log.error("guides cannot be tried\n%s", loaded.trace.rstrip())
+            log.error("%s\n%s", self._purpose.impossible, loaded.trace.rstrip())
             raise NotTried(loaded.reason)
         control.settimeout(None)
-        log.info("guides are tried by process %d, loaded in %.1f s", process.pid, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        log.info("%s %s by process %d, loaded in %.1f s", *self._purpose[:2], process.pid, seconds)
         return control, process
 
     def _reap(self) -> None:
@@ -190,21 +234,22 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _outcome(channel: socket.socket, job: Job) -> Verdict:
-    channel.settimeout(_FORK_SECONDS)
-    messages = Messages(channel)
+def _results(channel: socket.socket, messages: Messages, data: bytes | memoryview) -> tuple[list[Any], float]:
     try:
-        send(channel, job)
-        begun = messages.next()
-    except HostGone:
-        raise _Lost("the process that tries guides does not answer") from None
-    assert isinstance(begun, Begun), "that is its first word"
-    began = time.monotonic()
-    channel.settimeout(job.limits.patience)
-    try:
-        verdict: Verdict = messages.next()
-    except HostGone:
-        if time.monotonic() - began > 0.99 * job.limits.patience:
-            raise NotTried("the machine is too busy to try the guide") from None
-        raise TooMuch from None
-    return verdict
+        if data:  # else the copy may have ended already, and be no failure
+            channel.sendall(data)  # frees the GIL
+    except OSError as error:
+        raise HostGone from error
+    found: list[Any] = []
+    while True:
+        message = messages.next()
+        if isinstance(message, Done):
+            return found, message.seconds
+        if isinstance(message, OutOfMemory):
+            raise TooMuchMemory
+        if isinstance(message, Raised):
+            try:
+                raise message.error
+            finally:
+                del message  # else the error's traceback, which names it, would keep `data` until it is collected
+        found.append(message)

@@ -9,7 +9,7 @@ import socket
 import sys
 from functools import partial
 
-from handler import child_processes, event_loop
+from handler import child_processes, event_loop, garbage
 from handler.config import Config
 from handler.engines.base import EngineInfo
 from handler.engines.remote import State
@@ -26,7 +26,6 @@ from handler.hosts.starting import CLEAR, Progress, StartingApp
 from handler.hosts.stop_signals import StopSignals
 from handler.launch import (
     adapter_home,
-    calm_garbage_collector,
     engine_spec,
     load_tokenizer,
     model_formatters,
@@ -141,7 +140,7 @@ async def _serve_model(
             print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
             print(_greeting(listener, access), file=sys.stderr, flush=True)
 
-    calm_garbage_collector()
+    garbage.keep_collecting()
     service = Service(loaded)
     app.open(service, App(service, access, hosts))
     service.start(changed)

@@ -51,11 +51,9 @@ class Exchange:
         self._pump = pump
         self._record = record
         self._reply = call.reply
-        self._sink = self._feed
         self._threaded: ThreadedReply | None = None
         if call.formatter and formatters is not None:
             self._reply = self._threaded = ThreadedReply(call.reply, call.formatter, formatters, self._deliver)
-            self._sink = self._threaded.put
         self._ids: set[int] = set()
         self._ended = asyncio.Event()
         self._pending: list[bytes] = []
@@ -77,10 +75,11 @@ class Exchange:
 
     def _submit(self, encoded: Sequence[tuple[Request, Prompt]]) -> None:
         started = self._record.note_started
+        sink = self._feed if self._threaded is None else self._threaded.put  # as a field it would be a cycle
         for index, (request, prompt) in enumerate(encoded):
             self._record.num_prompt_tokens += len(prompt.ids)
             self._reply.start(index, len(prompt.ids))
-            self._ids.add(self._pump.submit(request, prompt, functools.partial(self._sink, index), started))
+            self._ids.add(self._pump.submit(request, prompt, functools.partial(sink, index), started))
 
     def _feed(self, index: int, delta: Delta) -> None:
         """One delta of request number `index`: the hot path, once a token."""
@@ -141,7 +140,8 @@ class Exchange:
 
     def _refuse(self, error: ServingError) -> None:
         self._record.error = error.public
-        self.answer, self.failure = self._reply.refused(error), error
+        # Without its traceback, which names this exchange: a cycle.
+        self.answer, self.failure = self._reply.refused(error), error.with_traceback(None)
         outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if self._record.begun else "refused"
         self._end(outcome)
         if not self.begun.done():

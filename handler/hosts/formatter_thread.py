@@ -141,6 +141,10 @@ class SteppedFormatterThread(FormatterThread):
             call()
 
 
+def _forget(index: int, delta: Delta) -> None:
+    pass
+
+
 class ThreadedReply:
     """A reply whose `feed` is run on a thread; it is a Reply itself, towards the host.
 
@@ -178,6 +182,7 @@ class ThreadedReply:
     def close(self) -> None:
         """Nothing more is wanted."""
         self._closed = True
+        self._deliver = _forget  # the host's, which would keep what it has of the request until garbage is collected
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is None:

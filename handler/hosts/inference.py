@@ -47,6 +47,24 @@ class Inference:
             self._service.num_requests -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = await self._read(scope, receive, send)
+        if call is None:
+            return
+        if not call.streams or scope["http_version"] == "1.0":
+            scope["extensions"][WHOLE]()
+        exchange = self._service.exchange(call, scope["request_id"])
+        gone = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await _send(scope, send, call, exchange, gone)
+        finally:
+            gone.cancel()
+            exchange.cancel()
+
+    async def _read(self, scope: Scope, receive: Receive, send: Send) -> Call | None:
+        """What is asked for; None where that has been refused, or the client has gone.
+
+        The body and what was read from it are not kept while the answer is sent.
+        """
         service, schema = self._service, self._schema
         body: Any = None
         try:
@@ -60,21 +78,13 @@ class Inference:
             decoded = await service.decode(data, headers, schema)
             body = decoded.value
             service.check_room()  # the body may have taken its time
-            call = await service.parse(decoded, len(data), headers, schema)
+            return await service.parse(decoded, len(data), headers, schema)
         except ServingError as error:
-            return await self._refuse(scope, send, error, body)
+            await self._refuse(scope, send, error, body)
         except Exception as error:
             log.exception("id=%s: a bug", scope["request_id"])
-            return await self._refuse(scope, send, InternalError.of(error), body)
-        if not call.streams or scope["http_version"] == "1.0":
-            scope["extensions"][WHOLE]()
-        exchange = service.exchange(call, scope["request_id"])
-        gone = asyncio.ensure_future(_disconnect(receive))
-        try:
-            await _send(scope, send, call, exchange, gone)
-        finally:
-            gone.cancel()
-            exchange.cancel()
+            await self._refuse(scope, send, InternalError.of(error), body)
+        return None
 
     async def _refuse(self, scope: Scope, send: Send, error: ServingError, body: Any) -> None:
         await send_answer(scope, send, self.refused(error, scope["request_id"], body))

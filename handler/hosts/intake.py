@@ -14,14 +14,15 @@ from handler import schemas
 from handler.core import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.guide_checks import GuideChecks
-from handler.errors import AnswerTooLong, InvalidParameter, InvalidPayload, NotJson, PromptTooLong, UnsupportedMedia
+from handler.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
 from handler.formatters.loading import Formatters
+from handler.hosts.large_bodies import LARGE, LargeBodies
 from handler.hosts.loaded import LoadedModel
 from handler.schemas.adapters import agreed, named_adapter, shown
 from handler.schemas.base import Call, Context, Schema
 from handler.schemas.custom_reading import CustomReader
 from handler.schemas.custom_reply import with_formatter
-from handler.schemas.reading import decode
+from handler.schemas.reading import decode, decode_text
 from handler.text import Prompt, Vocabulary
 
 Headers = Mapping[str, str]
@@ -78,6 +79,7 @@ class Intake:
     ) -> None:
         self.schema = schema
         self.routes = routes or {}
+        self.large_bodies = LargeBodies()
         self.runs_model_py = formatters.input is not None or formatters.output is not None
         self._output_formatter = formatters.output
         self._reader: CustomReader | None = None
@@ -144,19 +146,22 @@ class Intake:
         return self.parse(self.decode(body, headers), headers)
 
     def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
-        """The body as a value.
+        """The body as a value. Call it for a large one by `large_bodies.submit`.
 
         Args:
             schema: the route's own dialect, whose bodies no model.py reads.
 
         Raises:
-            NotJson, FormatterFailed.
+            NotJson, TooLarge, Unavailable, FormatterFailed.
         """
-        if schema is not None:
-            return Decoded(decode(body))
-        if self._reader is None:
-            return Decoded(_decoded(body, headers))
-        return Decoded(*self._reader.read(body, headers))
+        if schema is None and self._reader is not None:
+            return Decoded(*self._reader.read(body, headers))
+        if len(body) >= LARGE:
+            return Decoded(self.large_bodies.decode(body, plain=schema is None and _is_plain(headers)))
+        return Decoded(decode(body) if schema is not None else _decoded(body, headers))
+
+    def close(self) -> None:
+        self.large_bodies.close()
 
     def parse(self, body: Decoded, headers: Headers, schema: Schema | None = None) -> Call:
         """What a decoded body asks for.
@@ -300,15 +305,13 @@ class FormatterTokenizer:
 
 
 def _decoded(body: bytes, headers: Headers) -> Any:
-    return {"inputs": _utf8(body)} if _media_type(headers) == "text/plain" else decode(body)
+    return {"inputs": decode_text(body)} if _is_plain(headers) else decode(body)
+
+
+def _is_plain(headers: Headers) -> bool:
+    """Whether the body is a prompt."""
+    return _media_type(headers) == "text/plain"
 
 
 def _media_type(headers: Headers) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _utf8(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise NotJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None

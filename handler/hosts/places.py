@@ -60,7 +60,8 @@ class Place:
 
     def refuse(self, answer: Answer, error: ServingError) -> None:
         """Nothing was sent yet: the whole answer is `answer`."""
-        self.status, self.content_type, self.error = answer.status, answer.content_type, error
+        # Without its traceback, which names this place: a cycle.
+        self.status, self.content_type, self.error = answer.status, answer.content_type, error.with_traceback(None)
         self.unsent.append(answer.body)
         self.begun = self.finished = True
 

@@ -22,6 +22,7 @@ from handler.hosts.dynamic import BatchGate
 from handler.hosts.exchange import Exchange
 from handler.hosts.formatter_thread import FormatterThread
 from handler.hosts.intake import Decoded, Headers, Intake, check_guide
+from handler.hosts.large_bodies import LARGE, is_long
 from handler.hosts.loaded import LoadedModel
 from handler.hosts.metrics import Metrics
 from handler.hosts.pump import Pump
@@ -124,6 +125,7 @@ class Service:
         if self._guides is not None:
             self._guides.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.intake.close()
         if self._formatters is not None:
             self._formatters.close()
 
@@ -224,16 +226,19 @@ class Service:
         if schema is None and self._formatters is not None and (title := self.intake.input_formatter):
             decoded: Decoded = await asyncio.wrap_future(self._formatters.submit(title, decode))
             return decoded
-        if len(body) < _PARSE_ASIDE:
-            return decode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+        return await self.aside(len(body), decode)
 
     async def parse(self, body: Decoded, size: int, headers: Headers, schema: Schema | None = None) -> Call:
         """What a decoded body of `size` bytes asks for; a large one is read off the event loop."""
-        parse = functools.partial(self.intake.parse, body, headers, schema)
+        return await self.aside(size, functools.partial(self.intake.parse, body, headers, schema))
+
+    async def aside(self, size: int, use: Callable[[], T]) -> T:
+        """What `use` makes of a body of `size` bytes: on a thread where that takes its time, on another where long."""
         if size < _PARSE_ASIDE:
-            return parse()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
+            return use()
+        if size < LARGE:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, use)
+        return await asyncio.wrap_future(self.intake.large_bodies.submit(use))
 
     async def with_tokenizer(self, use: Callable[[Tokenizer], T]) -> T:
         """What `use` makes of the tokenizer, off the event loop."""
@@ -269,7 +274,9 @@ class Service:
         return exchange
 
     async def _encode(self, request: Request) -> tuple[Request, Prompt]:
-        encoded = await asyncio.get_running_loop().run_in_executor(self._threads, self.intake.encode, request)
+        encode, large_bodies = self.intake.encode, self.intake.large_bodies
+        submit = large_bodies.submit if is_long(request) else self._threads.submit
+        encoded = await asyncio.wrap_future(submit(encode, request))
         if (trial := self.intake.try_guide(request)) is not None:
             check_guide(request, await asyncio.wrap_future(trial))
         return encoded

@@ -16,6 +16,7 @@ from handler.errors import GenerationFailed, ServingError, Unavailable, serving_
 from handler.framing import JSON
 from handler.hosts.formatter_thread import SteppedFormatterThread, ThreadedReply
 from handler.hosts.intake import Decoded, Intake, check_guide, request_id
+from handler.hosts.large_bodies import LARGE
 from handler.hosts.places import Item, Place
 from handler.hosts.record import Record
 from handler.hosts.rerouting import named_dialect
@@ -28,6 +29,21 @@ _TOKENIZE_ASIDE = 1 << 13  # bytes of a body, from which on it is tokenized whil
 _POLL = 0.002  # seconds between looks at what is being tokenized
 
 Encoded = tuple[Request, Prompt]
+
+
+class _Reading(NamedTuple):
+    """A large body that is being read."""
+
+    item: Item
+    schema: Schema | None
+    read: Future[_Read]
+
+
+class _Read(NamedTuple):
+    """What became of a body: its call, or why it is refused, and as much of it as its dialect is known by."""
+
+    outcome: Call | Exception
+    body: Any
 
 
 class _Encoding(NamedTuple):
@@ -62,6 +78,7 @@ class StepDriver:
         self.lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self.sinks: dict[int, Callable[[Delta], None]] = {}  # by the batcher's id
+        self._reading: dict[Place, _Reading] = {}
         self._encoding: dict[Place, _Encoding] = {}
         self._formatters = SteppedFormatterThread() if intake.runs_model_py else None
         self._places: dict[Place, None] = {}
@@ -74,7 +91,6 @@ class StepDriver:
         self._places[place] = None
         intake = self._intake
         schema: Schema | None = None
-        body: Any = None
         try:
             schema = named_dialect(item.headers, intake.schema.name, intake.model_name, intake.routes)
             intake.check_headers(item.headers, schema)
@@ -83,12 +99,14 @@ class StepDriver:
                 place.content_type = JSON.content_type  # until it is known
                 arrived = functools.partial(self._arrived, place, item)
                 self._formatters.run(arrived, title, intake.decode, item.body, item.headers)
+            elif len(item.body) >= LARGE:
+                place.content_type = JSON.content_type  # until it is known
+                read = intake.large_bodies.submit(self._read, item, schema)
+                self._reading[place] = _Reading(item, schema, read)
             else:
-                decoded = intake.decode(item.body, item.headers, schema)
-                body = decoded.value
-                self._start(place, item, intake.parse(decoded, item.headers, schema))
+                self._begin(place, item, schema, self._read(item, schema))
         except Exception as error:
-            self._refuse(place, error, body, schema)
+            self._refuse(place, error, None, schema)
         return place
 
     def open_all(self, items: Sequence[Item]) -> list[Place]:
@@ -111,9 +129,12 @@ class StepDriver:
 
     def step(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for the engine's next message and hand out what it brought."""
+        if self._reading:
+            self._begin_read()
         if self._encoding:
             self._submit_encoded()
-            timeout = min(timeout, _POLL) if self._encoding else timeout
+        if self._reading or self._encoding:
+            timeout = min(timeout, _POLL)
         formatters = self._formatters
         if formatters is not None and formatters.num_pending:
             timeout = min(timeout, _POLL)
@@ -167,6 +188,31 @@ class StepDriver:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
+    def _read(self, item: Item, schema: Schema | None) -> _Read:
+        """Thread-safe."""
+        body: Any = None
+        try:
+            decoded = self._intake.decode(item.body, item.headers, schema)
+            body = decoded.value
+            return _Read(self._intake.parse(decoded, item.headers, schema), body)
+        except Exception as error:
+            return _Read(error, body)
+
+    def _begin_read(self) -> None:
+        for place, reading in list(self._reading.items()):
+            if reading.read.done():
+                del self._reading[place]
+                self._begin(place, reading.item, reading.schema, reading.read.result())
+
+    def _begin(self, place: Place, item: Item, schema: Schema | None, read: _Read) -> None:
+        """Raises nothing."""
+        if isinstance(read.outcome, Exception):
+            return self._refuse(place, read.outcome, read.body, schema)
+        try:
+            self._start(place, item, read.outcome)
+        except Exception as error:
+            self._refuse(place, error, read.body, schema)
+
     def _arrived(self, place: Place, item: Item, decoding: Future[Decoded]) -> None:
         """A model.py's input formatter has read it."""
         if place.finished:
@@ -194,7 +240,8 @@ class StepDriver:
         place.ignored = call.ignored
         place.content_type = call.reply.content_type
         small = len(item.body) < _TOKENIZE_ASIDE
-        encoded = _done(self._encode(call)) if small else self._threads.submit(self._encode, call)
+        submit = self._intake.large_bodies.submit if len(item.body) >= LARGE else self._threads.submit
+        encoded = _done(self._encode(call)) if small else submit(self._encode, call)
         encoding = _Encoding(encoded, [self._intake.try_guide(request) for request in call.requests])
         if encoding.done():
             self._submit(place, call, encoding)
@@ -265,6 +312,7 @@ class StepDriver:
     def _end(self, place: Place, outcome: str) -> None:
         place.finished = place.begun = True
         self._places.pop(place, None)
+        self._reading.pop(place, None)
         self._encoding.pop(place, None)
         if place._threaded is not None:
             place._threaded.close()

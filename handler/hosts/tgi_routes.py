@@ -105,7 +105,7 @@ class TgiRoutes:
                 return
             with self._place():
                 value = (await service.decode(body, headers, _SCHEMA)).value
-                use, ignored = read(value)
+                use, ignored = await service.aside(len(body), functools.partial(read, value))
                 found = Answer(200, "application/json", await service.with_tokenizer(use))
         except Exception as error:
             await send_answer(scope, send, service.refuse(serving_error(error), id, value, _SCHEMA))

@@ -85,7 +85,14 @@ def check_support(sampling: Sampling, names: Mapping[str, Named], context: Conte
             raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} takes at most {most:g}")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
 def show(value: Any) -> str:
     """A value in a message, cut short."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+    text = ""
+    for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # millions would take seconds
+        text += piece
+        if len(text) > 80:
+            return text[:77] + "..."
+    return text

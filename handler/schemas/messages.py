@@ -11,6 +11,8 @@ from handler.errors import InvalidPayload
 ROLES = ("system", "user", "assistant")
 ROLES_WITH_TOOLS = (*ROLES, "developer", "tool")
 
+MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
+
 _MEDIA = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file")
 """Types of parts that other servers take, to be refused by their name."""
 
@@ -31,6 +33,8 @@ def read_messages(value: Any, *, tools: bool = False) -> tuple[tuple[Message, ..
     """
     if not isinstance(value, list) or not value:
         raise InvalidPayload("'messages' must be a non-empty list")
+    if tools:
+        _check_arguments(value)
     messages, unknown = [], dict[str, None]()
     for index, message in enumerate(value):
         at = f"messages[{index}]"
@@ -63,6 +67,24 @@ def _message(message: Message, at: str, *, tools: bool) -> dict[str, Any]:
     if role == "tool":
         found |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
     return found
+
+
+def _check_arguments(messages: list[Any]) -> None:
+    """JSON in texts is parsed where others wait for it."""
+    calls = [call for message in messages for call in _list(message, "tool_calls")]
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    texts = [function.get("arguments") for function in functions if isinstance(function, dict)]
+    sizes = [len(text) for text in texts if isinstance(text, str)]
+    if max(sizes, default=0) > MAX_ARGUMENTS or sum(sizes) > MAX_ALL_ARGUMENTS:
+        raise InvalidPayload(
+            f"messages[].tool_calls: the arguments of a call may have {MAX_ARGUMENTS} characters, those of all "
+            f"{MAX_ALL_ARGUMENTS}"
+        )
+
+
+def _list(message: Any, name: str) -> list[Any]:
+    found = message.get(name) if isinstance(message, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def _tool_calls(value: Any, at: str) -> list[dict[str, Any]]:

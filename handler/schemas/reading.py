@@ -16,17 +16,14 @@ _TOP_LEVEL = {"inputs", "parameters", "stream", "adapters"}
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 
 
-def decode(body: bytes) -> Any:
+def decode(body: bytes | memoryview) -> Any:
     """JSON, strictly: no duplicate keys, NaN, lone surrogates, or anything after the document.
 
     Raises:
         NotJson: saying what is wrong, and where.
     """
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise NotJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
-    if not text.strip():
+    text = decode_text(body, "utf-8-sig")
+    if not text or text.isspace():
         raise NotJson("the body is empty")
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
@@ -42,6 +39,14 @@ def decode(body: bytes) -> Any:
     except ValueError as error:
         raise NotJson(f"the body is not valid JSON: {error}") from None
     return value
+
+
+def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:
+    """Raises NotJson where it is not UTF-8."""
+    try:
+        return str(body, encoding)
+    except UnicodeDecodeError as error:
+        raise NotJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -11,14 +12,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from handler.core import Guide
 from handler.engines import trial_process
-from handler.engines.guide_checks import GuideChecks
-from handler.engines.guide_process import Job, Limits, Verdict
+from handler.engines.guide_checks import _PURPOSE, GuideChecks, Verdict, _trial_work
 from handler.engines.trial_process import TooMuch, TrialProcess
+from handler.engines.trial_work import Job, Limits
 from handler.errors import Unavailable
 from tests.engines import fake_guides
 from tests.servers import wait_for
@@ -170,11 +172,11 @@ def test_it_can_be_closed_while_it_loads() -> None:
 def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = GuideChecks(fake_guides.make, seconds=1.0)
 
-    def tried(self: TrialProcess, job: Job) -> Verdict:
+    def done(self: TrialProcess, job: Job) -> tuple[list[Verdict], float]:
         checks.close()
         raise TooMuch
 
-    monkeypatch.setattr(TrialProcess, "tried", tried)
+    monkeypatch.setattr(TrialProcess, "done", done)
     with pytest.raises(Unavailable, match="stopping"):
         outcome(checks, "fine")
 
@@ -182,16 +184,16 @@ def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: py
 def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = TrialProcess(fake_guides.make)
+    process = TrialProcess(functools.partial(_trial_work, fake_guides.make), _PURPOSE)
     process.start()
     first = process.pid
     assert first is not None
 
-    real = trial_process._outcome
+    real = process._outcome
 
-    def outcome(channel: socket.socket, job: Job) -> Verdict:
+    def outcome(channel: socket.socket, job: Job, data: bytes | memoryview) -> Any:
         if process.pid != first:
-            return real(channel, job)
+            return real(channel, job, data)
         os.kill(first, signal.SIGKILL)
         wait_for(lambda: not alive(first), 10, "it lives on")
         ours, theirs = socket.socketpair()
@@ -199,9 +201,9 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
             process._hand_over(theirs)  # another lane's guide
         raise TooMuch
 
-    monkeypatch.setattr(trial_process, "_outcome", outcome)
+    monkeypatch.setattr(process, "_outcome", outcome)
     try:
-        assert process.tried(Job(Guide("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0), "")).refusal == ""
+        assert process.done(Job(Guide("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0)))[0] == [Verdict()]
         assert process.pid not in (None, first)
     finally:
         process.close()

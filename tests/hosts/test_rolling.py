@@ -25,11 +25,11 @@ INFO = EngineInfo("scripted", "1", "none", "none", 100)
 class Bench:
     """A rolling host over a scripted engine, and the Java side's list of requests."""
 
-    def __init__(self, schema: str = "lmi", **options: Any) -> None:
+    def __init__(self, schema: str = "lmi", *, info: EngineInfo = INFO, **options: Any) -> None:
         self.engine = Scripted()
         self.batcher = Batcher(self.engine)
         self.steps = StepDriver(
-            self.batcher, Intake(SCHEMAS[schema], Context(engine="scripted"), EchoTokenizer(), lambda: INFO)
+            self.batcher, Intake(SCHEMAS[schema], Context(engine="scripted"), EchoTokenizer(), lambda: info)
         )
         self.host = RollingHost(self.steps, **options)
 

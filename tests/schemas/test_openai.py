@@ -179,6 +179,12 @@ def test_prompt_tokens_may_be_cut() -> None:
     assert complete(truncate_prompt_tokens=5).requests[0].truncate == 5
 
 
+def calling(arguments: str, count: int) -> dict[str, Any]:
+    """A chat in which the model has called a tool so many times."""
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call] * count}]}
+
+
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
@@ -221,6 +227,8 @@ def test_prompt_tokens_may_be_cut() -> None:
             "messages[0].tool_calls[0].function.arguments must be the JSON text of an object",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0] must be"),
+        (calling(" " * (1 << 20) + "{}", 1), "the arguments of a call may have 1048576 characters"),
+        (calling(" " * (1 << 20), 5), "1048576 characters, those of all 4194304"),
     ],
 )
 def test_what_is_wrong_in_a_chat_is_named(body: dict[str, Any], wanted: str) -> None:

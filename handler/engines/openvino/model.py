@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from handler import models
+from handler.engines.long_texts import check_tokens
 from handler.engines.made import UnknownLayout
 from handler.engines.model_files import check_checkpoint
 from handler.engines.openvino import gguf
@@ -21,6 +22,7 @@ from handler.text import Prompt, Vocabulary
 log = logging.getLogger("handler.engine")
 
 _LONG = 1 << 18  # tokens, more than any context here
+_PART = 1 << 15  # characters that are counted at a time, where there are more: it holds the GIL meanwhile
 
 # Bytes of a GGUF file up to which its weights are kept in 8 bits by default: OpenVINO's rounding of 4-bit weights
 # raises a small model's perplexity by a quarter, and in 8 bits it is as fast. A large model would lose speed.
@@ -93,6 +95,10 @@ class OpenVinoTokenizer:
             raise PromptTooLong(name, -(-num_characters // self._longest), self._limit - 1, exact=False)
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
+        def count(part: str) -> int:
+            return int(self._tokenizer.encode(part, add_special_tokens=False).input_ids.shape[1])
+
+        check_tokens(text, name, self._limit - 1, _PART, count)
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data[0].tolist()
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)

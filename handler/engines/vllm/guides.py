@@ -1,7 +1,7 @@
 """A guide put through all that vLLM would do with it, but for the model: checking, compiling, masks of what may come.
 
 vLLM checks a guide in the process that steps it, compiles it on threads of its core, and asks it at every step which
-tokens are allowed; its own classes do so here, in a process that may be lost over it (`engines/guide_process.py`).
+tokens are allowed; its own classes do so here, in a process that may be lost over it (`engines/trial_work.py`).
 """
 
 from __future__ import annotations

@@ -136,6 +136,8 @@ class Async:
             decoded = await service.decode(item.body, headers, schema)
             body = decoded.value
             call = await service.parse(decoded, len(item.body), headers, schema)
+            del item, decoded  # neither they nor the value are kept while the answer is sent
+            body = None
             async for made in self._answer(call, id):
                 yield made
         except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from djl_python import Input, Output
 
+from handler import garbage
 from handler.errors import ConfigError, Unavailable
 from handler.hosts.djl.adapter_calls import AsyncAdapters, SteppedAdapters, stepped_adapters
 from handler.hosts.djl.dialect import dialect, read_ahead
@@ -15,7 +16,6 @@ from handler.hosts.djl.modes import Async, Dynamic, Passive, Rolling
 from handler.hosts.djl.replies import Unsent, one_line, refusal
 from handler.hosts.djl.start import is_passive, load, step_driver, wait_ready
 from handler.hosts.service import Service
-from handler.launch import calm_garbage_collector
 
 log = logging.getLogger("handler.djl")
 
@@ -101,7 +101,7 @@ async def _handle_async(inputs: Input) -> Any:
 
 def _started() -> Output:
     read_ahead()
-    calm_garbage_collector()
+    garbage.keep_collecting()
     return Output()
 
 

@@ -99,7 +99,7 @@ def try_in_a_copy(trial: OpenVinoGuideTrial, guide: Guide, answers: Any) -> None
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_copy_of_the_process_that_made_it_can_try(model: Path) -> None:
-    """As `engines/guide_process.py` does: threads do not come along with a fork."""
+    """As `engines/trial_work.py` does: threads do not come along with a fork."""
     fresh = guide_trial(EngineConfig(model=model))
     context = multiprocessing.get_context("fork")
     for guide, wanted in ((Guide("choice", '["a"]'), ""), (Guide("regex", "(?=a)"), "Lookahead")):

@@ -1,7 +1,7 @@
-"""Where guides are tried: a process that has loaded what it takes, and for each guide a copy of it that may be lost.
+"""The process that works on untrusted input: for each piece a copy (fork) of it, within limits, that may be lost.
 
-A copy costs a fork instead of the seconds that loading takes, and what a bad guide leaves behind goes with it.
-The other end is `engines/trial_process.py`.
+A fork costs milliseconds instead of the seconds that loading takes, and all memory goes with it.
+The host's end is `engines/trial_process.py`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from handler.core import Guide
-from handler.engines.base import GuideTrial
-from handler.engines.frames import HostGone, Messages, send
+from handler.engines.frames import HostGone, Messages, send, wait
 from handler.engines.process import die_with_parent
 
-_REASON_CHARACTERS = 300
+Work = Callable[[Any, memoryview], Iterator[Any]]
+"""Takes a job's subject and data, and yields what the host gets; what it raises is sent there too."""
 
 
 class Limits(NamedTuple):
@@ -39,57 +38,59 @@ class Limits(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One trial; `excess` is what is said of a guide that takes too much memory."""
+    """One piece of work; after it `size` bytes of data follow as they are."""
 
-    guide: Guide
+    subject: Any
     limits: Limits
-    excess: str
+    size: int = 0
 
 
 class Loaded(NamedTuple):
-    """Guides can be tried from now on; `reason` says why not, and then the process ends."""
+    """Jobs can be sent from now on; `reason` says why not, and then the process ends."""
 
     reason: str = ""
     trace: str = ""
 
 
 class Begun(NamedTuple):
-    """A trial is under way; what ends without a verdict after this has gone beyond its limits."""
+    """A job is under way; one that ends without `Done` or `Raised` after this has gone beyond its limits."""
 
 
-class Verdict(NamedTuple):
-    """What came of a trial.
+class Done(NamedTuple):
+    """All that a job yielded has been sent; it took so many seconds of computing."""
 
-    Attributes:
-        refusal: what is wrong with the guide; "" where nothing is.
-        seconds: of computing that were needed to tell.
-        kept: bytes that the engine keeps of it for as long as it lives.
-    """
+    seconds: float
 
-    refusal: str = ""
-    seconds: float = 0.0
-    kept: int = 0
+
+class Raised(NamedTuple):
+    """A job ended with an exception."""
+
+    error: Exception
+
+
+class OutOfMemory(NamedTuple):
+    """A job needed more memory than its limit."""
 
 
 def main(fd: int) -> None:
-    """Load what the first message makes; then every message of one byte brings the socket of one trial."""
+    """Load what the first message makes; then every message of one byte brings the socket of one job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     control = socket.socket(fileno=fd)
     with contextlib.suppress(HostGone):
-        trial = _load(control)
-        if trial is not None:
-            _serve(control, trial)
+        work = _load(control)
+        if work is not None:
+            _serve(control, work)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _load(control: socket.socket) -> GuideTrial | None:
+def _load(control: socket.socket) -> Work | None:
     try:
-        make: Callable[[], GuideTrial] = Messages(control).next()
-        trial = make()
+        make: Callable[[], Work] = Messages(control).next()
+        work = make()
     except HostGone:
         raise
     except Exception as error:  # foreign code: say why
@@ -99,10 +100,10 @@ def _load(control: socket.socket) -> GuideTrial | None:
     gc.freeze()  # the copies share what is there, as long as nobody writes to it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     send(control, Loaded())
-    return trial
+    return work
 
 
-def _serve(control: socket.socket, trial: GuideTrial) -> None:
+def _serve(control: socket.socket, work: Work) -> None:
     while True:
         data, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not data:
@@ -114,10 +115,10 @@ def _serve(control: socket.socket, trial: GuideTrial) -> None:
                 continue
             if pid == 0:
                 control.close()
-                _try_one(channel, trial)
+                _do_one(channel, work)
 
 
-def _try_one(channel: socket.socket, trial: GuideTrial) -> None:
+def _do_one(channel: socket.socket, work: Work) -> None:
     """The copy's whole life."""
     try:
         die_with_parent()
@@ -125,13 +126,37 @@ def _try_one(channel: socket.socket, trial: GuideTrial) -> None:
         _be_quiet()
         _obey(job.limits)
         send(channel, Begun())
-        send(channel, _verdict(trial, job)._replace(seconds=time.process_time()))
+        send(channel, _outcome(channel, work, job))
     finally:
         os._exit(0)
 
 
+def _outcome(channel: socket.socket, work: Work, job: Job) -> Done | Raised | OutOfMemory:
+    try:
+        for result in work(job.subject, _received(channel, job.size)):
+            send(channel, result)
+        return Done(time.process_time())
+    except MemoryError:
+        return OutOfMemory()
+    except HostGone:
+        raise
+    except Exception as error:
+        return Raised(error.with_traceback(None))
+
+
+def _received(channel: socket.socket, size: int) -> memoryview:
+    data = memoryview(bytearray(size))
+    at = 0
+    while at < size:
+        wait(channel)
+        if not (count := channel.recv_into(data[at:])):
+            raise HostGone
+        at += count
+    return data
+
+
 def _be_quiet() -> None:
-    """What libraries write about a guide has its text in it, which no log may have."""
+    """What libraries write about a client's input has its text in it, which no log may have."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -139,6 +164,7 @@ def _be_quiet() -> None:
 
 def _obey(limits: Limits) -> None:
     os.nice(limits.nice)
+    _die_first()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stack = resource.getrlimit(resource.RLIMIT_STACK)
     # Half of what the engine has: what goes deep here ends here.
@@ -150,17 +176,14 @@ def _obey(limits: Limits) -> None:
     signal.setitimer(signal.ITIMER_REAL, limits.patience)
 
 
+def _die_first() -> None:
+    """Where the machine has no memory left, the kernel ends this rather than the engine."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
 def _data_bytes() -> int:
     """What counts against RLIMIT_DATA already: all private memory that can be written."""
     with open("/proc/self/status", encoding="ascii") as status:
         fields = dict(line.split(":", 1) for line in status)
     return int(fields["VmData"].split()[0]) << 10
-
-
-def _verdict(trial: GuideTrial, job: Job) -> Verdict:
-    try:
-        return Verdict(kept=trial(job.guide) or 0)
-    except MemoryError:
-        return Verdict(job.excess)
-    except Exception as error:  # as the engine itself would say of the request
-        return Verdict((str(error).strip() or type(error).__name__)[:_REASON_CHARACTERS])

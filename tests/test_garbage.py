@@ -1,0 +1,163 @@
+"""Cycles that nobody needs are gone soon, in short pauses; what requests leave is no garbage in the first place."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import time
+import weakref
+from typing import Any
+
+import httpx
+import pytest
+
+from handler.adapter_registry import AdapterHome, AdapterRegistry
+from handler.config import load_config
+from handler.formatters.loading import Formatters
+from handler.hosts.body import WholeBody
+from handler.hosts.loaded import loaded_model
+from handler.hosts.service import Service
+from handler.launch import engine_spec, load_tokenizer, start_engine
+from tests.environment import clean_environment
+from tests.servers import LiveServer, _started, options, wait_for
+
+_STORY = """
+import gc, sys, time, weakref
+from handler import garbage
+garbage.YOUNG_SECONDS, garbage.FULL_SECONDS, garbage.CROWD = 0.02, 0.1, int(sys.argv[1])
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+old = Cycle()
+garbage.keep_collecting()
+made = [Cycle() for _ in range(100)]
+seen = [weakref.ref(one) for one in made]
+time.sleep(0.2)  # by now they are old
+crowd = [[] for _ in range(1000)]
+del made
+deadline = time.monotonic() + float(sys.argv[2])
+while any(one() for one in seen) and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(sum(one() is not None for one in seen))
+"""
+
+
+@pytest.mark.parametrize(("crowd", "seconds", "left"), [(80_000, 30, 0), (500, 0.5, 100)])
+def test_old_garbage_is_found_by_the_clock_unless_that_takes_too_long(crowd: int, seconds: float, left: int) -> None:
+    command = [sys.executable, "-c", _STORY, str(crowd), str(seconds)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=clean_environment())
+    assert int(found.stdout) == left
+
+
+_WATCHED = """
+import gc, sys, time
+from handler import garbage
+from handler.hosts import inference
+garbage.YOUNG_SECONDS, garbage.FULL_SECONDS = 0.1, 0.3
+keep = garbage.keep_collecting
+began, most, made = 0.0, 0.0, []
+
+class Cycle:
+    def __init__(self):
+        self.itself, self.kept = self, bytearray(1 << 20)
+
+    def __del__(self):
+        made.remove(id(self))
+        if not made:
+            print("all cycles are gone", file=sys.stderr, flush=True)
+
+def watch(phase, info):
+    global began, most
+    if phase == "start":
+        began = time.thread_time()
+    elif (pause := time.thread_time() - began) > most:
+        most = pause
+        print(f"longest pause {most * 1000:.1f} ms", file=sys.stderr, flush=True)
+
+def keep_and_watch():
+    keep()
+    gc.callbacks.append(watch)
+
+refused = inference.Inference.refused
+def refused_with_a_cycle(self, error, request_id, body=None):
+    made.append(id(Cycle()))
+    return refused(self, error, request_id, body)
+
+garbage.keep_collecting = keep_and_watch
+inference.Inference.refused = refused_with_a_cycle
+from handler.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_finds_what_failed_requests_leave_in_short_pauses() -> None:
+    """Pauses as computing, which a busy machine does not lengthen; with 100 streams in flight."""
+    given = options("option.echo_tokens_per_second=20", "option.max_rolling_batch_size=100")
+    with _started("-c", _WATCHED, "serve", "--port", "0", "--engine", "echo", *given) as server:
+        server.wait_ready()
+        asyncio.run(_load(server))
+        wait_for(lambda: "all cycles are gone" in server.log, 30, "cycles are left")
+    pauses = [float(line.split()[2]) for line in server.lines if line.startswith("longest pause")]
+    assert 0 < max(pauses) < 50
+
+
+async def _load(server: LiveServer) -> None:
+    async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+
+        async def stream() -> None:
+            body = {"inputs": "a b c", "stream": True, "parameters": {"max_new_tokens": 60}}
+            assert (await client.post(server.url + "/invocations", json=body)).status_code == 200
+
+        async def fail() -> None:
+            for _ in range(20):
+                found = await client.post(server.url + "/invocations", json={"inputs": 1})
+                assert found.status_code == 424
+
+        await asyncio.gather(fail(), *[stream() for _ in range(100)])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "stream"),
+    [({"max_new_tokens": 3}, False), ({"max_new_tokens": 3}, True), ({"max_new_tokens": 1 << 30}, False)],
+    ids=["whole", "streamed", "refused"],
+)
+def test_a_request_that_has_ended_is_freed_without_a_collection(parameters: dict[str, Any], stream: bool) -> None:
+    async def story() -> None:
+        config = load_config(overrides=["option.llm_engine=echo"], environ={})
+        spec = engine_spec(config)
+        adapters = AdapterHome(AdapterRegistry())
+        service = Service(
+            loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
+        )
+        service.start()
+        await service.opened
+        gc.collect()
+        gc.disable()
+        try:
+            freed = await _answered(service, {"inputs": "a b", "parameters": parameters, "stream": stream})
+            deadline = time.monotonic() + 10
+            while freed() is not None and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            assert freed() is None
+        finally:
+            gc.enable()
+            service.close()
+
+    asyncio.run(story())
+
+
+async def _answered(service: Service, body: dict[str, Any]) -> weakref.ref[Any]:
+    call = await service.read(httpx.Request("POST", "http://x", json=body).content, {})
+    exchange = service.exchange(call, "one")
+    await exchange.begun
+    if exchange.answer is None:
+        whole = WholeBody()
+        exchange.stream_to(whole)
+        assert await whole.done
+    else:
+        assert exchange.answer.body
+    return weakref.ref(call.requests[0])
