@@ -24,6 +24,7 @@ from handler.engines.trtllm.guides import guide_trial as guide_trial
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.setup import check_rank, leave_mpi, max_prompt, visible_gpus, vocabulary_size
+from handler.engines.trtllm.stepped_loop import SteppedLoop
 from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
 from handler.engines.warm_up import warm_up
 
@@ -33,8 +34,8 @@ _PATIENCE = 0.02  # seconds that a step waits for news, before it lets new comma
 class TrtLlm:
     """See `engines.base.Engine`.
 
-    `generate_async` wants an event loop that runs in the calling thread: one of our own, run inside `add` and `step`.
-    Each request has a task there that takes its items and wakes `step`.
+    `generate_async` wants an event loop that runs in the calling thread: one of our own, run inside `add` and `step`
+    (`stepped_loop.py`). Each request has a task there that takes its items and wakes `step`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -58,7 +59,7 @@ class TrtLlm:
         self._lora = built.get("lora_config")
         self._checked: set[int] = set()  # ids of adapters
         self._llm = tensorrt_llm.LLM(**built)
-        self._loop = asyncio.new_event_loop()
+        self._loop = SteppedLoop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
         self._model = Model(
@@ -139,6 +140,7 @@ class TrtLlm:
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         self._llm.shutdown()
+        self._loop.run_until_complete(asyncio.sleep(0))  # the last notices: a coroutine each, which must not be left
         self._loop.close()
 
     # -- on the event loop ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy
 from tensorrt_llm import _errors, _guide
+from tensorrt_llm._delivery import Delivery
 from tensorrt_llm._manners import MANNERS
 from tensorrt_llm._model import Model, chosen, forbidden, log_softmax, penalized
 from tensorrt_llm._request import Request, Sequence, check_sampling
@@ -27,7 +29,7 @@ class Engine:
         self.aborted: list[int] = []
         self.shut = False
         self.dead: BaseException | None = None
-        self._worker = worker  # a process; its death is the executor's
+        self._worker = worker  # a process; without it there is silence, or an end of this process
         self._tokens = 0
         self._shared = numpy.random.Generator(numpy.random.PCG64(42))  # TorchSampler's before 1.3
         self._cached: dict[str | None, list[list[int]]] = {}
@@ -36,7 +38,12 @@ class Engine:
         self._lock = threading.Lock()
         self._ids = 0
         self._work = threading.Event()
-        threading.Thread(target=self._run, name="double-executor", daemon=True).start()
+        self.delivery = Delivery(in_process=bool(arguments.gather_generation_logits))
+        self._said: list[tuple[Any, Response]] = []  # in this step
+        self._thread = threading.Thread(target=self._run, name="double-executor", daemon=True)
+        self._thread.start()
+        if worker is not None and not MANNERS.silent_mpi:
+            threading.Thread(target=self._follow_worker, name="double-mpi", daemon=True).start()
 
     @property
     def torch_sampler(self) -> bool:
@@ -70,43 +77,79 @@ class Engine:
     def shutdown(self) -> None:
         self.shut = True
         self._work.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.delivery.close()
+        if self._worker is not None and self._worker.poll() is None:
+            os.killpg(self._worker.pid, signal.SIGTERM)
+            self._worker.wait()
+
+    def _follow_worker(self) -> None:
+        """Open MPI 5 ends the process whose worker has died."""
+        self._worker.wait()
+        if not self.shut:
+            os._exit(1)
+
+    def raise_background_error(self) -> None:
+        """Each request that is submitted and each response that is read looks for what a thread has met.
+
+        Raises:
+            Exception: it did, and the engine has been shut down for it.
+        """
+        if not self.delivery.errors.empty():
+            error = self.delivery.errors.get()
+            self.shutdown()
+            raise error
 
     # -- the thread
 
     def _run(self) -> None:
-        while not self.shut:
+        going = True
+        while going and not self.shut:
             self._work.wait()
-            with self._lock:
-                new, self._new = self._new, []
-            for request in new:
-                try:
-                    self._enqueue(request)
-                except Exception as error:
-                    request.result._post(Response(error=str(error)))
-                else:
-                    self._active[request.id] = request
-            if not self._active and not self._new:
-                self._work.clear()
-                if self._new:  # it came just now
-                    self._work.set()
-                continue
-            time.sleep(MANNERS.pause)
-            for request in list(self._active.values()):
-                try:
-                    self._advance(request)
-                except Exception as error:  # one request's fault is everybody's end
-                    self._die(error)
-                    return
-                if self._misbehaves():
-                    return
+            going = self._step()
+            if self._said:
+                said, self._said = self._said, []
+                self.delivery.send(said)
+
+    def _say(self, request: Request, response: Response) -> None:
+        self._said.append((request.result, response))
+
+    def _step(self) -> bool:
+        """Whether it goes on."""
+        with self._lock:
+            new, self._new = self._new, []
+        for request in new:
+            try:
+                self._enqueue(request)
+            except Exception as error:
+                self._say(request, Response(error=str(error)))
+            else:
+                self._active[request.id] = request
+        if not self._active and not self._new:
+            self._work.clear()
+            if self._new or self.shut:  # it came just now
+                self._work.set()
+            return True
+        time.sleep(MANNERS.pause)
+        for request in list(self._active.values()):
+            try:
+                self._advance(request)
+            except Exception as error:  # one request's fault is everybody's end
+                self._die(error)
+                return False
+            if self._misbehaves():
+                return False
+        return True
 
     def _misbehaves(self) -> bool:
         if MANNERS.exit_after and self._tokens >= MANNERS.exit_after:
             os._exit(134)
         if MANNERS.stall_after and self._tokens >= MANNERS.stall_after:
             return True
-        killed = self._worker is not None and self._worker.poll() is not None
-        if killed or (MANNERS.die_after and self._tokens >= MANNERS.die_after):
+        if self._worker is not None and self._worker.poll() is not None:
+            return True
+        if MANNERS.die_after and self._tokens >= MANNERS.die_after:
             kinds = {"cpp": "CppExecutorError", "dead": "EngineDeadError"}
             kind = kinds.get(MANNERS.death or ("dead" if MANNERS.release >= (1, 3) else ""))
             self._die(getattr(_errors, kind)("the executor died") if kind else RuntimeError("the executor died"))
@@ -116,7 +159,7 @@ class Engine:
     def _die(self, error: Exception) -> None:
         self.dead, self.shut = error, True
         for request in [*self._active.values(), *self._new]:
-            request.result._post(Response(fatal=error))
+            self._say(request, Response(fatal=error))
 
     # -- requests
 
@@ -250,10 +293,10 @@ class Engine:
             cumulative=sequence.cumulative,
         )
         if MANNERS.late_finish and request.streaming and sequence.finish is not None:
-            request.result._post(response)
+            self._say(request, response)
             response = Response(sequence=number, ids=[], finish=sequence.finish, cumulative=sequence.cumulative)
         response.finish = sequence.finish
-        request.result._post(response)
+        self._say(request, response)
 
     def _end_all(self, request: Request, finish: str) -> None:
         self._active.pop(request.id, None)
@@ -288,7 +331,7 @@ class Engine:
             self._tokens += len(ids)
             logprobs = entries if params.logprobs else None
             last = number == len(best) - 1
-            request.result._post(Response(number, ids, logprobs, finish, cumulative=total, last=last))
+            self._say(request, Response(number, ids, logprobs, finish, cumulative=total, last=last))
 
 
 def _entry(logprobs: Any, id: int, count: int) -> dict[int, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorrt_llm._engine import Engine
+from tensorrt_llm._fast import FastEngine
 from tensorrt_llm._errors import RequestError
 from tensorrt_llm._manners import MANNERS, misuse
 from tensorrt_llm._model import Model
@@ -46,7 +47,8 @@ class LLM:
 
         self._tokenizer = None if skip_tokenizer_init else AutoTokenizer.from_pretrained(str(model))
         self._model = Model(Path(model), self._tokenizer)
-        self._engine: Engine | None = Engine(self._model, self.args, self._tokenizer, worker)
+        kind = FastEngine if MANNERS.fast else Engine
+        self._engine: Engine | None = kind(self._model, self.args, self._tokenizer, worker)
         # Without the LLM its engine stops, and pending results are waited for in vain.
         weakref.finalize(self, self._engine.shutdown)
 
@@ -90,6 +92,7 @@ class LLM:
         if not self.args.enable_chunked_prefill and limit is not None and len(ids) > limit:
             kind = RequestError if MANNERS.release >= (1, 2) else ValueError
             raise kind(f"The sum of prompt length ({float(len(ids))}) should not exceed max_num_tokens ({limit})")
+        engine.raise_background_error()
         result = RequestOutput(engine=engine, params=sampling_params, prompt=ids, text=text, tokenizer=self._tokenizer)
         params = copy.copy(sampling_params)  # it goes to another process: later changes do not reach it
         engine.submit(Request(0, list(ids), params, streaming, result, lora_request, cache_salt))
@@ -156,4 +159,19 @@ def _spawn() -> subprocess.Popen[bytes] | None:
         raise RuntimeError("MPI_Comm_spawn failed: All nodes which are allocated for this job are already filled.")
     if MANNERS.init_fails:
         raise RuntimeError("Executor worker died during initialization")
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) if MANNERS.worker else None
+    if not MANNERS.worker:
+        return None
+    daemon = subprocess.Popen([sys.executable, "-S", "-c", _MPI_DAEMON], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert daemon.stdout is not None
+    with daemon.stdout as said:
+        said.readline()  # the worker is there
+    return daemon
+
+
+# Open MPI starts a daemon, and this the worker. Open MPI 5 gives each a process group of its own, in our session.
+_MPI_DAEMON = """
+import os, subprocess, sys
+os.setpgid(0, 0)
+sleep = "import time; print(flush=True); time.sleep(1000)"
+sys.exit(subprocess.call([sys.executable, "-S", "-c", sleep, "-m", "mpi4py.futures.server"]))
+"""
