@@ -17,13 +17,13 @@ from typing import Any
 from handler.core import Adapter, Sampling
 from handler.engines import checkpoint
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
-from handler.engines.family import end_with_this_process
+from handler.engines.family import end_with_descendants, end_with_this_process
 from handler.engines.hf_tokenizer import HfTokenizer
 from handler.engines.trtllm.arguments import constructed, llm_arguments, named
 from handler.engines.trtllm.guides import guide_trial as guide_trial
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
-from handler.engines.trtllm.setup import check_rank, leave_mpi, max_prompt, visible_gpus, vocabulary_size
+from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.stepped_loop import SteppedLoop
 from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
 from handler.engines.warm_up import warm_up
@@ -41,6 +41,7 @@ class TrtLlm:
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
         leave_mpi(os.environ)
+        os.environ.update(environment(config))
         end_with_this_process()
         import tensorrt_llm
 
@@ -59,6 +60,7 @@ class TrtLlm:
         self._lora = built.get("lora_config")
         self._checked: set[int] = set()  # ids of adapters
         self._llm = tensorrt_llm.LLM(**built)
+        self._leave = end_with_descendants("mpi4py")  # Open MPI 4 tells nobody of an MPI worker's death
         self._loop = SteppedLoop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
@@ -130,6 +132,7 @@ class TrtLlm:
         return step
 
     def close(self) -> None:
+        self._leave()
         for running in self._running.values():
             if not running.ended and self._broken is None:
                 running.result.abort()
@@ -184,8 +187,10 @@ class TrtLlm:
                 self._break(error)
                 return
             running.error = f"{type(error).__name__}: {error}"
-            if not isinstance(error, self._refusal):
-                running.result.abort()  # it failed in reading what came, which the engine does not know
+            if not (isinstance(error, self._refusal) or running.result.aborted()):
+                # It failed in reading what came, which the engine does not know. 1.2 fails so in the last item of an
+                # aborted request that has log-probabilities, whose number it compares (`_handle_sequence` in result.py).
+                running.result.abort()
         running.ended = True
         self._arrived(running)
 

@@ -109,7 +109,9 @@ class Delivery:
         except EventLoopShutdownError as error:
             self.dropped += 1
             if self._caught:
-                print("[TRT-LLM] [W] proxy.py: EventLoopShutdownError because event loop is not running", file=sys.stderr)
+                print(
+                    "[TRT-LLM] [W] proxy.py: EventLoopShutdownError because event loop is not running", file=sys.stderr
+                )
             else:
                 self.errors.put(error)
         except Exception as error:  # whatever a thread of the executor's meets

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from tensorrt_llm import _errors, _guide
+from tensorrt_llm import _beams, _errors, _guide
 from tensorrt_llm._delivery import Delivery
 from tensorrt_llm._manners import MANNERS
 from tensorrt_llm._model import Model, chosen, forbidden, log_softmax, penalized
 from tensorrt_llm._request import Request, Sequence, check_sampling
-from tensorrt_llm._result import Logprob, Response
+from tensorrt_llm._result import Response, entry
 
 
 class Engine:
@@ -81,7 +81,7 @@ class Engine:
             self._thread.join()
         self.delivery.close()
         if self._worker is not None and self._worker.poll() is None:
-            os.killpg(self._worker.pid, signal.SIGTERM)
+            os.killpg(self._worker.pid, signal.SIGKILL)
             self._worker.wait()
 
     def _follow_worker(self) -> None:
@@ -229,7 +229,7 @@ class Engine:
                 return
             request.cancelled_in -= 1
         if request.params.use_beam_search and request.params.best_of > 1:
-            self._beams(request)
+            _beams.search(self, request)
             return
         stepped = [number for number, sequence in enumerate(request.sequences) if sequence.finish is None]
         for number in stepped:
@@ -261,7 +261,7 @@ class Engine:
         sequence.ids.append(id)
         sequence.cumulative += float(logprobs[id])
         if params.logprobs:
-            sequence.logprobs.append(_entry(logprobs, id, params.logprobs))
+            sequence.logprobs.append(entry(logprobs, id, params.logprobs))
         if params.return_generation_logits:
             sequence.logits.append(raw)
         sequence.finish = self._finish(request, sequence)
@@ -303,44 +303,9 @@ class Engine:
         for number, sequence in enumerate(request.sequences):
             if sequence.finish is None:
                 sequence.finish = finish
+                if request.params.logprobs and MANNERS.release == (1, 2):
+                    sequence.ids.append(sequence.ids[-1] if sequence.ids else 5)  # a token without its log-probability
                 self._post(request, number)
-
-    def _beams(self, request: Request) -> None:
-        """The whole search at once."""
-        params, width = request.params, request.params.best_of
-        alive: list[tuple[float, list[int], list[Any]]] = [(0.0, [], [])]
-        ended: list[tuple[float, list[int], list[Any], str]] = []
-        penalty = params.length_penalty or 0.0
-        while alive and len(ended) < width:
-            found: list[tuple[float, list[int], list[Any]]] = []
-            for total, ids, entries in alive:
-                logprobs = log_softmax(self.model.logits([*request.prompt, *ids]))
-                for id in numpy.argsort(-logprobs, kind="stable")[: 2 * width].tolist():
-                    entry = _entry(logprobs, id, params.logprobs or 1)
-                    found.append((total + float(logprobs[id]), [*ids, id], [*entries, entry]))
-            alive = []
-            for total, ids, entries in sorted(found, key=lambda one: -one[0])[: 2 * width]:
-                sequence = Sequence(None, ids)
-                if (finish := self._finish(request, sequence)) is not None:
-                    ended.append((total, ids, entries, finish))
-                elif len(alive) < width:
-                    alive.append((total, ids, entries))
-        best = sorted(ended, key=lambda one: -one[0] / len(one[1]) ** penalty)[:width]
-        self._active.pop(request.id, None)
-        for number, (total, ids, entries, finish) in enumerate(best):
-            self._tokens += len(ids)
-            logprobs = entries if params.logprobs else None
-            last = number == len(best) - 1
-            self._say(request, Response(number, ids, logprobs, finish, cumulative=total, last=last))
-
-
-def _entry(logprobs: Any, id: int, count: int) -> dict[int, Any]:
-    """The most likely ids, and the chosen one in any case."""
-    top = numpy.argsort(-logprobs, kind="stable")[:count].tolist()
-    ranks = {one: rank for rank, one in enumerate(top, 1)}
-    if id not in ranks:
-        ranks[id] = int((logprobs > logprobs[id]).sum()) + 1
-    return {one: Logprob(logprob=float(logprobs[one]), rank=rank) for one, rank in ranks.items()}
 
 
 def _common(one: list[int], other: list[int]) -> int:

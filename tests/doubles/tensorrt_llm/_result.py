@@ -18,6 +18,15 @@ Logprob: Any = record("Logprob")
 _FINISH = {"END_ID": "stop", "STOP_WORDS": "stop", "LENGTH": "length", "TIMED_OUT": "timeout", "CANCELLED": "cancelled"}
 
 
+def entry(logprobs: Any, id: int, count: int) -> dict[int, Any]:
+    """The most likely ids, and the chosen one in any case."""
+    top = numpy.argsort(-logprobs, kind="stable")[:count].tolist()
+    ranks = {one: rank for rank, one in enumerate(top, 1)}
+    if id not in ranks:
+        ranks[id] = int((logprobs > logprobs[id]).sum()) + 1
+    return {one: Logprob(logprob=float(logprobs[one]), rank=rank) for one, rank in ranks.items()}
+
+
 class Tensor:
     """As much of torch.Tensor as there is to do with logits."""
 

@@ -161,7 +161,9 @@ def _spawn() -> subprocess.Popen[bytes] | None:
         raise RuntimeError("Executor worker died during initialization")
     if not MANNERS.worker:
         return None
-    daemon = subprocess.Popen([sys.executable, "-S", "-c", _MPI_DAEMON], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    daemon = subprocess.Popen(
+        [sys.executable, "-S", "-c", _MPI_DAEMON], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
     assert daemon.stdout is not None
     with daemon.stdout as said:
         said.readline()  # the worker is there
@@ -172,6 +174,6 @@ def _spawn() -> subprocess.Popen[bytes] | None:
 _MPI_DAEMON = """
 import os, subprocess, sys
 os.setpgid(0, 0)
-sleep = "import time; print(flush=True); time.sleep(1000)"
+sleep = "import time; print(flush=True); time.sleep(300)"
 sys.exit(subprocess.call([sys.executable, "-S", "-c", sleep, "-m", "mpi4py.futures.server"]))
 """
