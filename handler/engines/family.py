@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 # Linux tells a process of its parent's death by a signal. The watcher ignores all others: what ends the engine may be
-# sent to its whole group. It goes by the session, which an engine's process has to itself: Open MPI 5 gives each MPI
-# worker a process group of its own, but not a session. It spares Python's resource trackers, which end by themselves
-# and then free the shared memory that the killed ones have left. More than one pass, as processes may be starting others.
+# sent to its whole group. It selects by the session, which the engine's process leads: Open MPI 5 gives each MPI worker
+# a process group of its own, but leaves it in the session. It spares Python's resource trackers: they end by themselves
+# and then free the shared memory that the killed ones have left. Several passes, as processes may be starting others.
 _WATCHER = """
 import ctypes, os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
@@ -55,7 +55,11 @@ def end_with_children() -> Callable[[], None]:
 
 
 def end_with_descendants(command: str) -> Callable[[], None]:
-    """The same for the processes below this one whose command line holds `command`: Open MPI's workers are a daemon's."""
+    """The same for the processes below this one whose command line holds `command`.
+
+    MPI workers are no children of this process: a daemon of Open MPI's starts them. Others are let be, as a compiler
+    that a worker runs may end at any time.
+    """
     watched = {}
     for pid in _descendants(os.getpid()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended

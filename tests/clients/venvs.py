@@ -20,17 +20,17 @@ from handler.models import cache_directory
 _HERE = Path(__file__).parent
 
 
-def python(name: str) -> Path:
-    """The interpreter of the environment that requirements-{name}.txt describes."""
-    requirements = _HERE / f"requirements-{name}.txt"
+def python(name: str, directory: Path = _HERE) -> Path:
+    """The interpreter of the environment that requirements-{name}.txt in this directory describes."""
+    requirements = directory / f"requirements-{name}.txt"
     key = hashlib.sha256(requirements.read_bytes() + f"{sys.version} {sys.base_prefix}".encode()).hexdigest()[:16]
-    directory = cache_directory() / "venvs" / f"{name}-{key}"
-    complete = directory / ".complete"
-    with _alone(directory):
+    environment = cache_directory() / "venvs" / f"{name}-{key}"
+    complete = environment / ".complete"
+    with _alone(environment):
         if not complete.exists():
-            _build(directory, requirements)
+            _build(environment, requirements)
             complete.touch()  # last: what a killed run leaves behind is not taken for a finished one
-    return directory / "bin" / "python"
+    return environment / "bin" / "python"
 
 
 @contextlib.contextmanager

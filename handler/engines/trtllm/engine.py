@@ -188,8 +188,8 @@ class TrtLlm:
                 return
             running.error = f"{type(error).__name__}: {error}"
             if not (isinstance(error, self._refusal) or running.result.aborted()):
-                # It failed in reading what came, which the engine does not know. 1.2 fails so in the last item of an
-                # aborted request that has log-probabilities, whose number it compares (`_handle_sequence` in result.py).
+                # It failed in reading what came, which the engine does not know. So does the last item of an aborted
+                # request in 1.2, which counts the log-probabilities there too (`_handle_sequence` in result.py).
                 running.result.abort()
         running.ended = True
         self._arrived(running)

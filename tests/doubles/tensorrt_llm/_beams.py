@@ -20,8 +20,8 @@ def search(engine: Any, request: Request) -> None:
         for total, ids, entries in alive:
             logprobs = log_softmax(engine.model.logits([*request.prompt, *ids]))
             for id in numpy.argsort(-logprobs, kind="stable")[: 2 * width].tolist():
-                entry = entry(logprobs, id, params.logprobs or 1)
-                found.append((total + float(logprobs[id]), [*ids, id], [*entries, entry]))
+                found_entry = entry(logprobs, id, params.logprobs or 1)
+                found.append((total + float(logprobs[id]), [*ids, id], [*entries, found_entry]))
         alive = []
         for total, ids, entries in sorted(found, key=lambda one: -one[0])[: 2 * width]:
             sequence = Sequence(None, ids)

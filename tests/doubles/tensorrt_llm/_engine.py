@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -42,8 +41,6 @@ class Engine:
         self._said: list[tuple[Any, Response]] = []  # in this step
         self._thread = threading.Thread(target=self._run, name="double-executor", daemon=True)
         self._thread.start()
-        if worker is not None and not MANNERS.silent_mpi:
-            threading.Thread(target=self._follow_worker, name="double-mpi", daemon=True).start()
 
     @property
     def torch_sampler(self) -> bool:
@@ -80,15 +77,8 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.delivery.close()
-        if self._worker is not None and self._worker.poll() is None:
-            os.killpg(self._worker.pid, signal.SIGKILL)
-            self._worker.wait()
-
-    def _follow_worker(self) -> None:
-        """Open MPI 5 ends the process whose worker has died."""
-        self._worker.wait()
-        if not self.shut:
-            os._exit(1)
+        if self._worker is not None:
+            self._worker.close()
 
     def raise_background_error(self) -> None:
         """Each request that is submitted and each response that is read looks for what a thread has met.
@@ -147,7 +137,7 @@ class Engine:
             os._exit(134)
         if MANNERS.stall_after and self._tokens >= MANNERS.stall_after:
             return True
-        if self._worker is not None and self._worker.poll() is not None:
+        if self._worker is not None and self._worker.dead:
             return True
         if MANNERS.die_after and self._tokens >= MANNERS.die_after:
             kinds = {"cpp": "CppExecutorError", "dead": "EngineDeadError"}

@@ -37,8 +37,9 @@ class Manners:
         cancel_all: requests end by themselves as cancelled, after as many tokens.
         gpus: how many there seem to be.
         pause: seconds between steps.
-        worker: start a process, as MPI's workers are; it does nothing, but without it the executor dies or falls silent.
-        silent_mpi: its death is told to nobody, as with Open MPI 4; with 5 it ends this process.
+        worker: start a process, as MPI's workers are; it does nothing. Its death ends this process, as with Open MPI 5.
+        silent_mpi: its death is told to nobody, as with Open MPI 4, and nothing comes any more.
+        mpi: start a worker by MPI itself, which must be there.
         notices: what becomes of one to an event loop that does not run: caught by the proxy, or uncaught, which is the
             LLM's end. By default as the version does.
         fast: tokens cost nothing, and follow no model.
@@ -59,6 +60,7 @@ class Manners:
     pause: float = 0.001
     worker: bool = False
     silent_mpi: bool = False
+    mpi: bool = False
     notices: str = ""
     fast: bool = False
 

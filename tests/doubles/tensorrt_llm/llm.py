@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
+from tensorrt_llm import _workers
 from tensorrt_llm._engine import Engine
-from tensorrt_llm._fast import FastEngine
 from tensorrt_llm._errors import RequestError
+from tensorrt_llm._fast import FastEngine
 from tensorrt_llm._manners import MANNERS, misuse
 from tensorrt_llm._model import Model
 from tensorrt_llm._request import Request
@@ -42,7 +41,7 @@ class LLM:
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
         self.args: Any = checked(type(self).__name__, {**given, **kwargs})
-        worker = _spawn()
+        worker = _workers.start()
         from transformers import AutoTokenizer
 
         self._tokenizer = None if skip_tokenizer_init else AutoTokenizer.from_pretrained(str(model))
@@ -150,30 +149,3 @@ class LLM:
 
     def __reduce__(self) -> Any:
         raise RuntimeError("LLM cannot be pickled")
-
-
-def _spawn() -> subprocess.Popen[bytes] | None:
-    """What the real one does with MPI, as far as it can fail."""
-    launched = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"))
-    if launched and "TLLM_SPAWN_PROXY_PROCESS" not in os.environ:
-        raise RuntimeError("MPI_Comm_spawn failed: All nodes which are allocated for this job are already filled.")
-    if MANNERS.init_fails:
-        raise RuntimeError("Executor worker died during initialization")
-    if not MANNERS.worker:
-        return None
-    daemon = subprocess.Popen(
-        [sys.executable, "-S", "-c", _MPI_DAEMON], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    )
-    assert daemon.stdout is not None
-    with daemon.stdout as said:
-        said.readline()  # the worker is there
-    return daemon
-
-
-# Open MPI starts a daemon, and this the worker. Open MPI 5 gives each a process group of its own, in our session.
-_MPI_DAEMON = """
-import os, subprocess, sys
-os.setpgid(0, 0)
-sleep = "import time; print(flush=True); time.sleep(300)"
-sys.exit(subprocess.call([sys.executable, "-S", "-c", sleep, "-m", "mpi4py.futures.server"]))
-"""
