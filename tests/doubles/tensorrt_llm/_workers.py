@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,17 @@ class Imitated:
 
 
 class Spawned:
-    """MpiPoolSession in llmapi/mpi_session.py does it so."""
+    """As MpiPoolSession in llmapi/mpi_session.py does it. The worker is busy outside of MPI, as the executor is."""
 
     def __init__(self) -> None:
         from mpi4py.futures import MPIPoolExecutor
 
+        self._directory = tempfile.TemporaryDirectory()
+        self._end = Path(self._directory.name, "end")
+        os.mkfifo(self._end)
         self._pool: Any = MPIPoolExecutor(max_workers=1, path=sys.path)
         self._pid: int = self._pool.submit(os.getpid).result()  # where the spawn fails, this comes never
+        self._work = self._pool.submit(exec, f"open({str(self._end)!r}).close()")  # waits for a writer
 
     @property
     def dead(self) -> bool:
@@ -66,7 +71,10 @@ class Spawned:
             return True
 
     def close(self) -> None:
+        self._end.open("w").close()
+        self._work.result()
         self._pool.shutdown(wait=True)
+        self._directory.cleanup()
 
 
 def start() -> Imitated | Spawned | None:

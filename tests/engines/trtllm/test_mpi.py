@@ -21,6 +21,14 @@ from tests.clients import venvs
 from tests.engines.processes import descendants
 from tests.engines.trtllm.served import Served, served
 
+_ASK = """
+import mpi4py
+from mpi4py import MPI
+print(mpi4py.__path__[0])
+print(next(line.split()[-1] for line in open("/proc/self/maps") if "/libmpi.so" in line))
+print(MPI.Get_library_version())
+"""
+
 pytestmark = [pytest.mark.trtllm, pytest.mark.timeout(300)]
 
 
@@ -34,14 +42,11 @@ def mpi(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
         monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")
     else:
         monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
-    ask = [
-        python,
-        "-c",
-        "import mpi4py; from mpi4py import MPI; print(mpi4py.__path__[0]); print(MPI.Get_library_version())",
-    ]
-    package, library = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.splitlines()[:2]
-    if not library.startswith(f"Open MPI v{version}."):
-        _unable(f"Open MPI {version} is needed: {library}")
+    asked = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True)
+    package, library, name = asked.stdout.splitlines()[:3]
+    if not name.startswith(f"Open MPI v{version}."):
+        _unable(f"Open MPI {version} is needed, not {name}")
+    monkeypatch.setenv("MPI4PY_LIBMPI", library)  # our interpreter would take the system's
     monkeypatch.setenv("PYTHONPATH", str(Path(package).parent))  # the worker's own interpreter reads it
     monkeypatch.syspath_prepend(str(Path(package).parent))
     for name in ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM"):
@@ -65,9 +70,11 @@ def _unable(why: str) -> None:
     pytest.skip(why)
 
 
-def _worker(engine: RemoteEngine) -> int:
+def _worker(engine: RemoteEngine, mpi: int) -> int:
     assert engine.pid is not None
-    (found,) = [pid for pid, command in descendants(engine.pid).items() if command.endswith("-m mpi4py.futures.server")]
+    started = descendants(engine.pid)
+    assert any(command.startswith("prte " if mpi == 5 else "orted ") for command in started.values()), started
+    (found,) = [pid for pid, command in started.items() if command.endswith("-m mpi4py.futures.server")]
     return found
 
 
@@ -96,7 +103,7 @@ def test_a_killed_engine_leaves_no_worker(model: Path, mpi: int) -> None:
     with served(model, "mpi") as found:
         pid = found.engine.pid
         assert pid is not None
-        worker = _worker(found.engine)
+        worker = _worker(found.engine, mpi)
         assert os.getpgid(worker) != pid
         started = descendants(pid)
         lost = found.submit(max_new_tokens=400, ignore_eos=True)
@@ -115,7 +122,7 @@ def test_a_killed_worker_ends_the_engine_and_a_new_one_serves(
         lost = found.submit(max_new_tokens=400, ignore_eos=True)
         while not found.batcher.step(timeout=0.5):
             pass
-        worker = _worker(found.engine)
+        worker = _worker(found.engine, mpi)
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
         error = found.run()[lost][-1].error
