@@ -56,7 +56,7 @@ test-deploy: dev
 test-trtllm: dev
 	$(BIN)/pytest -m trtllm tests/engines
 
-# Real client libraries, each in an environment of its own.
+# Real client libraries, each in an environment of its own; those in JavaScript and Java need Node with npm, a JDK and Maven.
 test-clients: dev
 	$(BIN)/pytest -m 'clients and not djl and not vllm'
 
@@ -71,7 +71,7 @@ test-browser: $(VENV)/.browser
 # The environments that accept-vllm and test-clients make for themselves, made before.
 environments: dev
 	$(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm
-	$(BIN)/python -m tests.clients.venvs
+	$(BIN)/python -m tests.clients
 
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:

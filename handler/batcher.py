@@ -7,14 +7,14 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from handler.core import Adapter, Delta, Finish, Request, Token
 from handler.engine_adapters import EngineAdapters
 from handler.engines.base import Output, Step, SteppedEngine
 from handler.errors import GenerationFailed, Overloaded, ServingError
-from handler.generation import Generation
+from handler.generation import Generation, alternatives
 from handler.text import Prompt
 
 log = logging.getLogger("handler.batcher")
@@ -215,7 +215,7 @@ class Batcher:
         tokens, finish = generation.feed(output.ids, output.logprobs, output.finish, output.tops)
         prefill = None
         if output.prompt_logprobs is not None and sequence == 0:
-            prefill = _prompt_tokens(place.active.prompt, output.prompt_logprobs)
+            prefill = _prompt_tokens(place.active.prompt, output)
         if finish is not None:
             if output.finish is None:
                 self._engine.cancel(output.key)
@@ -291,9 +291,11 @@ class Batcher:
         ]
 
 
-def _prompt_tokens(prompt: Prompt, logprobs: Sequence[float | None]) -> list[Token]:
+def _prompt_tokens(prompt: Prompt, output: Output) -> list[Token]:
     vocabulary = prompt.vocabulary
+    assert output.prompt_logprobs is not None
+    tops = output.prompt_tops or [()] * len(prompt.ids)
     return [
-        Token(id, vocabulary.text(id), logprob, id in vocabulary.special)
-        for id, logprob in zip(prompt.ids, logprobs, strict=True)
+        Token(id, vocabulary.text(id), logprob, id in vocabulary.special, alternatives(vocabulary, top))
+        for id, logprob, top in zip(prompt.ids, output.prompt_logprobs, tops, strict=True)
     ]

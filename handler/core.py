@@ -78,6 +78,7 @@ class Sampling:
     logprobs: bool = True  # report each generated token's log-probability; an engine may do so unasked
     top_logprobs: int = 0  # the most likely tokens reported beside each generated one
     prompt_logprobs: bool = False
+    prompt_top_logprobs: int = 0  # with `prompt_logprobs`: the most likely tokens reported beside each of the prompt's
     guide: Guide | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False

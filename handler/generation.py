@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from handler.core import Finish, Sampling, Token
-from handler.text import Detokenizer, Prompt, StopMatcher
+from handler.text import Detokenizer, Prompt, StopMatcher, Vocabulary
 
 
 class Generation:
@@ -58,16 +58,12 @@ class Generation:
         tokens: list[Token] = []
         for index, (id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
             token = self.push(id, logprob)
-            tokens.append(token if tops is None else token._replace(top=self._alternatives(tops[index])))
+            tokens.append(token if tops is None else token._replace(top=alternatives(self._vocabulary, tops[index])))
             if self.stopped:
                 return tokens, Finish.STOP
         if finish is not None:
             self._flush(tokens)
         return tokens, finish
-
-    def _alternatives(self, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
-        text = self._vocabulary.text
-        return tuple(Token(id, text(id), logprob, id in self._special) for id, logprob in top)
 
     def _flush(self, tokens: list[Token]) -> None:
         """Held-back text goes out with the last token."""
@@ -78,3 +74,8 @@ class Generation:
             tokens[-1] = tokens[-1]._replace(text=tokens[-1].text + text)
         else:  # the engine ended the sequence without a token: the text still has to arrive
             tokens.append(Token(-1, text, None, False))
+
+
+def alternatives(vocabulary: Vocabulary, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
+    """The most likely tokens in one token's place."""
+    return tuple(Token(id, vocabulary.text(id), logprob, id in vocabulary.special) for id, logprob in top)

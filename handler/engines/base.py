@@ -16,9 +16,9 @@ class Output(NamedTuple):
     """What one step brought to one sequence.
 
     `key` is the caller's id of the engine request, `sequence` numbers its sequences (beam search has several).
-    `prompt_logprobs` comes once, with the first output, when asked for: one for each prompt id, None for the first.
     With `finish` ERROR, `error` says why. `tops` has, for each id, the most likely ids in its place with their
-    log-probabilities, the first one first, when asked for.
+    log-probabilities, the first one first, when asked for. `prompt_logprobs` and `prompt_tops` come once, with the
+    first output, when asked for: one for each prompt id, None and nothing for the first.
     """
 
     key: int
@@ -30,6 +30,7 @@ class Output(NamedTuple):
     error: str | None = None
     tops: Sequence[Sequence[tuple[int, float]]] | None = None
     logits: Logits | None = None
+    prompt_tops: Sequence[Sequence[tuple[int, float]]] | None = None
 
 
 class Step(NamedTuple):

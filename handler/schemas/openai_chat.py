@@ -68,19 +68,22 @@ class OpenAiChat:
             fill="max_new_tokens" not in found.names,
             names=names("messages", found),
         )
+        for_tgi = model == "tgi"
         id, created = identity("chatcmpl")
         form = Form(
             Completion(id, created, logprobs=sampling.logprobs, top_logprobs=bool(body.get("top_logprobs"))),
             tools.parser,
             single=tools.single,
             named=bool(tools.name),
-            every_role=model == "tgi",
+            every_role=for_tgi,
             marks=marks,
         )
         head = Head(id, created, model, context.fingerprint)
         if not stream:
             return Call((request,), ChatDocument(head, form, sampling.n), ignored)
-        return streaming((request,), ChatStream(head, form, sampling.n, usage), ignored)
+        return streaming(
+            (request,), ChatStream(head, form, sampling.n, usage._replace(null=usage.null or for_tgi)), ignored
+        )
 
     def refused(self, error: ServingError, body: Any = None) -> Answer:
         return openai_errors.refused(error)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from handler.core import Finish, Token
+from handler.core import Delta, Finish, Token
+from handler.schemas.base import Reply
 from handler.schemas.openai_replies import REASONS, Choice, Head, Stream, Usage, Whole
 from handler.schemas.replies import Continuation
 
@@ -26,7 +27,7 @@ class Form(NamedTuple):
     def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> dict[str, Any] | None:
         """The log-probabilities, with the text that comes with each token; it begins at character `at`.
 
-        Of the prompt's tokens there are no alternatives, and of its first there is no probability at all.
+        The prompt's first token has neither a probability nor alternatives.
         """
         if self.logprobs is None:
             return None
@@ -35,7 +36,7 @@ class Form(NamedTuple):
         for token in shown:
             offsets.append(at)
             at += len(token.text)
-        tops = [None] * len(prefill) + [self._top(token) for token in shown[len(prefill) :]]
+        tops = [None] * len(prefill[:1]) + [self._top(token) for token in shown[len(prefill[:1]) :]]
         return {
             "tokens": [token.text for token in shown],
             "token_logprobs": [token.logprob for token in shown],
@@ -44,8 +45,11 @@ class Form(NamedTuple):
         }
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """The most likely ones, and the chosen one in any case."""
-        return {**{one.text: one.logprob for one in token.top}, token.text: token.logprob}
+        """The most likely ones, and the chosen one in any case; of those with one text the most likely."""
+        found: dict[str, float | None] = {}
+        for one in (*token.top, token):
+            found.setdefault(one.text, one.logprob)
+        return found
 
 
 class TextChoice(Choice):
@@ -119,3 +123,27 @@ class TextDocument(Whole):
 
 def _mean(sequence: Continuation) -> float:
     return sequence.logprob / max(len(sequence.tokens), 1)
+
+
+class PromptOnly:
+    """`max_tokens` 0: what the engine generated is neither shown nor counted. Each request has one sequence."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._prefills: dict[int, Sequence[Token] | None] = {}
+        self.content_type = reply.content_type
+        self.start = reply.start
+        self.refused = reply.refused
+        self.finished = False
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is None:
+            if delta.prefill is not None:
+                self._prefills[index] = delta.prefill
+            if delta.finish is None:
+                return b""
+            prefill = self._prefills.pop(index, None)
+            delta = Delta(delta.id, delta.sequence, (), Finish.LENGTH, prefill=prefill)
+        data = self._reply.feed(index, delta)
+        self.finished = self._reply.finished
+        return data

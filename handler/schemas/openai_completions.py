@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from handler.core import Request
+from handler.core import Request, Sampling
 from handler.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.schemas import openai_errors
-from handler.schemas.base import Answer, Call, Context
-from handler.schemas.openai_completion_replies import Form, TextDocument, TextStream
+from handler.schemas.base import Answer, Call, Context, Reply
+from handler.schemas.openai_completion_replies import Form, PromptOnly, TextDocument, TextStream
 from handler.schemas.openai_parameters import COMPLETIONS, harmless, read_model
 from handler.schemas.openai_reading import defaults, names, read_stream, streaming, unread
 from handler.schemas.openai_replies import Head, identity
@@ -39,20 +39,23 @@ class OpenAiCompletions:
         model, adapter = read_model(body, context)
         prompts = _read_prompts(body.get("prompt"))
         stream, usage = read_stream(body)
-        found = read_all(body, context, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
+        prompt_only = body.get("max_tokens") == 0
+        # A new token's alternatives are not wanted where no token is shown.
+        able = _without(context, "top_logprobs") if prompt_only else context
+        found = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
         ignored = [*reported(unread(body, _READ), body, context), *harmless(body)]
         sampling, echo = found.sampling, found.others.get("echo", False)
         logprobs = body.get("logprobs")
-        _check(found.sampling.best_of, sampling.n, stream, scored=echo and logprobs is not None)
+        _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
         if len(prompts) * sampling.num_sequences > MAX_SEQUENCES:
             most = MAX_SEQUENCES // len(prompts)
             raise InvalidParameter(f"n={sampling.num_sequences}: with {len(prompts)} prompts at most {most}")
         ranked = sampling.best_of > sampling.n
-        sampling = replace(
-            sampling, logprobs=logprobs is not None or ranked, prompt_logprobs=echo and logprobs is not None
-        )
-        if sampling.prompt_logprobs and (why := context.lacks.get("prompt_logprobs")):
-            raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
+        sampling = replace(sampling, logprobs=logprobs is not None or ranked)
+        if echo and logprobs is not None:
+            sampling = _scored(sampling, logprobs, context)
+        if prompt_only:  # the engines generate one token at least
+            sampling = replace(sampling, max_new_tokens=1, logprobs=False, top_logprobs=0)
         requests = tuple(
             Request(
                 _text(prompt, context),
@@ -67,21 +70,45 @@ class OpenAiCompletions:
         form = Form(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
         id, created = identity("cmpl")
         head = Head(id, created, model, context.fingerprint)
-        if not stream:
-            return Call(requests, TextDocument(head, form, sampling.num_sequences), ignored)
-        return streaming(requests, TextStream(head, form, sampling.n, usage), ignored)
+        reply: Reply = (
+            TextStream(head, form, sampling.n, usage) if stream else TextDocument(head, form, sampling.num_sequences)
+        )
+        if prompt_only:
+            reply = PromptOnly(reply)
+        return streaming(requests, reply, ignored) if stream else Call(requests, reply, ignored)
 
     def refused(self, error: ServingError, body: Any = None) -> Answer:
         return openai_errors.refused(error)
 
 
-def _check(best_of: int, n: int, stream: bool, *, scored: bool) -> None:
+def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:
     """What cannot be told while it comes: which of several is the best, and the prompt's log-probabilities before
-    what another choice has brought already."""
+    what another choice has brought already. And that there is an answer, once."""
+    n, best_of = sampling.n, sampling.best_of
     if stream and best_of > n:
         raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is known at the end")
     if stream and scored and n > 1:
         raise InvalidParameter(f"n={n}: must be 1 when streaming with echo and logprobs")
+    if prompt_only:
+        if not echo:
+            raise InvalidParameter("max_tokens=0: needs echo=true: there would be no answer")
+        for name, value in {"n": n, "best_of": best_of}.items():
+            if value > 1:
+                raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the answer is the prompt")
+
+
+def _scored(sampling: Sampling, logprobs: int, context: Context) -> Sampling:
+    """With log-probabilities of the prompt's tokens, and as many alternatives to each."""
+    if why := context.lacks.get("prompt_logprobs"):
+        raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
+    if logprobs and (why := context.lacks.get("prompt_top_logprobs")):
+        raise InvalidParameter(f"logprobs={logprobs}: with echo the engine {context.engine} lacks it: {why}")
+    return replace(sampling, prompt_logprobs=True, prompt_top_logprobs=logprobs)
+
+
+def _without(context: Context, field: str) -> Context:
+    """With an engine that does not lack a field."""
+    return replace(context, lacks={name: why for name, why in context.lacks.items() if name != field})
 
 
 def _read_prompts(value: Any) -> Sequence[Prompt]:

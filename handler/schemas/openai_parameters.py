@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -129,6 +130,7 @@ CHAT = Table(
 COMPLETIONS = Table(
     {
         **{name: parameter for name, parameter in _BOTH.items() if name != "top_logprobs"},
+        "max_tokens": Parameter("max_new_tokens", integer(0)),
         "logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
         "best_of": PARAMETERS["best_of"],
         "echo": Parameter("echo", boolean),
@@ -147,10 +149,12 @@ HARMLESS = frozenset(
 """Names that OpenAI's, vLLM's or TGI's clients send and that change no answer here: reported, never refused."""
 
 _ANY_TIME = ("", "tgi", "dummy")  # what clients of TGI send when they were told none
+_ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
+"""What @huggingface/inference sends when it was told none: the address that it sends to."""
 
 
 def read_model(body: Mapping[str, Any], context: Context) -> tuple[str, Adapter | None]:
-    """`model`, as the answer repeats it, and the adapter whose name it is.
+    """`model`, as the answer repeats it, and the adapter whose name it is. An http address is the model itself.
 
     Raises:
         ModelNotFound: neither the model's name nor an adapter's.
@@ -167,6 +171,8 @@ def read_model(body: Mapping[str, Any], context: Context) -> tuple[str, Adapter 
         raise InvalidParameter(f"model: has {len(name)} characters; at most {MAX_NAME}")
     if name in _ANY_TIME or name in context.model_names:
         return name, None
+    if _ADDRESS.match(name):
+        return own, None
     adapter = None if context.no_adapters else context.adapters.find(name)
     if adapter is None and "*" not in context.model_names:
         raise ModelNotFound(name[:200])

@@ -73,7 +73,7 @@ def read_usage(options: Any) -> Usage:
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name!r} must be true or false")
     at_end = bool(options.get("include_usage"))
-    return Usage(at_end, at_end and bool(options.get("continuous_usage_stats")))
+    return Usage(at_end, at_end and bool(options.get("continuous_usage_stats")), null=at_end)
 
 
 def streaming(requests: tuple[Request, ...], reply: Any, ignored: list[str]) -> Call:

@@ -48,10 +48,15 @@ def identity(prefix: str) -> tuple[str, int]:
 
 
 class Usage(NamedTuple):
-    """`stream_options`: what a stream says of the number of its tokens, at its end or with every chunk."""
+    """`stream_options`: what a stream says of the number of its tokens, at its end or with every chunk.
+
+    Attributes:
+        null: chunks that do not say it have a null, as TGI's chats always do.
+    """
 
     at_end: bool = False
     always: bool = False
+    null: bool = False
 
 
 def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
@@ -155,7 +160,7 @@ class Stream:
         value = self._head.value(self.kind, [part])
         if self._usage.always:
             value["usage"] = self._count()
-        elif self._usage.at_end:
+        elif self._usage.null:
             value["usage"] = None
         return SSE_DONE.encode(value)
 

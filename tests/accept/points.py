@@ -137,11 +137,15 @@ def a_prompts_log_probabilities_are_all_there_also_the_second_time(served: Serve
     served.needs("prompt_logprobs")
     prompt = "The capital of France is Paris, and the capital of Italy is Rome. " * 6
     ids = served.tokenizer.encode(prompt).ids
-    found = [served.one(prompt, prompt_logprobs=True, max_new_tokens=2) for _ in range(2)]
+    found = [served.one(prompt, prompt_logprobs=True, prompt_top_logprobs=2, max_new_tokens=2) for _ in range(2)]
     prefills = [answer.deltas[0].prefill or () for answer in found]
     assert [len(prefill) for prefill in prefills] == [len(ids)] * 2, found[-1].error
     first, second = ([token.logprob or 0.0 for token in prefill[1:]] for prefill in prefills)
     assert all(logprob < 0 for logprob in first)
+    for token in prefills[0][1:]:
+        likeliest, next_one = (one.logprob or 0.0 for one in token.top)
+        assert likeliest >= next_one, token
+        assert likeliest >= (token.logprob or 0.0), token
     furthest = max(abs(one - other) for one, other in zip(first, second, strict=True))
     assert furthest < 0.5, f"the second time they differ by {furthest}"
 

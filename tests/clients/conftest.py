@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.driver import HUBS, Driver, drivers, driving
+from tests.clients.emulator import emulated
 from tests.servers import LiveServer, serve, wait_for
 
 _ECHO = ("--engine", "echo", "-o", "option.tgi_compat=true")
@@ -123,3 +124,10 @@ def openai_server(demo_model: Path) -> Iterator[LiveServer]:
     with serve(str(demo_model), "-o", "option.dtype=fp32") as server:
         server.wait_ready()
         yield server
+
+
+@pytest.fixture(scope="session")
+def sagemaker_url(openai_server: LiveServer) -> Iterator[str]:
+    """SageMaker Runtime before the demo model; the parts end within lines, and within characters."""
+    with emulated(openai_server, part_bytes=11) as url:
+        yield url

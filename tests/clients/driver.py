@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from tests.clients import venvs
+from tests.clients import toolchains, venvs
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -30,13 +32,17 @@ class Outcome(NamedTuple):
 
 
 class Driver:
-    """One client library. `asynchronous` chooses between its two clients."""
+    """One client library, driven by `command`. `asynchronous` chooses between its two clients.
 
-    def __init__(self, environment: str, script: str, *, asynchronous: bool = False) -> None:
-        python = venvs.python(environment)
-        self._command = [str(python), str(_SCRIPTS / f"{script}.py")]
-        # Nothing of ours or of the user's: no proxy on the way to loopback, no token, no tracing.
-        self._environment = {"PATH": os.environ["PATH"], "PYTHONUTF8": "1", "HF_HOME": str(python.parents[1] / "hub")}
+    Args:
+        environment: variables beside PATH; of ours and the user's there is none: no proxy to loopback, no token.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, asynchronous: bool = False
+    ) -> None:
+        self._command = [*command]
+        self._environment = {"PATH": os.environ["PATH"], **(environment or {})}
         self.asynchronous = asynchronous
         self._process: subprocess.Popen[str] | None = None
 
@@ -89,12 +95,53 @@ class Driver:
 
 @contextlib.contextmanager
 def driving(environment: str, script: str, mode: str) -> Iterator[Driver]:
-    """`mode` is sync or async."""
-    driver = Driver(environment, script, asynchronous=mode == "async")
+    """A Python client's script; `mode` is sync or async."""
+    python = venvs.python(environment)
+    variables = {"PYTHONUTF8": "1", "HF_HOME": str(python.parents[1] / "hub")}
+    with _closing(
+        Driver([str(python), str(_SCRIPTS / f"{script}.py")], variables, asynchronous=mode == "async")
+    ) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def driving_node(script: str) -> Iterator[Driver]:
+    """A script of npm/; what it imports is looked for beside it."""
+    with skipped_without(), tempfile.TemporaryDirectory(prefix="npm-") as directory:
+        packages = toolchains.node_modules()
+        (Path(directory) / "node_modules").symlink_to(packages)
+        for source in toolchains.NPM.glob("*.mjs"):
+            shutil.copy(source, directory)
+        with _closing(Driver(["node", f"{directory}/{script}.mjs"])) as driver:
+            yield driver
+
+
+@contextlib.contextmanager
+def driving_java(mode: str) -> Iterator[Driver]:
+    """java/Drive.java."""
+    with skipped_without():
+        classpath = toolchains.java_classpath()
+        with _closing(Driver(["java", "-cp", classpath, "Drive"], asynchronous=mode == "async")) as driver:
+            yield driver
+
+
+@contextlib.contextmanager
+def _closing(driver: Driver) -> Iterator[Driver]:
     try:
         yield driver
     finally:
         driver.close()
+
+
+@contextlib.contextmanager
+def skipped_without() -> Iterator[None]:
+    """Where there is no Node, or no Java, the test is skipped; in CI that is a failure."""
+    try:
+        yield
+    except toolchains.Unavailable as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
 
 
 def drivers(environment: str, script: str, *, scope: Literal["session", "module"]) -> Callable[..., Any]:

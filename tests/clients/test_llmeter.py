@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from deploy.client import Predictor
 from deploy.client.account import boto_session
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
 from tests.clients.checks import PARIS
 from tests.clients.driver import Driver, driving
-from tests.deploy.local.servers import Loop
+from tests.clients.emulator import emulated
 from tests.servers import LiveServer
 
 pytestmark = pytest.mark.clients
@@ -28,23 +25,16 @@ def llmeter() -> Iterator[Driver]:
         yield driver
 
 
-def emulated(stack: ExitStack, server: LiveServer) -> str:
-    server.wait_ready()
-    loop = Loop()
-    stack.callback(loop.close)
-    return stack.enter_context(loop.serving(Runtime(Endpoint(server.url, part_bytes=11)).app()))
-
-
 @pytest.fixture(scope="module")
 def lmi(model_server: LiveServer) -> Iterator[str]:
-    with ExitStack() as stack:
-        yield emulated(stack, model_server)
+    with emulated(model_server, part_bytes=11) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def tgi(tgi_server: LiveServer) -> Iterator[str]:
-    with ExitStack() as stack:
-        yield emulated(stack, tgi_server)
+    with emulated(tgi_server, part_bytes=11) as url:
+        yield url
 
 
 def measured(driver: Driver, url: str, endpoint: str, **options: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Virtual environments for client libraries that cannot live in one with each other, or with us.
 
-Each is built once under the cache directory, and again when its requirements or the Python change. `python -m
-tests.clients.venvs` builds them all.
+Each is built once under the cache directory, and again when its requirements or the Python change.
 """
 
 from __future__ import annotations
@@ -12,25 +11,38 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from handler.models import cache_directory
 
 _HERE = Path(__file__).parent
 
+_BARE = frozenset({"lm-eval"})
+"""Installed without what they declare: lm-eval brings half a gigabyte that its model of an API never imports."""
 
-def python(name: str, directory: Path = _HERE) -> Path:
-    """The interpreter of the environment that requirements-{name}.txt in this directory describes."""
-    requirements = directory / f"requirements-{name}.txt"
+
+def python(name: str, folder: Path = _HERE) -> Path:
+    """The interpreter of the environment that requirements-{name}.txt in this folder describes."""
+    requirements = folder / f"requirements-{name}.txt"
     key = hashlib.sha256(requirements.read_bytes() + f"{sys.version} {sys.base_prefix}".encode()).hexdigest()[:16]
-    environment = cache_directory() / "venvs" / f"{name}-{key}"
-    complete = environment / ".complete"
-    with _alone(environment):
+    directory = built_once(
+        cache_directory() / "venvs" / f"{name}-{key}",
+        lambda directory: _build(directory, requirements, bare=name in _BARE),
+    )
+    return directory / "bin" / "python"
+
+
+def built_once(directory: Path, build: Callable[[Path], None]) -> Path:
+    """`directory`, which `build` fills where it is not there yet."""
+    complete = directory / ".complete"
+    with _alone(directory):
         if not complete.exists():
-            _build(environment, requirements)
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            build(directory)
             complete.touch()  # last: what a killed run leaves behind is not taken for a finished one
-    return environment / "bin" / "python"
+    return directory
 
 
 @contextlib.contextmanager
@@ -42,11 +54,10 @@ def _alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def _build(directory: Path, requirements: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
+def _build(directory: Path, requirements: Path, *, bare: bool) -> None:
     _run(sys.executable, "-m", "venv", str(directory))
     pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    _run(*pip, "--only-binary=:all:", "-r", str(requirements))
+    _run(*pip, "--only-binary=:all:", *(["--no-deps"] if bare else []), "-r", str(requirements))
 
 
 def _run(*command: str) -> None:
@@ -54,6 +65,6 @@ def _run(*command: str) -> None:
     assert not done.returncode, f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout[-4000:]}"
 
 
-if __name__ == "__main__":
-    for path in sorted(_HERE.glob("requirements-*.txt")):
-        print(python(path.stem.removeprefix("requirements-")), flush=True)
+def environments() -> list[str]:
+    """The names of all."""
+    return sorted(path.stem.removeprefix("requirements-") for path in _HERE.glob("requirements-*.txt"))

@@ -266,6 +266,21 @@ class TestModel:
             assert all(token.logprob is not None and token.logprob < 0 for token in prefill[1:])
             assert text(deltas).startswith(" Paris")
 
+    def test_what_was_likelier_than_the_prompts_tokens(self, driver: Driver) -> None:
+        deltas = driver.one("The capital of France is Paris", prompt_logprobs=True, prompt_top_logprobs=2)
+        prefill = deltas[0].prefill
+        assert prefill is not None
+        assert prefill[0].top == ()
+        for token in prefill[1:]:
+            first, second = token.top
+            assert first.logprob is not None
+            assert second.logprob is not None
+            assert token.logprob is not None
+            assert first.logprob >= second.logprob
+            assert token.logprob <= first.logprob
+            assert all(one.logprob == token.logprob for one in token.top if one.id == token.id)
+        assert prefill[-1].top[0].text == " Paris"
+
     def test_a_prompts_log_probabilities_are_the_same_in_company(self, driver: Driver) -> None:
         ask = {"prompt_logprobs": True, "max_new_tokens": 3}
         prompt = "Story 5: once upon a time there was"

@@ -324,6 +324,17 @@ def test_completions_know_the_capital_of_france(exact_server: LiveServer) -> Non
     first, *others = columns["token_logprobs"]
     assert first is None
     assert others == pytest.approx([-11.54, -0.34, -2.44, -0.45, -0.26, -0.38], abs=0.05)
+    first, *tops, _ = columns["top_logprobs"]
+    assert first is None
+    assert [max(top, key=top.get) for top in tops] == ["-", " of", " the", " is", " Paris"]
+    scored = exact_server.post(
+        {"prompt": f"{choice['text'][:-1]}", "echo": True, "logprobs": 5, "max_tokens": 0}, COMPLETIONS
+    ).json()
+    assert scored["usage"] == {"prompt_tokens": 6, "completion_tokens": 0, "total_tokens": 6}
+    assert scored["choices"][0]["text"] == choice["text"][:-1]
+    columns = scored["choices"][0]["logprobs"]
+    assert columns["token_logprobs"][1:] == pytest.approx(others[:5], abs=0.001)
+    assert [len(top) for top in columns["top_logprobs"][1:]] == [6, 5, 5, 5, 5]
 
 
 @pytest.mark.model

@@ -294,6 +294,33 @@ def test_without_a_name_it_is_the_models_own(body: dict[str, Any]) -> None:
     assert json.loads(chat(body).body)["model"] == json.loads(completion(body).body)["model"] == "model"
 
 
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8080", "https://x.example/v1", "HTTPS://x.example/v1/chat/completions"]
+)
+def test_an_address_is_the_model(url: str) -> None:
+    """Hugging Face's JavaScript client sends its endpoint's where it was told no model."""
+    assert json.loads(chat({"model": url}).body)["model"] == "model"
+    assert json.loads(completion({"model": url}).body)["model"] == "model"
+    assert chat({"model": url}, context=replace(NAMED, model_names=("own", url))).body.count(url.encode()) == 1
+    assert completion({"model": f"{url}/{'x' * 250}"}).status == 400
+
+
+@pytest.mark.parametrize("name", ["httpx", "http:model", "s3://bucket/model", " http://x", "http://"])
+def test_other_names_are_no_address(name: str) -> None:
+    assert chat({"model": name}).status == 404
+
+
+def test_chunks_for_tgis_clients_have_a_usage() -> None:
+    """TGI's chunks say null, with `include_usage` but in one of their own at the end."""
+    body = {"model": "tgi", "stream": True}
+    assert [chunk["usage"] for chunk in events(chat(body, saying("ab cd")))] == [None] * 3
+    *chunks, last = events(chat({**body, "stream_options": {"include_usage": True}}, saying("ab cd")))
+    assert [chunk["usage"] for chunk in chunks] == [None] * 3
+    assert last["usage"]["completion_tokens"] == 3
+    assert all("usage" not in chunk for chunk in events(chat({"stream": True}, saying("ab cd"))))
+    assert all("usage" not in chunk for chunk in events(completion(body, saying("ab cd"))))  # nor have TGI's
+
+
 def test_an_adapters_name_is_the_adapter() -> None:
     assert parse(WITH_ADAPTERS, model="one").requests[0].adapter == ONE
     assert complete(WITH_ADAPTERS, model="one").requests[0].adapter == ONE

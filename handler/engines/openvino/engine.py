@@ -13,8 +13,9 @@ from handler.core import Adapter, Finish, Guide, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.engines.openvino.guide_compiler import GuideCompiler
 from handler.engines.openvino.guides import OpenVinoGuideTrial, guide_trial, structured_output
+from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
-from handler.engines.openvino.scorer import Scorer
+from handler.engines.openvino.scorer import NO_TOPS, Scorer
 from handler.engines.warm_up import warm_up
 from handler.errors import ConfigError
 
@@ -50,7 +51,7 @@ class _Running:
     eos: frozenset[int]  # ids that end the sequence as EOS
     stops: frozenset[int]  # ids that end it as STOP
     own_stops: bool  # the engine does not look for `stops`: see _generation_config
-    prompt_logprobs: Sequence[float | None] | None  # to come with the first output
+    scores: Scores | None  # of the prompt, to come with the first output
     num_tokens: int = 0
     least: int = 0
 
@@ -70,8 +71,8 @@ class OpenVino:
         self._guides = GuideCompiler(partial(self._compile, config.model))
         self._trial: OpenVinoGuideTrial | None = None
         self._unguided: dict[int, Callable[[], None]] = {}  # what starts them, once their guides are ready
-        self._scorer = Scorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
-        self._unscored: dict[int, Callable[[Sequence[float | None]], None]] = {}  # what starts them, given the scores
+        self._scorer = _scorer(config, config.model)
+        self._unscored: dict[int, Callable[[Scores], None]] = {}  # what starts them, given the scores
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
         self._running: dict[int, _Running] = {}
         self.info = EngineInfo(
@@ -91,19 +92,19 @@ class OpenVino:
             raise ValueError(f"num_beams must be at most {self._max_beams} (option.max_num_batched_tokens)")
         tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
         # Made and checked here, where an exception refuses this request only.
+        if sampling.prompt_logprobs:
+            self._scorer.check(sampling.prompt_top_logprobs)
         start = partial(self._start, key, tensor, self._generation_config(sampling), sampling)
         if sampling.guide is not None:
-            self._unguided[key] = partial(self._score, key, tensor, sampling, start)
+            self._unguided[key] = partial(self._score, key, ids, sampling, start)
             self._guides.add(key, sampling.guide)
         else:
-            self._score(key, tensor, sampling, start)
+            self._score(key, ids, sampling, start)
 
-    def _score(
-        self, key: int, tensor: Any, sampling: Sampling, start: Callable[[Sequence[float | None] | None], None]
-    ) -> None:
+    def _score(self, key: int, ids: Sequence[int], sampling: Sampling, start: Callable[[Scores | None], None]) -> None:
         if sampling.prompt_logprobs:
+            self._scorer.add(key, ids, sampling.prompt_top_logprobs)
             self._unscored[key] = start
-            self._scorer.add(key, tensor)
         else:
             start(None)
 
@@ -113,15 +114,13 @@ class OpenVino:
             self._trial = OpenVinoGuideTrial(model, self._pipeline.get_tokenizer())
         self._trial.compile(guide)
 
-    def _start(
-        self, key: int, tensor: Any, config: Any, sampling: Sampling, scores: Sequence[float | None] | None
-    ) -> None:
+    def _start(self, key: int, tensor: Any, config: Any, sampling: Sampling, scores: Scores | None) -> None:
         self._running[key] = _Running(
             self._pipeline.add_request(key, tensor, config),
             eos=frozenset() if sampling.ignore_eos else self._eos,
             stops=frozenset(sampling.stop_token_ids),
             own_stops=bool(sampling.stop_token_ids) and (sampling.ignore_eos or sampling.guide is not None),
-            prompt_logprobs=scores,
+            scores=scores,
             least=sampling.min_new_tokens,
         )
 
@@ -139,8 +138,7 @@ class OpenVino:
         if self._unguided:
             self._begin_guided(step)
         if self._unscored and (scored := self._scorer.step()) is not None:
-            key, scores = scored
-            self._unscored.pop(key)(scores)
+            self._unscored.pop(scored.key)(scored)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         ended: list[int] = []
@@ -199,13 +197,14 @@ class OpenVino:
 
     def _output(self, key: int, sequence: int, running: _Running, output: Any) -> Output:
         ids, logprobs = output.generated_ids, output.generated_log_probs
-        prompt_logprobs, running.prompt_logprobs = running.prompt_logprobs, None
+        scores, running.scores = running.scores, None
         finish = self._finish(running, ids, output.finish_reason)
         if (at := self._own_stop(running, ids)) is not None:
             ids, logprobs, finish = ids[: at + 1], logprobs[: at + 1], Finish.STOP
             running.handle.cancel()
         running.num_tokens += len(ids)
-        return Output(key, ids, logprobs, finish, sequence, prompt_logprobs)
+        found = Output(key, ids, logprobs, finish, sequence)
+        return found if scores is None else found._replace(prompt_logprobs=scores.logprobs, prompt_tops=scores.tops)
 
     def _finish(self, running: _Running, ids: Sequence[int], reason: Any) -> Finish | None:
         reasons = self._genai.GenerationFinishReason
@@ -261,6 +260,12 @@ class OpenVino:
         return config
 
 
+def _scorer(config: EngineConfig, model: Path) -> LogitScorer | Scorer:
+    if has_logits(model):
+        return LogitScorer(model, _properties(config.dtype))
+    return Scorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
+
+
 def _pipeline(config: EngineConfig) -> Any:
     import openvino_genai
 
@@ -301,7 +306,9 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    return _CAPABILITIES
+    if config.model is None or has_logits(config.model):
+        return _CAPABILITIES
+    return replace(_CAPABILITIES, lacks={**_CAPABILITIES.lacks, "prompt_top_logprobs": NO_TOPS})
 
 
 def load(config: EngineConfig) -> OpenVino:

@@ -1,9 +1,7 @@
-"""Log-probabilities of prompts, from a second pipeline of their own.
+"""Log-probabilities of prompts from a second GenAI pipeline: for GGUF files, which GenAI alone can read.
 
-The continuous-batching pipeline takes them from its neighbours' logits when other requests are in the same step, and
-gives none for tokens that it has in its prefix cache (both measured with 2026.4). So prompts are scored one at a time,
-a step of it for a step of the engine, and only then generated from. The pipeline is made when it is first needed: it
-holds the weights a second time.
+`logit_scorer.py` says why the engine's own pipeline cannot score them. Prompts are scored one at a time, a step of
+theirs for a step of the engine, and only then generated from. The pipeline is made when it is first needed.
 """
 
 from __future__ import annotations
@@ -11,6 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from handler.engines.openvino.logit_scorer import Scores
+
+NO_TOPS = "of a GGUF file that is served as it is it gives no alternatives to a prompt's tokens"
 
 
 class Scorer:
@@ -23,8 +25,16 @@ class Scorer:
         self._current: tuple[int, Any] | None = None
         self._logprobs: list[float] = []
 
-    def add(self, key: int, tensor: Any) -> None:
-        self._waiting.append((key, tensor))
+    def check(self, num_tops: int) -> None:
+        """Raises ValueError where prompts cannot be scored."""
+        if num_tops:
+            raise ValueError(NO_TOPS)
+
+    def add(self, key: int, ids: Sequence[int], num_tops: int) -> None:
+        import numpy
+        import openvino
+
+        self._waiting.append((key, openvino.Tensor(numpy.array([ids], dtype=numpy.int64))))
 
     def cancel(self, key: int) -> None:
         self._waiting = deque(item for item in self._waiting if item[0] != key)
@@ -33,8 +43,8 @@ class Scorer:
             self._pipeline.step()
             self._current = None
 
-    def step(self) -> tuple[int, Sequence[float | None]] | None:
-        """One step of the prompt at hand; (key, a log-probability each, None for the first) when it is done."""
+    def step(self) -> Scores | None:
+        """One step of the prompt at hand; its scores when it is done."""
         if self._current is None:
             if not self._waiting:
                 return None
@@ -48,7 +58,9 @@ class Scorer:
         if self._pipeline.has_non_finished_requests():
             return None
         self._current = None
-        return key, [None, *self._logprobs[1:-1]]  # the first is a placeholder, the last the one token generated
+        return Scores(
+            key, [None, *self._logprobs[1:-1]]
+        )  # the first is a placeholder, the last the one token generated
 
     def _start(self, key: int, tensor: Any) -> None:
         import openvino_genai

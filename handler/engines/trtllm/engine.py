@@ -267,6 +267,7 @@ class TrtLlm:
             least=sampling.min_new_tokens,
             tops=sampling.top_logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
+            prompt_tops=sampling.prompt_top_logprobs,
             context_logits=sampling.return_context_logits,
             generation_logits=sampling.return_generation_logits,
         )

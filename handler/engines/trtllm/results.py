@@ -13,6 +13,7 @@ from typing import Any
 
 from handler.core import Finish, Logits
 from handler.engines.base import Output, Step
+from handler.engines.logit_scores import score
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Asked:
     least: int = 0  # tokens before which none of `own_stops` counts
     tops: int = 0
     prompt_logprobs: bool = False
+    prompt_tops: int = 0
     context_logits: bool = False
     generation_logits: bool = False
 
@@ -160,15 +162,12 @@ class Running:
         scores = context if self.asked.context_logits else None
         generation = _rows(output.generation_logits)[: len(ids)] if self.asked.generation_logits else None
         logits = None if scores is None and generation is None else Logits(_listed(scores), _listed(generation))
-        return Output(
-            self.key,
-            ids,
-            logprobs,
-            finish,
-            number,
-            _scored(context, self.asked.prompt) if context is not None and self.asked.prompt_logprobs else None,
-            tops=tops,
-            logits=logits,
+        found = Output(self.key, ids, logprobs, finish, number, tops=tops, logits=logits)
+        if context is None or not self.asked.prompt_logprobs:
+            return found
+        scored, prompt_tops = score(context[:-1], self.asked.prompt[1:], self.asked.prompt_tops)
+        return found._replace(
+            prompt_logprobs=[None, *scored], prompt_tops=[(), *prompt_tops] if self.asked.prompt_tops else None
         )
 
     def _context(self) -> Any:
@@ -203,12 +202,3 @@ def _rows(tensor: Any) -> Any:
 
 def _listed(rows: Any) -> Any:
     return None if rows is None else rows.tolist()
-
-
-def _scored(rows: Any, prompt: Sequence[int]) -> Sequence[float | None]:
-    """Log-probabilities of a prompt's tokens from its logits, a row a token; None for the first."""
-    import numpy
-
-    highest = rows.max(axis=-1, keepdims=True)
-    norms = highest[:, 0] + numpy.log(numpy.exp(rows - highest).sum(axis=-1))
-    return [None, *(float(rows[at - 1][id] - norms[at - 1]) for at, id in enumerate(prompt) if at)]

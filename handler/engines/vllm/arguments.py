@@ -140,7 +140,7 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
         # What is added to a logit may be as much as makes it nothing.
         arguments["logit_bias"] = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
     if sampling.prompt_logprobs:
-        arguments["prompt_logprobs"] = 0
+        arguments["prompt_logprobs"] = sampling.prompt_top_logprobs  # 0: its own tokens' alone
     return arguments
 
 

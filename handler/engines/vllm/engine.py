@@ -123,7 +123,9 @@ class Vllm:
         else:
             # The first token of a prompt has no score.
             scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None
-            pending = Pending(key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores)
+            pending = Pending(
+                key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores, sampling.prompt_top_logprobs
+            )
             start = partial(self._run, pending, ids, self._params(sampling), adapter)
         if self._turns is None:
             start()

@@ -19,6 +19,8 @@ class Pending:
         stops: ids that end it as STOP, not as EOS.
         num_tops: alternatives that were asked for.
         prompt_logprobs: those that have come so far; None where none were asked for.
+        num_prompt_tops: alternatives to the prompt's tokens that were asked for.
+        prompt_tops: those that have come so far.
         beam: which of a search's beams it continues.
         id: vLLM's own, once it has the request.
     """
@@ -27,16 +29,19 @@ class Pending:
     stops: frozenset[int] = frozenset()
     num_tops: int = 0
     prompt_logprobs: list[float | None] | None = None
+    num_prompt_tops: int = 0
     beam: int | None = None
     id: str = ""
+    prompt_tops: list[Sequence[tuple[int, float]]] = field(init=False, default_factory=lambda: [()])
     plain: bool = field(init=False)  # nothing but the chosen token comes with each step
 
     def __post_init__(self) -> None:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
-    def taken_prompt_logprobs(self) -> list[float | None] | None:
-        """Once."""
-        found, self.prompt_logprobs = self.prompt_logprobs, None
+    def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Sequence[tuple[int, float]]] | None]:
+        """The prompt's log-probabilities and the alternatives, once."""
+        found = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
+        self.prompt_logprobs, self.num_prompt_tops = None, 0
         self.__post_init__()
         return found
 
@@ -105,6 +110,8 @@ class Results:
 def _output(pending: Pending, output: Any) -> Output | None:
     if pending.prompt_logprobs is not None and (scores := output.new_prompt_logprobs_tensors) is not None:
         pending.prompt_logprobs += scores.logprobs[:, 0].tolist()  # a part of a long prompt's; its own ids come first
+        if pending.num_prompt_tops:
+            pending.prompt_tops += _tops(scores, pending.num_prompt_tops)
     ids = list(output.new_token_ids)
     finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
@@ -113,13 +120,15 @@ def _output(pending: Pending, output: Any) -> Output | None:
     if not ids and finish is None:
         return None
     scores = output.new_logprobs
+    prompt_logprobs, prompt_tops = pending.take_prompt_scores()
     return Output(
         pending.key,
         ids,
         [None] * len(ids) if scores is None else scores.logprobs[:, 0].tolist(),
         finish,
-        prompt_logprobs=pending.taken_prompt_logprobs(),
+        prompt_logprobs=prompt_logprobs,
         tops=_tops(scores, pending.num_tops) if pending.num_tops else None,
+        prompt_tops=prompt_tops,
     )
 
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, Protocol
 
+_ANSWERS, sys.stdout = sys.stdout, sys.stderr  # some libraries write to stdout of their own
+
 
 class Library(Protocol):
     """A client library's four ways to ask; their values must be ready for JSON."""
@@ -26,7 +28,7 @@ class Library(Protocol):
 
 def main(library: Library) -> None:
     for line in sys.stdin:
-        print(json.dumps(_outcome(library, json.loads(line))), flush=True)
+        print(json.dumps(_outcome(library, json.loads(line))), file=_ANSWERS, flush=True)
 
 
 def _outcome(library: Library, job: dict[str, Any]) -> dict[str, Any]:

@@ -205,7 +205,17 @@ def test_a_prompts_log_probabilities_are_its_own_tokens_also_the_second_time(mod
             assert output.prompt_logprobs is not None
             assert output.prompt_logprobs[0] is None
             assert output.prompt_logprobs[1:] == pytest.approx(wanted, abs=1e-4)
+            assert output.prompt_tops is None
             assert output.logits is None
+        output = found.one(prompt, prompt_logprobs=True, prompt_top_logprobs=2).outputs[0]
+        assert output.prompt_logprobs is not None
+        assert output.prompt_tops is not None
+        assert output.prompt_tops[0] == ()
+        for logprob, id, top in zip(output.prompt_logprobs[1:], ids[1:], output.prompt_tops[1:], strict=True):
+            assert logprob is not None
+            assert len(top) == 2
+            assert top[0][1] >= max(top[1][1], logprob)
+            assert dict(top).get(id, logprob) == logprob
 
 
 def test_a_prompt_from_the_cache_is_told_from_a_wrong_answer(model: Path) -> None:

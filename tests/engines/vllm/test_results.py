@@ -70,13 +70,33 @@ def test_several_tokens_and_ends_are_outputs_of_their_own() -> None:
 
 
 def test_alternatives_and_the_prompts_scores_come_with_the_token() -> None:
-    made = results(Pending(1, num_tops=2, prompt_logprobs=[None]))
+    made = results(Pending(1, num_tops=2, prompt_logprobs=[None], num_prompt_tops=1))
+    part = said("1")  # of a long prompt
+    part.new_prompt_logprobs_tensors = scores([(2, -0.25), (2, -0.25)])
     token = said("1", 7, scores=scores([(7, -2.0), (3, -0.5), (4, -1.0)]))
-    token.new_prompt_logprobs_tensors = SimpleNamespace(logprobs=numpy.array([[-0.25], [-0.75]]))
+    token.new_prompt_logprobs_tensors = scores([(5, -0.75), (6, -0.5)])
+    assert made.read([part])[0].others == []
     step, _ = made.read([token])
     assert step.others == [
-        Output(1, [7], [-2.0], None, prompt_logprobs=[None, -0.25, -0.75], tops=[[(3, -0.5), (4, -1.0)]])
+        Output(
+            1,
+            [7],
+            [-2.0],
+            None,
+            prompt_logprobs=[None, -0.25, -0.75],
+            tops=[[(3, -0.5), (4, -1.0)]],
+            prompt_tops=[(), [(2, -0.25)], [(6, -0.5)]],
+        )
     ]
+
+
+def test_the_prompts_scores_come_without_alternatives() -> None:
+    made = results(Pending(1, prompt_logprobs=[None]))
+    token = said("1", 7)
+    token.new_prompt_logprobs_tensors = scores([(5, -0.75)])
+    (output,) = made.read([token])[0].others
+    assert (output.prompt_logprobs, output.prompt_tops) == ([None, -0.75], None)
+    assert made.read([said("1", 8)])[0].keys == [1]  # once
 
 
 def test_a_beams_token_comes_when_its_request_ends() -> None:

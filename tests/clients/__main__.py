@@ -1,0 +1,14 @@
+"""Builds the environments of all clients: `make environments`."""
+
+from __future__ import annotations
+
+from tests.clients import toolchains, venvs
+
+if __name__ == "__main__":
+    for name in venvs.environments():
+        print(venvs.python(name), flush=True)
+    for build in (toolchains.node_modules, toolchains.java_classpath):
+        try:
+            print(build(), flush=True)
+        except toolchains.Unavailable as error:
+            print(error, flush=True)
