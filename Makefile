@@ -9,7 +9,7 @@ OPTIONS ?=
 PARALLEL ?= -n 2 --dist loadfile
 BIN     = $(VENV)/bin
 
-.PHONY: install dev serve djl test test-deploy test-clients test-uvicorn test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
+.PHONY: install dev serve djl test test-deploy test-clients test-uvicorn test-trtllm test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -45,11 +45,16 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser' --ignore=tests/deploy
+	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser and not trtllm' --ignore=tests/deploy
 
 # `lmi deploy`: AWS's control plane and SageMaker's runtime are doubles on loopback.
 test-deploy: dev
 	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy
+
+# What TensorRT-LLM needs of the system, without it and without a GPU: MPI workers under Open MPI 4 (Debian's, installed
+# where there is none, which needs root) and 5 (from PyPI), and a minute of streams.
+test-trtllm: dev
+	$(BIN)/pytest -m trtllm tests/engines
 
 # Real client libraries, each in an environment of its own; those in JavaScript and Java need Node with npm, a JDK and Maven.
 # Java's own HttpClient, and curl.

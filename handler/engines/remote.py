@@ -55,7 +55,7 @@ class Worker:
                     [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # its own processes are in its group, to be ended with it (family.py)
+                    start_new_session=True,  # its own processes are in its session, to be ended with it (family.py)
                 )
                 on_failure.pop_all()
             self._commands.put(spec)

@@ -104,6 +104,7 @@ TRTLLM: tuple[Option, ...] = (
     Option("option.lora_target_modules", "lora_target_modules", words, None, "modules that adapters change, by TensorRT-LLM's names, with commas between; by default those of attention and MLP", engines=_TRTLLM),
     Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "steps of which figures are kept", engines=_TRTLLM),
     Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "steps of which requests' figures are kept", engines=_TRTLLM),
+    Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later tell NVIDIA of its use; its own variables, such as DO_NOT_TRACK, still forbid it", engines=_TRTLLM),
     # what TensorRT engines had
     *_gone(_CHECKPOINT, "quantize", "q_format", "calib_size", "calib_batch_size", "calib_dataset", "awq_format", "awq_calib_size", "awq_block_size", "smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode", "use_fp8_context_fmha"),
     *_gone(_CONFIG, "rotary_base", "rotary_dim", "rotary_scaling_type", "rotary_scaling_factor", "baichuan_model_version", "chatglm_model_version", "gpt_model_version", "logits_dtype"),

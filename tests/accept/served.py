@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from handler.core import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.remote import RemoteEngine, State
 from handler.engines.worker import Spec
+from tests.engines.processes import descendants
 
 PROMPT = "Once upon a time"
 
@@ -88,11 +88,10 @@ class Served:
         return self.run()[id]
 
     def workers(self) -> list[int]:
-        """Processes that the engine has started."""
-        listed = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
-        rows = [line.split() for line in listed.splitlines()]
-        group = str(self.engine.pid)
-        return [int(pid) for pid, pgid, stat in rows if pgid == group and pid != group and not stat.startswith("Z")]
+        """MPI's, which a daemon of Open MPI's has started, in process groups of their own with Open MPI 5."""
+        if self.engine.pid is None:
+            return []
+        return [pid for pid, command in descendants(self.engine.pid).items() if "mpi4py" in command]
 
 
 @contextlib.contextmanager

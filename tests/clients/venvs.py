@@ -22,9 +22,9 @@ _BARE = frozenset({"lm-eval"})
 """Installed without what they declare: lm-eval brings half a gigabyte that its model of an API never imports."""
 
 
-def python(name: str) -> Path:
-    """The interpreter of the environment that requirements-{name}.txt describes."""
-    requirements = _HERE / f"requirements-{name}.txt"
+def python(name: str, folder: Path = _HERE) -> Path:
+    """The interpreter of the environment that requirements-{name}.txt in this folder describes."""
+    requirements = folder / f"requirements-{name}.txt"
     key = hashlib.sha256(requirements.read_bytes() + f"{sys.version} {sys.base_prefix}".encode()).hexdigest()[:16]
     directory = built_once(
         cache_directory() / "venvs" / f"{name}-{key}",

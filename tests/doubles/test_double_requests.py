@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,63 @@ def test_an_abort_ends_it_later_as_cancelled(each: Double) -> None:
         return result
 
     assert asyncio.run(run()).outputs[0].finish_reason == "cancelled"
+
+
+def test_an_abort_with_log_probabilities_raises_in_1_2(each: Double) -> None:
+    async def run(**params: Any) -> Any:
+        sampling = each.package.SamplingParams(max_tokens=200, detokenize=False, end_id=-1, **params)
+        result = each.llm.generate_async(PROMPT, sampling_params=sampling, streaming=True)
+        await anext(result)
+        result.abort()
+        async for _ in result:
+            pass
+        return result
+
+    assert asyncio.run(run()).outputs[0].finish_reason == "cancelled"
+    if each.package.MANNERS.release == (1, 2):
+        with pytest.raises(AssertionError, match="logprobs length"):
+            asyncio.run(run(logprobs=1))
+    else:
+        assert asyncio.run(run(logprobs=1)).outputs[0].finish_reason == "cancelled"
+
+
+def test_a_notice_to_a_loop_that_does_not_run_is_dropped_and_its_item_kept(model: Path) -> None:
+    for manners, arguments, caught in (
+        ("version=1.2.1", {}, True),
+        ("version=1.3.0", {}, True),
+        ("version=1.1.0", {}, False),
+        ("version=1.2.1;notices=uncaught", {}, False),
+        ("version=1.2.1", {"gather_generation_logits": True}, False),
+    ):
+        with using.tensorrt_llm(manners):
+            found = Double(model, **arguments)
+
+            async def begin(found: Double = found) -> Any:
+                params = found.package.SamplingParams(max_tokens=3, detokenize=False, end_id=-1)
+                return found.llm.generate_async(PROMPT, sampling_params=params, streaming=True)
+
+            loop = asyncio.new_event_loop()
+            try:
+                result = loop.run_until_complete(begin())
+                deadline = time.monotonic() + 20
+                while len(result.queue._items) < 3:  # the loop rests
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                kept = [*result.queue._items]
+                if caught:
+                    assert not result.queue._event.is_set(), "nobody was told"
+                    assert loop.run_until_complete(result.aresult()).finished, "one who comes later finds them"
+                    loop.run_until_complete(begin())
+                else:
+                    with pytest.raises(Exception, match=r"^$") as raised:
+                        loop.run_until_complete(begin())
+                    assert type(raised.value).__name__ == "EventLoopShutdownError"
+                    with pytest.raises(RuntimeError, match="LLM is shutting down"):
+                        loop.run_until_complete(begin())
+                assert len(kept) == 3
+            finally:
+                found.llm.shutdown()
+                loop.close()
 
 
 def test_a_text_level_stop_leaves_the_engine_at_work_in_1_2_alone(model: Path) -> None:

@@ -17,13 +17,14 @@ from typing import Any
 from handler.core import Adapter, Sampling
 from handler.engines import checkpoint
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
-from handler.engines.family import end_with_this_process
+from handler.engines.family import end_with_descendants, end_with_this_process
 from handler.engines.hf_tokenizer import HfTokenizer
 from handler.engines.trtllm.arguments import constructed, llm_arguments, named
 from handler.engines.trtllm.guides import guide_trial as guide_trial
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
-from handler.engines.trtllm.setup import check_rank, leave_mpi, max_prompt, visible_gpus, vocabulary_size
+from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
+from handler.engines.trtllm.stepped_loop import SteppedLoop
 from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
 from handler.engines.warm_up import warm_up
 
@@ -33,13 +34,14 @@ _PATIENCE = 0.02  # seconds that a step waits for news, before it lets new comma
 class TrtLlm:
     """See `engines.base.Engine`.
 
-    `generate_async` wants an event loop that runs in the calling thread: one of our own, run inside `add` and `step`.
-    Each request has a task there that takes its items and wakes `step`.
+    `generate_async` wants an event loop that runs in the calling thread: one of our own, run inside `add` and `step`
+    (`stepped_loop.py`). Each request has a task there that takes its items and wakes `step`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
         leave_mpi(os.environ)
+        os.environ.update(environment(config))
         end_with_this_process()
         import tensorrt_llm
 
@@ -58,7 +60,8 @@ class TrtLlm:
         self._lora = built.get("lora_config")
         self._checked: set[int] = set()  # ids of adapters
         self._llm = tensorrt_llm.LLM(**built)
-        self._loop = asyncio.new_event_loop()
+        self._leave = end_with_descendants("mpi4py")  # Open MPI 4 tells nobody of an MPI worker's death
+        self._loop = SteppedLoop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
         self._model = Model(
@@ -129,6 +132,7 @@ class TrtLlm:
         return step
 
     def close(self) -> None:
+        self._leave()
         for running in self._running.values():
             if not running.ended and self._broken is None:
                 running.result.abort()
@@ -139,6 +143,7 @@ class TrtLlm:
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
         self._llm.shutdown()
+        self._loop.run_until_complete(asyncio.sleep(0))  # the last notices: a coroutine each, which must not be left
         self._loop.close()
 
     # -- on the event loop ---------------------------------------------------------------------------------------
@@ -182,8 +187,10 @@ class TrtLlm:
                 self._break(error)
                 return
             running.error = f"{type(error).__name__}: {error}"
-            if not isinstance(error, self._refusal):
-                running.result.abort()  # it failed in reading what came, which the engine does not know
+            if not (isinstance(error, self._refusal) or running.result.aborted()):
+                # It failed in reading what came, which the engine does not know. So does the last item of an aborted
+                # request in 1.2, which counts the log-probabilities there too (`_handle_sequence` in result.py).
+                running.result.abort()
         running.ended = True
         self._arrived(running)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,19 @@ from handler.engines.base import EngineConfig
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 _NETWORK = ("OMPI_MCA_btl_", "OMPI_MCA_oob_")
 _MAX_NUM_TOKENS = 8192  # TensorRT-LLM's default
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """Variables that TensorRT-LLM and its MPI workers are to have."""
+    found = {}
+    if not config.options.get("usage_stats"):
+        # From 1.3 on it tells NVIDIA of its use, unless told not to (`is_usage_stats_enabled` in usage/usage_lib.py).
+        found["TRTLLM_NO_USAGE_STATS"] = "1"
+    if os.geteuid() == 0:
+        # Open MPI 5 starts MPI workers by `prte`, which refuses to run as root. The start would then wait for ever, and
+        # say nothing. Unlike mpirun it does not read OMPI_ALLOW_RUN_AS_ROOT (src/mca/schizo/prte in PRRTE 3).
+        found |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return found
 
 
 def leave_mpi(environ: MutableMapping[str, str]) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from tensorrt_llm import _errors, _guide
+from tensorrt_llm import _beams, _errors, _guide
+from tensorrt_llm._delivery import Delivery
 from tensorrt_llm._manners import MANNERS
 from tensorrt_llm._model import Model, chosen, forbidden, log_softmax, penalized
 from tensorrt_llm._request import Request, Sequence, check_sampling
-from tensorrt_llm._result import Logprob, Response
+from tensorrt_llm._result import Response, entry
 
 
 class Engine:
@@ -27,7 +28,7 @@ class Engine:
         self.aborted: list[int] = []
         self.shut = False
         self.dead: BaseException | None = None
-        self._worker = worker  # a process; its death is the executor's
+        self._worker = worker  # a process; without it there is silence, or an end of this process
         self._tokens = 0
         self._shared = numpy.random.Generator(numpy.random.PCG64(42))  # TorchSampler's before 1.3
         self._cached: dict[str | None, list[list[int]]] = {}
@@ -36,7 +37,10 @@ class Engine:
         self._lock = threading.Lock()
         self._ids = 0
         self._work = threading.Event()
-        threading.Thread(target=self._run, name="double-executor", daemon=True).start()
+        self.delivery = Delivery(in_process=bool(arguments.gather_generation_logits))
+        self._said: list[tuple[Any, Response]] = []  # in this step
+        self._thread = threading.Thread(target=self._run, name="double-executor", daemon=True)
+        self._thread.start()
 
     @property
     def torch_sampler(self) -> bool:
@@ -70,43 +74,72 @@ class Engine:
     def shutdown(self) -> None:
         self.shut = True
         self._work.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.delivery.close()
+        if self._worker is not None:
+            self._worker.close()
+
+    def raise_background_error(self) -> None:
+        """Each request that is submitted and each response that is read looks for what a thread has met.
+
+        Raises:
+            Exception: it did, and the engine has been shut down for it.
+        """
+        if not self.delivery.errors.empty():
+            error = self.delivery.errors.get()
+            self.shutdown()
+            raise error
 
     # -- the thread
 
     def _run(self) -> None:
-        while not self.shut:
+        going = True
+        while going and not self.shut:
             self._work.wait()
-            with self._lock:
-                new, self._new = self._new, []
-            for request in new:
-                try:
-                    self._enqueue(request)
-                except Exception as error:
-                    request.result._post(Response(error=str(error)))
-                else:
-                    self._active[request.id] = request
-            if not self._active and not self._new:
-                self._work.clear()
-                if self._new:  # it came just now
-                    self._work.set()
-                continue
-            time.sleep(MANNERS.pause)
-            for request in list(self._active.values()):
-                try:
-                    self._advance(request)
-                except Exception as error:  # one request's fault is everybody's end
-                    self._die(error)
-                    return
-                if self._misbehaves():
-                    return
+            going = self._step()
+            if self._said:
+                said, self._said = self._said, []
+                self.delivery.send(said)
+
+    def _say(self, request: Request, response: Response) -> None:
+        self._said.append((request.result, response))
+
+    def _step(self) -> bool:
+        """Whether it goes on."""
+        with self._lock:
+            new, self._new = self._new, []
+        for request in new:
+            try:
+                self._enqueue(request)
+            except Exception as error:
+                self._say(request, Response(error=str(error)))
+            else:
+                self._active[request.id] = request
+        if not self._active and not self._new:
+            self._work.clear()
+            if self._new or self.shut:  # it came just now
+                self._work.set()
+            return True
+        time.sleep(MANNERS.pause)
+        for request in list(self._active.values()):
+            try:
+                self._advance(request)
+            except Exception as error:  # one request's fault is everybody's end
+                self._die(error)
+                return False
+            if self._misbehaves():
+                return False
+        return True
 
     def _misbehaves(self) -> bool:
         if MANNERS.exit_after and self._tokens >= MANNERS.exit_after:
             os._exit(134)
         if MANNERS.stall_after and self._tokens >= MANNERS.stall_after:
             return True
-        killed = self._worker is not None and self._worker.poll() is not None
-        if killed or (MANNERS.die_after and self._tokens >= MANNERS.die_after):
+        if self._worker is not None and self._worker.dead:
+            return True
+        if MANNERS.die_after and self._tokens >= MANNERS.die_after:
             kinds = {"cpp": "CppExecutorError", "dead": "EngineDeadError"}
             kind = kinds.get(MANNERS.death or ("dead" if MANNERS.release >= (1, 3) else ""))
             self._die(getattr(_errors, kind)("the executor died") if kind else RuntimeError("the executor died"))
@@ -116,7 +149,7 @@ class Engine:
     def _die(self, error: Exception) -> None:
         self.dead, self.shut = error, True
         for request in [*self._active.values(), *self._new]:
-            request.result._post(Response(fatal=error))
+            self._say(request, Response(fatal=error))
 
     # -- requests
 
@@ -186,7 +219,7 @@ class Engine:
                 return
             request.cancelled_in -= 1
         if request.params.use_beam_search and request.params.best_of > 1:
-            self._beams(request)
+            _beams.search(self, request)
             return
         stepped = [number for number, sequence in enumerate(request.sequences) if sequence.finish is None]
         for number in stepped:
@@ -218,7 +251,7 @@ class Engine:
         sequence.ids.append(id)
         sequence.cumulative += float(logprobs[id])
         if params.logprobs:
-            sequence.logprobs.append(_entry(logprobs, id, params.logprobs))
+            sequence.logprobs.append(entry(logprobs, id, params.logprobs))
         if params.return_generation_logits:
             sequence.logits.append(raw)
         sequence.finish = self._finish(request, sequence)
@@ -250,54 +283,19 @@ class Engine:
             cumulative=sequence.cumulative,
         )
         if MANNERS.late_finish and request.streaming and sequence.finish is not None:
-            request.result._post(response)
+            self._say(request, response)
             response = Response(sequence=number, ids=[], finish=sequence.finish, cumulative=sequence.cumulative)
         response.finish = sequence.finish
-        request.result._post(response)
+        self._say(request, response)
 
     def _end_all(self, request: Request, finish: str) -> None:
         self._active.pop(request.id, None)
         for number, sequence in enumerate(request.sequences):
             if sequence.finish is None:
                 sequence.finish = finish
+                if request.params.logprobs and MANNERS.release == (1, 2):
+                    sequence.ids.append(sequence.ids[-1] if sequence.ids else 5)  # a token without its log-probability
                 self._post(request, number)
-
-    def _beams(self, request: Request) -> None:
-        """The whole search at once."""
-        params, width = request.params, request.params.best_of
-        alive: list[tuple[float, list[int], list[Any]]] = [(0.0, [], [])]
-        ended: list[tuple[float, list[int], list[Any], str]] = []
-        penalty = params.length_penalty or 0.0
-        while alive and len(ended) < width:
-            found: list[tuple[float, list[int], list[Any]]] = []
-            for total, ids, entries in alive:
-                logprobs = log_softmax(self.model.logits([*request.prompt, *ids]))
-                for id in numpy.argsort(-logprobs, kind="stable")[: 2 * width].tolist():
-                    entry = _entry(logprobs, id, params.logprobs or 1)
-                    found.append((total + float(logprobs[id]), [*ids, id], [*entries, entry]))
-            alive = []
-            for total, ids, entries in sorted(found, key=lambda one: -one[0])[: 2 * width]:
-                sequence = Sequence(None, ids)
-                if (finish := self._finish(request, sequence)) is not None:
-                    ended.append((total, ids, entries, finish))
-                elif len(alive) < width:
-                    alive.append((total, ids, entries))
-        best = sorted(ended, key=lambda one: -one[0] / len(one[1]) ** penalty)[:width]
-        self._active.pop(request.id, None)
-        for number, (total, ids, entries, finish) in enumerate(best):
-            self._tokens += len(ids)
-            logprobs = entries if params.logprobs else None
-            last = number == len(best) - 1
-            request.result._post(Response(number, ids, logprobs, finish, cumulative=total, last=last))
-
-
-def _entry(logprobs: Any, id: int, count: int) -> dict[int, Any]:
-    """The most likely ids, and the chosen one in any case."""
-    top = numpy.argsort(-logprobs, kind="stable")[:count].tolist()
-    ranks = {one: rank for rank, one in enumerate(top, 1)}
-    if id not in ranks:
-        ranks[id] = int((logprobs > logprobs[id]).sum()) + 1
-    return {one: Logprob(logprob=float(logprobs[one]), rank=rank) for one, rank in ranks.items()}
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -37,7 +37,12 @@ class Manners:
         cancel_all: requests end by themselves as cancelled, after as many tokens.
         gpus: how many there seem to be.
         pause: seconds between steps.
-        worker: start a process, as MPI's workers are; it does nothing, but without it the executor dies.
+        worker: start a process, as MPI's workers are; it does nothing. Its death ends this process, as with Open MPI 5.
+        silent_mpi: its death is told to nobody, as with Open MPI 4, and nothing comes any more.
+        mpi: start a worker by MPI itself, which must be there.
+        notices: what becomes of one to an event loop that does not run: caught by the proxy, or uncaught, which is the
+            LLM's end. By default as the version does.
+        fast: tokens cost nothing, and follow no model.
     """
 
     version: str = "1.2.1"
@@ -54,11 +59,20 @@ class Manners:
     gpus: int = 1
     pause: float = 0.001
     worker: bool = False
+    silent_mpi: bool = False
+    mpi: bool = False
+    notices: str = ""
+    fast: bool = False
 
     @property
     def release(self) -> tuple[int, int]:
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
+
+    @property
+    def notices_are_caught(self) -> bool:
+        """The proxy does since October 2025."""
+        return self.notices == "caught" if self.notices else self.release >= (1, 2)
 
 
 def read(text: str) -> Manners:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from tensorrt_llm._api import record
+from tensorrt_llm._delivery import AsyncQueue
 from tensorrt_llm._errors import RequestError
 from tensorrt_llm._manners import MANNERS, misuse
 
 Logprob: Any = record("Logprob")
 
 _FINISH = {"END_ID": "stop", "STOP_WORDS": "stop", "LENGTH": "length", "TIMED_OUT": "timeout", "CANCELLED": "cancelled"}
+
+
+def entry(logprobs: Any, id: int, count: int) -> dict[int, Any]:
+    """The most likely ids, and the chosen one in any case."""
+    top = numpy.argsort(-logprobs, kind="stable")[:count].tolist()
+    ranks = {one: rank for rank, one in enumerate(top, 1)}
+    if id not in ranks:
+        ranks[id] = int((logprobs > logprobs[id]).sum()) + 1
+    return {one: Logprob(logprob=float(logprobs[one]), rank=rank) for one, rank in ranks.items()}
 
 
 class Tensor:
@@ -90,13 +99,15 @@ class GenerationResult:
         self.request_id = 0
         self._engine, self.sampling_params, self._ids = engine, params, prompt
         self.prompt: str | None = more.get("text")
+        self.aqueue: Any
+        self.queue: Any
         self.tokenizer = more.get("tokenizer")
-        self.queue: queue.SimpleQueue[Response] = queue.SimpleQueue()
         try:
-            self._loop: Any = asyncio.get_running_loop()
-            self.aqueue: Any = asyncio.Queue()
+            asyncio.get_running_loop()
         except RuntimeError:
-            self._loop = self.aqueue = None
+            self.aqueue, self.queue = None, queue.Queue[Response]()
+        else:
+            self.queue = self.aqueue = AsyncQueue()
         self._outputs = [CompletionOutput(index=index) for index in range(max(params.best_of, 1))]
         self._done = self._aborted = self._raised = False
         self._error: str | None = None
@@ -196,14 +207,6 @@ class GenerationResult:
 
     # -- what comes
 
-    def _post(self, response: Response) -> None:
-        """Called by the executor's thread."""
-        if self.aqueue is None:
-            self.queue.put(response)
-            return
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self.aqueue.put_nowait, response)
-
     def _take(self, response: Response) -> None:
         try:
             self._handle(response)
@@ -240,6 +243,7 @@ class GenerationResult:
             for one in self._outputs if MANNERS.release < (1, 3) else [output]:  # all: which repeats the others' text
                 self._detokenize(one, response)
         self._done = self._done or (response.last and all(one.finish_reason for one in self._outputs))
+        self._engine.raise_background_error()
 
     def _compare(self, output: Any, response: Response) -> None:
         if MANNERS.release < (1, 2) and response.finish == "CANCELLED":

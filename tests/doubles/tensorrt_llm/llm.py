@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
+from tensorrt_llm import _workers
 from tensorrt_llm._engine import Engine
 from tensorrt_llm._errors import RequestError
+from tensorrt_llm._fast import FastEngine
 from tensorrt_llm._manners import MANNERS, misuse
 from tensorrt_llm._model import Model
 from tensorrt_llm._request import Request
@@ -41,12 +41,13 @@ class LLM:
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
         self.args: Any = checked(type(self).__name__, {**given, **kwargs})
-        worker = _spawn()
+        worker = _workers.start()
         from transformers import AutoTokenizer
 
         self._tokenizer = None if skip_tokenizer_init else AutoTokenizer.from_pretrained(str(model))
         self._model = Model(Path(model), self._tokenizer)
-        self._engine: Engine | None = Engine(self._model, self.args, self._tokenizer, worker)
+        kind = FastEngine if MANNERS.fast else Engine
+        self._engine: Engine | None = kind(self._model, self.args, self._tokenizer, worker)
         # Without the LLM its engine stops, and pending results are waited for in vain.
         weakref.finalize(self, self._engine.shutdown)
 
@@ -90,6 +91,7 @@ class LLM:
         if not self.args.enable_chunked_prefill and limit is not None and len(ids) > limit:
             kind = RequestError if MANNERS.release >= (1, 2) else ValueError
             raise kind(f"The sum of prompt length ({float(len(ids))}) should not exceed max_num_tokens ({limit})")
+        engine.raise_background_error()
         result = RequestOutput(engine=engine, params=sampling_params, prompt=ids, text=text, tokenizer=self._tokenizer)
         params = copy.copy(sampling_params)  # it goes to another process: later changes do not reach it
         engine.submit(Request(0, list(ids), params, streaming, result, lora_request, cache_salt))
@@ -147,13 +149,3 @@ class LLM:
 
     def __reduce__(self) -> Any:
         raise RuntimeError("LLM cannot be pickled")
-
-
-def _spawn() -> subprocess.Popen[bytes] | None:
-    """What the real one does with MPI, as far as it can fail."""
-    launched = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"))
-    if launched and "TLLM_SPAWN_PROXY_PROCESS" not in os.environ:
-        raise RuntimeError("MPI_Comm_spawn failed: All nodes which are allocated for this job are already filled.")
-    if MANNERS.init_fails:
-        raise RuntimeError("Executor worker died during initialization")
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) if MANNERS.worker else None

@@ -103,6 +103,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("iter_stats_max_iterations=10", {"iter_stats_max_iterations": 10}),
     ("request_stats_max_iterations=10", {"request_stats_max_iterations": 10}),
     ("inactivity_timeout=5", {}),
+    ("usage_stats=true", {}),
     ('engine_args={"enable_min_latency": true}', {"enable_min_latency": True}),
     ('engine_args={"max_seq_len": 99}', {"max_seq_len": 99}),
     (

@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handler import engines
-from handler.batcher import Batcher
-from handler.core import Delta, Finish, Request, Sampling
-from handler.engines.base import EngineConfig
-from handler.engines.remote import RemoteEngine, State
+from handler.core import Finish
 from handler.engines.trtllm.engine import TrtLlm
 from handler.engines.trtllm.results import Asked, Running
-from handler.engines.worker import Spec
 from handler.errors import GenerationFailed
-from tests.doubles import using
-
-
-class Served:
-    def __init__(self, engine: RemoteEngine, config: EngineConfig) -> None:
-        self.engine = engine
-        self.batcher = Batcher(engine, max_active=16)
-        self.tokenizer = engines.load_tokenizer("trtllm", config)
-
-    def submit(self, **sampling: Any) -> int:
-        prompt = "Once upon a time"
-        return self.batcher.submit(Request(prompt, Sampling(**sampling)), self.tokenizer.encode(prompt))
-
-    def run(self, seconds: float = 30) -> dict[int, list[Delta]]:
-        found: dict[int, list[Delta]] = {}
-        deadline = time.monotonic() + seconds
-        while not self.batcher.idle:
-            assert time.monotonic() < deadline, "it does not end"
-            for delta in self.batcher.step(timeout=0.5):
-                found.setdefault(delta.id, []).append(delta)
-        return found
-
-
-@contextlib.contextmanager
-def served(model: Path, manners: str, timeout: float = 60.0, **options: Any) -> Iterator[Served]:
-    config = EngineConfig(model=model, max_sequences=16, options=options)
-    with using.tensorrt_llm(manners):
-        engine = RemoteEngine(Spec("trtllm", config), timeout=timeout, load_timeout=60)
-        try:
-            while engine.state is State.LOADING:
-                engine.step(timeout=1)
-            yield Served(engine, config)
-        finally:
-            engine.close()
+from tests.engines.trtllm.served import served
 
 
 @pytest.mark.parametrize(
@@ -165,19 +124,3 @@ def test_shutting_down_is_the_engines_end_and_no_refusal(model: Path) -> None:
         found.add()
         with pytest.raises(RuntimeError, match="LLM is shutting down"):
             found.engine.step()
-
-
-def test_what_the_engine_started_goes_with_it(model: Path) -> None:
-    """Its process is killed with its group, where MPI's workers are."""
-    with served(model, "worker") as found:
-        pid = found.engine.pid
-        assert len(_group(pid)) == 3  # itself, the watcher, a worker of MPI's
-    deadline = time.monotonic() + 10
-    while _group(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _group(pid: int | None) -> list[str]:
-    listed = subprocess.run(["ps", "-o", "pid=,stat=", "-g", str(pid)], capture_output=True, text=True)
-    return [line for line in listed.stdout.splitlines() if not line.split()[1].startswith("Z")]

@@ -57,8 +57,29 @@ def test_a_late_abort_brings_nothing(model: Path) -> None:
 
 def test_a_request_that_the_engine_cancels_by_itself_is_an_error(model: Path) -> None:
     with loaded(model, "cancel_all=5") as found:
-        answer = found.one()
+        answer = found.one(logprobs=False)
         assert (answer.finish, answer.error) == (Finish.ERROR, "the engine ended the request: cancelled")
+        answer = found.one()
+        assert (answer.finish, (answer.error or "")[:32]) == (Finish.ERROR, "AssertionError: logprobs length:")
+
+
+def test_an_abort_whose_last_item_cannot_be_read_concerns_nobody(model: Path) -> None:
+    """1.2 compares the numbers of tokens and log-probabilities also where a request was cancelled."""
+    with loaded(model, "version=1.2.1") as found:
+        gone = [found.add(max_new_tokens=400, ignore_eos=True) for _ in range(3)]
+        kept = found.add(max_new_tokens=60, ignore_eos=True)
+        found.engine.step()
+        for key in gone:
+            found.engine.cancel(key)
+        answer = joined(found.run(kept)[kept])
+        assert (answer.finish, answer.error) == (Finish.LENGTH, None)
+        assert len(found.double.aborted) == 3, "each was aborted once"
+        assert found.double.num_active == 0
+        assert found.heard_of <= set(gone)
+        left = found.add(max_new_tokens=400, ignore_eos=True)
+        found.engine.step()
+        assert left in found.engine._running
+    assert not found.engine._tasks
 
 
 def test_a_failure_in_reading_ends_its_request_and_aborts_it(model: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from handler.core import Adapter, Finish, Guide, Request, Sampling
 from handler.errors import GenerationFailed
+from tests.engines.processes import in_session
 from tests.engines.test_conformance import Driver, ids, start, text
 
 pytestmark = pytest.mark.vllm
@@ -269,13 +269,6 @@ def test_one_that_would_spoil_every_answer_is_refused(lora: Driver, hf_demo: Pat
 # -- deaths --------------------------------------------------------------------------------------------------------
 
 
-def family(leader: int) -> dict[int, str]:
-    """The processes of a group: pid -> command line."""
-    shown = subprocess.run(["ps", "-A", "-o", "pid=,pgid=,args="], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(None, 2) for line in shown.splitlines()]
-    return {int(pid): args for pid, group, args in rows if int(group) == leader}
-
-
 def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
@@ -289,15 +282,15 @@ def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(hf_demo:
     lost = driver.submit(PROMPT, max_new_tokens=1500, ignore_eos=True)
     while not driver.batcher.step(timeout=0.5):
         pass
-    core = next(pid for pid, args in family(leader).items() if "EngineCore" in args)
+    core = next(pid for pid, args in in_session(leader).items() if "EngineCore" in args)
     os.kill(leader if victim == "the engine" else core, signal.SIGKILL)
     began = time.monotonic()
     found = driver.run()
     assert isinstance(found[lost][-1].error, GenerationFailed)
     assert time.monotonic() - began < 20, "it was noticed at once, not when its time was up"
-    while (family(leader) or shared_memory() - before) and time.monotonic() - began < 20:
+    while (in_session(leader) or shared_memory() - before) and time.monotonic() - began < 20:
         time.sleep(0.1)
-    assert not family(leader), "nothing of it is left that would hold memory"
+    assert not in_session(leader), "nothing of it is left that would hold memory"
     assert not shared_memory() - before
     waiting = driver.submit(PROMPT, max_new_tokens=3)
     assert driver.run()[waiting][-1].finish is Finish.LENGTH
