@@ -25,6 +25,9 @@ _MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
 _ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=auto"]
 _ASYNC_SINCE = (0, 31)
 
+RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
+"""Deaths of the worker after which DJL Serving gives the model up. It counts them all; 0.30 and later allow none."""
+
 
 def home(environ: Mapping[str, str]) -> Path:
     """Where DJL Serving is: `DJL_SERVING_HOME`, else the home of the `djl-serving` on PATH.
@@ -107,7 +110,8 @@ def command(directory: Path, configuration: Path, name: str, model: Path) -> lis
 def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """What Java and its worker are started with.
 
-    Without HF_MODEL_ID, of which Java would make a second model; our serving.properties has it already.
+    What the user has set counts. HF_MODEL_ID is left out: Java would make a second model of it, and our
+    serving.properties has it already.
     """
     server_home = directory if (directory / "plugins").is_dir() else scratch
     (server_home / "plugins").mkdir(exist_ok=True)  # Java wants the directory there, be it empty
@@ -115,6 +119,7 @@ def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> d
         "DJL_CACHE_DIR": str(scratch / "djl"),
         "MODEL_SERVER_HOME": str(server_home),
         "PYTHON_EXECUTABLE": sys.executable,
+        **RETRIES,
     }
     return {**ours, **{name: value for name, value in environ.items() if name != "HF_MODEL_ID"}}
 
