@@ -76,9 +76,31 @@ def test_mode_is_the_user_s_where_one_is_named(
     assert "option.async_mode=true" not in properties(target)
 
 
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [("auto", []), ("trtllm", ["option.llm_engine=trtllm"]), ("lmi-dist", ["option.llm_engine=vllm"])],
+)
+@pytest.mark.parametrize("in_file", [True, False])
+def test_java_gets_a_rolling_batch_that_it_leaves_alone(
+    tmp_path: Path, target: Path, asked: str, engine: list[str], in_file: bool
+) -> None:
+    """Where there is a config.json it would make dynamic batching of `auto`, and MPI of `trtllm`."""
+    data = model_data(tmp_path, f"option.rolling_batch={asked}\n" if in_file else "")
+    environ = {} if in_file else {"OPTION_ROLLING_BATCH": asked}
+    djl.make_model(NOTHING, Found(data, "a/b", {}), environ, target, (0, 36, 0))
+    assert properties(target)[-1 - len(engine) :] == ["option.rolling_batch=scheduler", *engine]
+
+
+@pytest.mark.parametrize("asked", ["vllm", "disable"])
+def test_other_modes_are_handed_to_java_as_they_are(tmp_path: Path, target: Path, asked: str) -> None:
+    data = model_data(tmp_path, f"option.rolling_batch={asked}\n")
+    djl.make_model(NOTHING, Found(data, "a/b", {}), {}, target, (0, 36, 0))
+    assert properties(target)[-1] == f"option.rolling_batch={asked}"
+
+
 def test_before_async_mode_it_is_rolling_batch(tmp_path: Path, target: Path) -> None:
     djl.make_model(NOTHING, Found(None, "a/b", {}), {}, target, (0, 28, 0))
-    assert properties(target)[-1] == "option.rolling_batch=auto"
+    assert properties(target)[-1] == "option.rolling_batch=scheduler"
     assert "option.async_mode=true" not in properties(target)
 
 
