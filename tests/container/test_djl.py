@@ -205,7 +205,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.djl
 def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> None:
     """Since 0.30 one death is enough for DJL Serving to give a model up, unless `retry_threshold` says otherwise."""
-    for _ in range(2):
+    for _ in range(2):  # amid a request
         with httpx.stream("POST", running.container.url + "/invocations", json=BODY, timeout=30) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -216,6 +216,10 @@ def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> No
                 with pytest.raises(httpx.ReadError):
                     list(lines)
         wait_for(lambda: running.serves, 60, "the model is not served again")
+    os.kill(running.worker, signal.SIGKILL)  # at rest: only in async mode does Java notice
+    wait_for(lambda: running.serves, 60, "the model is not served again")
+    restarts = running.container.log.count("DJL Serving is started again")
+    assert restarts == (0 if newer(running.version, "0.31") else 1)
 
 
 @pytest.mark.djl
