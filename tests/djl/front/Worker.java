@@ -130,10 +130,20 @@ final class Worker {
         }
     }
 
-    /** While the model loads there is no predictor yet, and Python would go on loading. */
+    /**
+     * While the model loads there is no predictor yet, and Python would go on loading. 0.25 does not always come to the
+     * end of its close after a worker has died.
+     */
     private void close() {
         if (predictor != null) {
-            predictor.close();
+            Thread closing = new Thread(predictor::close, "close");
+            closing.setDaemon(true);
+            closing.start();
+            try {
+                closing.join(5000);
+            } catch (InterruptedException end) {
+                Thread.currentThread().interrupt();
+            }
         }
         ProcessHandle.current().children().forEach(ProcessHandle::destroyForcibly);
     }
