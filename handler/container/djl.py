@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from handler.config import Setting, load_config
+from handler.config import BY_ROLLING_BATCH, Config, Setting, load_config
 from handler.container.arguments import Arguments
 from handler.container.model import Found
 from handler.errors import ConfigError
@@ -20,10 +20,14 @@ log = logging.getLogger("handler.container")
 
 _NOT_LINKED = ("serving.properties", "requirements.txt")
 
-# Where nobody names a mode (docs/djl.md, Modes): the one in which Java batches nothing, if it has it.
+# Where nobody names a mode (docs/djl.md, Modes): the one in which Java batches nothing, if it has it. `scheduler` is
+# `auto` in a word that Java leaves alone.
 _MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
-_ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=auto"]
+_ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=scheduler"]
 _ASYNC_SINCE = (0, 31)
+
+RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
+"""Deaths of the worker after which DJL Serving gives the model up. It counts them all; 0.30 and later allow none."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -84,12 +88,26 @@ def make_model(
     if found.model_id:
         lines.append(f"option.model_id={_model_id(found.model_id, target.parent / 'weights')}")
     written.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
-    given = load_config(properties=written, environ=environ, java=True).origins
+    given = load_config(properties=written, environ=environ, java=True)
     mode: list[str] = []
-    if not given.keys() & _MODES:
+    if not given.origins.keys() & _MODES:
         mode = _ASYNC if since >= _ASYNC_SINCE else _ROLLING
-        written.write_text("\n".join([*lines, *mode, own, *arguments.options, ""]), encoding="utf-8")
+    written.write_text("\n".join([*lines, *mode, own, *arguments.options, *_kept(given), ""]), encoding="utf-8")
     return _checked(written, environ, asynchronous=mode == _ASYNC)
+
+
+def _kept(given: Config) -> list[str]:
+    """The user's rolling batch in words that Java leaves alone.
+
+    For a model with a config.json, DJL Serving's LmiConfigRecommender makes dynamic batching of `auto`, and starts
+    `trtllm` under MPI, which needs GPUs and mpirun; 0.28 does the latter for `lmi-dist` too.
+    """
+    mode = given.rolling_batch
+    if "option.rolling_batch" not in given.origins or mode not in ("auto", "trtllm", "lmi-dist") or not given.engine:
+        return []
+    lines = [*_ROLLING, *([f"option.llm_engine={given.engine}"] if mode in BY_ROLLING_BATCH else [])]
+    log.info("option.rolling_batch=%s is handed to DJL Serving as %s", mode, ", ".join(lines))
+    return lines
 
 
 def make_configuration(target: Path, arguments: Arguments) -> Path:
@@ -107,7 +125,8 @@ def command(directory: Path, configuration: Path, name: str, model: Path) -> lis
 def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """What Java and its worker are started with.
 
-    Without HF_MODEL_ID, of which Java would make a second model; our serving.properties has it already.
+    What the user has set counts. HF_MODEL_ID is left out: Java would make a second model of it, and our
+    serving.properties has it already.
     """
     server_home = directory if (directory / "plugins").is_dir() else scratch
     (server_home / "plugins").mkdir(exist_ok=True)  # Java wants the directory there, be it empty
@@ -115,6 +134,7 @@ def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> d
         "DJL_CACHE_DIR": str(scratch / "djl"),
         "MODEL_SERVER_HOME": str(server_home),
         "PYTHON_EXECUTABLE": sys.executable,
+        **RETRIES,
     }
     return {**ours, **{name: value for name, value in environ.items() if name != "HF_MODEL_ID"}}
 

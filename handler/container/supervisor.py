@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from handler.container.connections import connections
+from handler.container.worker_watch import WorkerWatch
 
 log = logging.getLogger("handler.container")
 
 DRAIN = 22.0  # seconds for answers to finish
 END = 28.0  # seconds after SIGTERM until what is left is killed
 _QUIET = 2000  # milliseconds without a byte after which an answer that had begun counts as finished
+_LOOK = 2.0  # seconds between looks at the worker
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
@@ -28,22 +30,29 @@ def supervise(
 ) -> int:
     """Run a server on `port` until it ends or is told to; returns the exit status, 0 when it was told to.
 
-    It is given a process group of its own. As process 1 of a container this also buries the orphans.
+    It is given a process group of its own. As process 1 of a container this also buries the orphans. A server that has
+    lost its worker for good is started again.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    child = os.posix_spawn(command[0], list(command), dict(environ), setpgroup=0, setsigmask=())
+    child = _start(command, environ)
+    watch = WorkerWatch(child)
     status: int | None = None
     try:
         while status is None:
-            found = signal.sigtimedwait(_SIGNALS, 60)
+            found = signal.sigtimedwait(_SIGNALS, _LOOK)
             if found is not None and found.si_signo != signal.SIGCHLD:
                 return _stop(child, port, signal.Signals(found.si_signo).name, drain, end)
             status = _reap(child)
+            if status is None and watch.is_lost():
+                log.error("DJL Serving has lost its worker and starts no other: DJL Serving is started again")
+                _kill(child)
+                os.waitpid(child, 0)
+                child = _start(command, environ)
+                watch = WorkerWatch(child)
         log.error("the server ended by itself with status %d", status)
         return status
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # its workers and their engines
+        _kill(child)
         _reap(child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
@@ -67,6 +76,16 @@ def run_as_init(command: Sequence[str], environ: Mapping[str, str]) -> int:
         else:
             os.kill(child, number)  # it is there: only `_reap` lets it go
     return status
+
+
+def _start(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    return os.posix_spawn(command[0], list(command), dict(environ), setpgroup=0, setsigmask=())
+
+
+def _kill(child: int) -> None:
+    """With its workers and their engines."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
 
 
 def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:

@@ -11,13 +11,19 @@ TOOL_CALL_PARSERS = ("auto", "hermes", "smollm2", "llama3_json")
 
 OF_JAVA = "DJL Serving's Java side reads it"
 
+
+def rolling_batch(text: str) -> str:
+    value = one_of(*ROLLING_BATCHES)(text)
+    return "auto" if value == "scheduler" else value
+
+
 COMMON = (
     # what is served
     Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`"),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further names by which OpenAI's clients may call the model, with commas between them (on SageMaker the endpoint's, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, else openvino"),
-    Option("option.rolling_batch", "rolling_batch", one_of(*ROLLING_BATCHES), "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler is auto"),
+    Option("option.rolling_batch", "rolling_batch", rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler is auto, in a word that DJL Serving leaves alone"),
     Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 where it has it)"),
     Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "devices a model is spread over, or max; CPU engines have one"),
     # how answers look

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -15,10 +19,10 @@ from handler.container import djl
 from handler.container.arguments import Arguments
 from handler.container.model import Found
 from handler.errors import ConfigError
-from tests.container.processes import container, model_data
+from tests.container.processes import Container, container, model_data
 from tests.djl import jars
-from tests.djl.processes import group_members
-from tests.djl.servers import skipped_without_java
+from tests.djl.processes import group_members, only
+from tests.djl.servers import newer, skipped_without_java
 from tests.servers import wait_for
 
 NOTHING = Arguments(8080, ())
@@ -72,9 +76,31 @@ def test_mode_is_the_user_s_where_one_is_named(
     assert "option.async_mode=true" not in properties(target)
 
 
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [("auto", []), ("trtllm", ["option.llm_engine=trtllm"]), ("lmi-dist", ["option.llm_engine=vllm"])],
+)
+@pytest.mark.parametrize("in_file", [True, False])
+def test_java_gets_a_rolling_batch_that_it_leaves_alone(
+    tmp_path: Path, target: Path, asked: str, engine: list[str], in_file: bool
+) -> None:
+    """Where there is a config.json it would make dynamic batching of `auto`, and MPI of `trtllm`."""
+    data = model_data(tmp_path, f"option.rolling_batch={asked}\n" if in_file else "")
+    environ = {} if in_file else {"OPTION_ROLLING_BATCH": asked}
+    djl.make_model(NOTHING, Found(data, "a/b", {}), environ, target, (0, 36, 0))
+    assert properties(target)[-1 - len(engine) :] == ["option.rolling_batch=scheduler", *engine]
+
+
+@pytest.mark.parametrize("asked", ["vllm", "disable"])
+def test_other_modes_are_handed_to_java_as_they_are(tmp_path: Path, target: Path, asked: str) -> None:
+    data = model_data(tmp_path, f"option.rolling_batch={asked}\n")
+    djl.make_model(NOTHING, Found(data, "a/b", {}), {}, target, (0, 36, 0))
+    assert properties(target)[-1] == f"option.rolling_batch={asked}"
+
+
 def test_before_async_mode_it_is_rolling_batch(tmp_path: Path, target: Path) -> None:
     djl.make_model(NOTHING, Found(None, "a/b", {}), {}, target, (0, 28, 0))
-    assert properties(target)[-1] == "option.rolling_batch=auto"
+    assert properties(target)[-1] == "option.rolling_batch=scheduler"
     assert "option.async_mode=true" not in properties(target)
 
 
@@ -114,8 +140,15 @@ def test_java_is_not_given_a_second_model(tmp_path: Path) -> None:
         "DJL_CACHE_DIR": str(tmp_path / "scratch" / "djl"),
         "MODEL_SERVER_HOME": str(tmp_path),
         "PYTHON_EXECUTABLE": sys.executable,
+        "SERVING_RETRY_THRESHOLD": "10",
         "OPTION_DTYPE": "fp16",
     }
+
+
+def test_the_user_may_say_how_often_the_worker_may_die(tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    asked = {"SERVING_RETRY_THRESHOLD": "2"}
+    assert djl.environment(tmp_path, asked, tmp_path / "scratch")["SERVING_RETRY_THRESHOLD"] == "2"
 
 
 def serving_home(directory: Path, version: str) -> Path:
@@ -137,22 +170,68 @@ exec java -Xmx512m -Dai.djl.offline=true -Djava.io.tmpdir={directory} -cp '{clas
     return directory
 
 
-@pytest.mark.djl
-@pytest.mark.parametrize("version", jars.VERSIONS)
-def test_sigterm_lets_an_answer_finish_that_java_would_drop(tmp_path: Path, version: str) -> None:
-    home = serving_home(tmp_path / "djl", version)
-    model_data(tmp_path, "option.llm_engine=echo\noption.echo_tokens_per_second=20\n")
-    body = {"inputs": "a b c", "parameters": {"max_new_tokens": 60, "details": True}, "stream": True}
+BODY = {"inputs": "a b c", "parameters": {"max_new_tokens": 60, "details": True}, "stream": True}
+
+
+class Running(NamedTuple):
+    container: Container
+    version: str
+
+    @property
+    def worker(self) -> int:
+        return only("djl_python_engine.py", group=_child(self.container.process.pid))
+
+    @property
+    def serves(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            ping = httpx.get(f"{self.container.url}/ping", timeout=5)
+            answer = httpx.post(f"{self.container.url}/invocations", json={**BODY, "stream": False}, timeout=10)
+            return (ping.status_code, answer.status_code) == (200, 200)
+        return False
+
+
+@pytest.fixture(scope="module", params=jars.VERSIONS)
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The container's own configuration, of a user who set nothing but the engine."""
+    version, scratch = request.param, tmp_path_factory.mktemp("djl")
+    home = serving_home(scratch / "djl", version)
+    model_data(scratch, "option.llm_engine=echo\noption.echo_tokens_per_second=30\n")
     environ = {"LMI_FRONT": "djl", "DJL_SERVING_HOME": str(home), "DJL_CACHE_DIR": str(jars.engine(version))}
-    with container(tmp_path, environ) as found:
+    with container(scratch, {**environ, "SERVING_CHUNKED_READ_TIMEOUT": "3"}) as found:
         found.wait_ready(60)
-        with httpx.stream("POST", found.url + "/invocations", json=body, timeout=30) as answer:
+        yield Running(found, version)
+
+
+@pytest.mark.djl
+def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> None:
+    """Since 0.30 one death is enough for DJL Serving to give a model up, unless `retry_threshold` says otherwise."""
+    for _ in range(2):  # amid a request
+        with httpx.stream("POST", running.container.url + "/invocations", json=BODY, timeout=30) as answer:
             lines = answer.iter_lines()
-            first = next(lines)
-            java = _child(found.process.pid)
-            found.process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        assert found.wait_ended(20) == 0
+            next(lines)
+            os.kill(running.worker, signal.SIGKILL)
+            if newer(running.version, "0.31"):  # async mode, in which Java notices at once
+                assert "Inference Engine Failure" in list(lines)[-1]
+            else:  # Java lets a rolling batch's clients wait
+                with pytest.raises(httpx.ReadError):
+                    list(lines)
+        wait_for(lambda: running.serves, 60, "the model is not served again")
+    os.kill(running.worker, signal.SIGKILL)  # at rest: only in async mode does Java notice
+    wait_for(lambda: running.serves, 60, "the model is not served again")
+    restarts = running.container.log.count("DJL Serving is started again")
+    assert restarts == (0 if newer(running.version, "0.31") else 1)
+
+
+@pytest.mark.djl
+def test_sigterm_lets_an_answer_finish_that_java_would_drop(running: Running) -> None:
+    found = running.container
+    with httpx.stream("POST", found.url + "/invocations", json=BODY, timeout=30) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        java = _child(found.process.pid)
+        found.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert found.wait_ended(20) == 0
     assert len([first, *rest]) == 60
     assert json.loads(rest[-1])["details"]["finish_reason"] == "length"
     assert "SIGTERM: stopping; answers to finish: 1" in found.log

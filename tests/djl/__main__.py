@@ -14,6 +14,7 @@ from pathlib import Path
 
 from handler.cli import port
 from handler.config import Config, load_config
+from handler.container.djl import RETRIES
 from handler.errors import ConfigError
 from handler.models import locate
 from tests.djl import home, jars
@@ -58,7 +59,8 @@ def _serve(arguments: argparse.Namespace, scratch: Path) -> int:
     model, config = _model(arguments.model or "demo", arguments.options, scratch)
     what = f"DJL Serving {version} in {serving}" if serving else f"DJL's Python engine {version} behind tests/djl/front"
     progress = Progress(f"loading {arguments.model} under {what}")
-    server = Djl.start(serving, version, scratch, model, arguments.port, show=progress.show)
+    environ = {**RETRIES, **os.environ}
+    server = Djl.start(serving, version, scratch, model, arguments.port, environ, show=progress.show)
     try:
         server.wait_ready(3600, progress.tick)
         progress.say(f"ready on {server.url}: {what}, handler.entry with {arguments.model}; Ctrl-C ends it")

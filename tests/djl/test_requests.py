@@ -360,7 +360,7 @@ def test_a_request_without_content_gets_no_answer_before_0_28_and_service_goes_o
 
     with djl(version, {**HANDLER, **_STEPS}, env={"SERVING_CHUNKED_READ_TIMEOUT": "1"}) as server:
         first = server.worker_pid()
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises(httpx.ReadError):
             post(server.url, row)
         wait_for(is_served, 10, "nobody is served")
         assert server.worker_pid() != first

@@ -1,4 +1,4 @@
-"""TensorRT-LLM under DJL, on its double: `option.rolling_batch=trtllm`, and async mode."""
+"""TensorRT-LLM under DJL, on its double: in rolling batch and in async mode."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 
-from tests.djl.servers import DjlServer, djl, versions
+from tests.djl.launch import StartFailed
+from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.doubles import tiny
 from tests.doubles.requests import CASES, OPTIONS, REFUSED, body, environment
 from tests.servers import LiveServer, serve
 
 pytestmark = pytest.mark.djl
 
-ROLLING = {"option.rolling_batch": "trtllm"}
+NAMED = {"option.rolling_batch": "trtllm"}  # since 0.28 Java starts MPI for it, which needs GPUs
+ROLLING = {"option.llm_engine": "trtllm", "option.rolling_batch": "scheduler"}
 ASYNC = {"option.llm_engine": "trtllm", "option.async_mode": "true", "option.rolling_batch": "disable"}
-PLACES = [*((version, ROLLING) for version in versions()), *((version, ASYNC) for version in versions("0.31"))]
+PLACES = [
+    *((version, ROLLING if newer(version, "0.28") else NAMED) for version in versions()),
+    *((version, ASYNC) for version in versions("0.31")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def started(version: str, mode: dict[str, str], model: Path, manners: str) -> An
 
 
 @pytest.fixture(
-    scope="module", params=PLACES, ids=lambda case: f"{case[0]}-{'rolling' if case[1] is ROLLING else 'async'}"
+    scope="module", params=PLACES, ids=lambda case: f"{case[0]}-{'async' if case[1] is ASYNC else 'rolling'}"
 )
 def server(request: pytest.FixtureRequest, model: Path) -> Iterator[DjlServer]:
     version, mode = request.param
@@ -72,6 +77,20 @@ def test_a_stream_is_the_embedded_servers(server: DjlServer, embedded: LiveServe
 def test_a_request_is_refused_by_name(server: DjlServer, name: str) -> None:
     parameters, message = REFUSED[name]
     assert message in str(server.post(body(parameters)).json())
+
+
+@pytest.mark.parametrize("version", versions("0.33"))
+def test_without_a_gpu_java_cannot_start_what_names_trtllm_itself(version: str, model: Path) -> None:
+    with pytest.raises(StartFailed, match="/ by zero"), started(version, NAMED, model, "version=1.3.0"):
+        pass
+
+
+@pytest.mark.parametrize("version", versions("0.33"))
+def test_java_makes_dynamic_batching_of_auto(version: str, model: Path) -> None:
+    mode = {"option.llm_engine": "trtllm", "option.rolling_batch": "auto"}
+    with started(version, mode, model, "version=1.3.0") as server:
+        answer = server.post({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 3}}).json()
+        assert [list(each) for each in answer] == [["generated_text"]]
 
 
 @pytest.mark.parametrize(("version", "mode"), PLACES[-1:])

@@ -52,6 +52,21 @@ def test_java_wins_where_it_knows_better(tmp_path: Path) -> None:
     assert read(tmp_path, tensor_parallel_degree=2).tensor_parallel_degree == "1"  # of the command line, not an option
 
 
+def test_in_async_mode_the_number_of_sequences_is_not_the_recommenders(tmp_path: Path) -> None:
+    """It says 32 where the user says nothing; the engines' own defaults are better."""
+
+    def size(text: str = "", said: str = "32", *, asynchronous: bool = True) -> int:
+        more = {"rolling_batch": "disable" if asynchronous else "auto", "max_rolling_batch_size": said}
+        return read(
+            tmp_path, text, asynchronous=asynchronous, llm_engine="trtllm", model_id="x", **more
+        ).max_rolling_batch_size
+
+    assert size() == 256
+    assert size("option.max_rolling_batch_size=32\n") == 32
+    assert size(said="64") == 64
+    assert size(asynchronous=False) == 32  # so many does Java hand over in a rolling batch
+
+
 def test_servers_environment_is_the_java_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVING_SOMETHING_NEW", "1")
     monkeypatch.setenv("SERVING_JOB_QUEUE_SIZE", "5")

@@ -1,11 +1,13 @@
 """DJL's calls about LoRA adapters: what Java's PyAdapter sends, and what it wants back.
 
-An Input with the properties `name` and `src` (and `pin`), and the management call's query as contents. Java makes the
-client's answer of the Output's status and message; in async mode, of a piece like any request's.
+An Input with the properties `name` and `src` (and `pin`), and the management call's query as contents. 0.36 makes the
+client's answer of the Output's status and message. In async mode it answers 200 before the worker has read the call;
+0.28 always answers by itself. Then only the log says why a call failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -24,6 +26,7 @@ from handler.hosts.djl.dialect import Dialect
 from handler.hosts.djl.replies import PieceWriter, one_line, output, refusal
 from handler.hosts.djl.requests import is_of_http
 from handler.hosts.loaded import LoadedModel
+from handler.hosts.places import Item
 from handler.hosts.service import Service
 from handler.hosts.steps import StepDriver
 from handler.schemas.base import Answer, front_end_error
@@ -55,7 +58,7 @@ class SteppedAdapters:
             value = answered(what, done, self.change(change))
             return output(dumps(value), _JSON, message=one_line(done))
         except Exception as error:
-            return refusal(serving_error(error))
+            return refusal(_failure(error, inputs, what))
 
     def load(self, at_start: Mapping[str, Path]) -> None:
         """Register the adapters that lie beside the model.
@@ -105,13 +108,34 @@ def stepped_adapters(loaded: LoadedModel, driver: StepDriver) -> SteppedAdapters
 
 
 class AsyncAdapters:
-    """For async mode."""
+    """For async mode, in which a client's next call or request comes while this one is under way.
+
+    Calls are done one after another, in the order in which they came.
+    """
 
     def __init__(self, service: Service, dialect: Dialect) -> None:
         self._service = service
         self._writer = PieceWriter(dialect)
+        self._turn = asyncio.Lock()
+        self._under_way: dict[asyncio.Future[None], str] = {}  # the adapters' names
 
     async def answer(self, inputs: Input, what: str) -> Output:
+        end = asyncio.get_running_loop().create_future()
+        self._under_way[end] = str(inputs.get_properties().get("name") or "")
+        try:
+            async with self._turn:
+                return await self._change(inputs, what)
+        finally:
+            del self._under_way[end]
+            end.set_result(None)
+
+    async def catch_up(self, item: Item) -> None:
+        """Wait for the calls that came before a request and are about an adapter that it may name."""
+        earlier = [end for end, name in self._under_way.items() if _mentions(item, name)]
+        if earlier:
+            await asyncio.wait(earlier)
+
+    async def _change(self, inputs: Input, what: str) -> Output:
         try:
             service = self._service
             refuse = service.config.unknown_parameters == "refuse"
@@ -121,9 +145,21 @@ class AsyncAdapters:
             value = answered(what, done, await service.change_adapter(change))
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as error:
-            failure = serving_error(error)
+            failure = _failure(error, inputs, what)
             answer = Answer(failure.status, JSON.content_type, dumps(front_end_error(failure)))
             return output(self._writer.failure(answer), _JSON)
+
+
+def _mentions(item: Item, name: str) -> bool:
+    """Whether a header or a JSON string is this name, which has no character that JSON would escape."""
+    return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
+
+
+def _failure(error: Exception, inputs: Input, what: str) -> ServingError:
+    failure = serving_error(error)
+    name = inputs.get_properties().get("name")
+    log.warning("the call to %s %r failed: %s", what, name, one_line(failure.public))
+    return failure
 
 
 def answered(what: str, done: str, settled: Registered | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from djl_python import Input, Output
 from handler.config import Config
 from handler.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
 from handler.hosts.body import GatheredBody
+from handler.hosts.djl.adapter_calls import AsyncAdapters
 from handler.hosts.djl.dialect import MAX_FIELD, Dialect
 from handler.hosts.djl.replies import PieceWriter, Sent, headers_of, output, refusal, streamed, whole
 from handler.hosts.djl.requests import batched, is_batch, single
@@ -117,8 +118,9 @@ class Dynamic:
 class Async:
     """Every request is a task of its own on djl_python's event loop; each piece is an Output with a request's map."""
 
-    def __init__(self, service: Service, dialect: Dialect) -> None:
+    def __init__(self, service: Service, adapters: AsyncAdapters, dialect: Dialect) -> None:
         self._service = service
+        self._adapters = adapters
         self._writer = PieceWriter(dialect)
 
     async def answer(self, inputs: Input) -> AsyncIterator[Output]:
@@ -130,6 +132,7 @@ class Async:
         service, headers = self._service, item.headers
         schema, body = None, None
         try:
+            await self._adapters.catch_up(item)
             schema = named_dialect(headers, service.schema.name, service.config.model_name, service.intake.routes)
             service.intake.check_headers(headers, schema)
             service.check_room()

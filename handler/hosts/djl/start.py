@@ -29,6 +29,9 @@ from handler.launch import (
 
 log = logging.getLogger("handler.djl")
 
+_RECOMMENDED_SIZE = "32"
+"""DJL Serving's LmiConfigRecommender sets it where a user set none. In async mode Java itself has no such limit."""
+
 _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
 _TICK = 0.5  # seconds between looks at the engine while nobody asks for anything
 
@@ -92,6 +95,8 @@ def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
     if asynchronous:
         if rolling != "disable":
             raise ConfigError("option.async_mode=true needs option.rolling_batch=disable: Java would step both ways")
+        if properties.get("max_rolling_batch_size") == _RECOMMENDED_SIZE:
+            del settings["option.max_rolling_batch_size"]  # a user's own is read from the file or the environment
         rolling = "auto"  # that Java batches nothing does not keep the handler from doing so
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, "DJL Serving")
     # SERVING_* are the server's own: the Java side has read them.

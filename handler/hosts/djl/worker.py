@@ -93,7 +93,8 @@ async def _handle_async(inputs: Input) -> Any:
         service = Service(loaded)
         service.start()
         await service.opened
-        _host, _adapters = Async(service, dialect()), AsyncAdapters(service, dialect())
+        _adapters = AsyncAdapters(service, dialect())
+        _host = Async(service, _adapters, dialect())
     except Exception as error:
         return _cannot_start(error)
     return _started()

@@ -1,6 +1,7 @@
 import ai.djl.engine.EngineException;
 import ai.djl.translate.TranslateException;
-import java.nio.charset.StandardCharsets;
+import java.util.LinkedHashMap;
+import java.util.Map;
 
 /** An error in the form that DJL Serving's front end gives it. */
 final class Failure extends RuntimeException {
@@ -35,22 +36,10 @@ final class Failure extends RuntimeException {
     }
 
     byte[] body() {
-        String text = "{\n  \"code\": " + status + ",\n  \"type\": \"" + type + "\",\n  \"message\": \""
-                + escape(getMessage()) + "\"\n}\n";
-        return text.getBytes(StandardCharsets.UTF_8);
-    }
-
-    static String escape(String text) {
-        StringBuilder out = new StringBuilder();
-        for (char c : text.toCharArray()) {
-            if (c == '"' || c == '\\') {
-                out.append('\\').append(c);
-            } else if (c < ' ') {
-                out.append(String.format("\\u%04x", (int) c));
-            } else {
-                out.append(c);
-            }
-        }
-        return out.toString();
+        Map<String, Object> value = new LinkedHashMap<>();
+        value.put("code", status);
+        value.put("type", type);
+        value.put("message", getMessage());
+        return Http.json(value);
     }
 }

@@ -30,16 +30,17 @@ public final class Front {
     private final boolean old; // as DJL Serving before 0.29: every streamed reply is chunked, no requestId property
     private final int readTimeout;
 
-    private Front(Worker worker) {
-        this.worker = worker;
-        this.adapters = new Adapters(worker);
-        this.old = worker.version().compareTo("0.29") < 0;
+    private Front(Path model) throws Exception {
+        this.worker = new Worker(model);
+        this.old = Worker.version().compareTo("0.29") < 0;
+        this.adapters = new Adapters(worker, old);
+        worker.start(adapters.besideModel(model));
         this.readTimeout = Settings.number("chunked_read_timeout", old ? 60 : 120);
     }
 
     public static void main(String[] arguments) {
         try {
-            Front front = new Front(new Worker(Path.of(arguments[1]).toAbsolutePath()));
+            Front front = new Front(Path.of(arguments[1]).toAbsolutePath());
             Http.maxBody = Settings.number("max_request_size", 64 << 20);
             ServerSocket listener =
                     new ServerSocket(Integer.parseInt(arguments[0]), 1024, InetAddress.getLoopbackAddress());
@@ -73,11 +74,11 @@ public final class Front {
         if (http.method().equals("OPTIONS")) {
             http.whole(200, null, common("application/json"), Http.bytes("{}\n"));
         } else if (path.equals("/ping")) {
-            String status = "{\n  \"" + Worker.MODEL + "\": {\n    \"status\": \"Healthy\"\n  }\n}\n";
-            http.whole(200, null, common("application/json"), Http.bytes(status));
+            boolean failed = worker.hasFailed();
+            Object status = Map.of(Worker.MODEL, Map.of("status", failed ? "FAILED" : "Healthy"));
+            http.whole(failed ? 500 : 200, null, common("application/json"), Http.json(status));
         } else if (Adapters.isAbout(path)) {
-            String status = "{\n  \"status\": \"" + Failure.escape(adapters.answer(http)) + "\"\n}\n";
-            http.whole(200, null, common("application/json"), Http.bytes(status));
+            http.whole(200, null, common("application/json"), Http.json(adapters.answer(http)));
         } else {
             predict(http, modelInPath(path));
         }
@@ -143,7 +144,7 @@ public final class Front {
             }
             http.endChunked();
         } catch (IllegalStateException timeout) {
-            throw new IOException("no piece in " + readTimeout + " s", timeout); // DJL disconnects, with no status
+            http.reset("no piece in " + readTimeout + " s");
         }
     }
 

@@ -1,3 +1,4 @@
+import ai.djl.util.JsonUtils;
 import java.io.BufferedInputStream;
 import java.io.ByteArrayOutputStream;
 import java.io.EOFException;
@@ -27,6 +28,7 @@ final class Http {
     private static final byte[] CRLF = bytes("\r\n");
     private static final byte[] LAST_CHUNK = bytes("0\r\n\r\n");
 
+    private final Socket socket;
     private final InputStream in;
     private final OutputStream out;
     private final ByteArrayOutputStream pending = new ByteArrayOutputStream();
@@ -40,6 +42,7 @@ final class Http {
     private boolean headSent;
 
     private Http(Socket socket) throws IOException {
+        this.socket = socket;
         in = new BufferedInputStream(socket.getInputStream());
         out = socket.getOutputStream();
     }
@@ -62,6 +65,11 @@ final class Http {
 
     static byte[] bytes(String text) {
         return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    /** A value as DJL's own Gson writes it: indented, and with \\u0027 for an apostrophe. */
+    static byte[] json(Object value) {
+        return bytes(JsonUtils.GSON_PRETTY.toJson(value) + "\n");
     }
 
     String method() {
@@ -211,6 +219,12 @@ final class Http {
     void endChunked() throws IOException {
         pending.write(LAST_CHUNK);
         flush();
+    }
+
+    /** Resets the connection, as Netty's disconnect is seen by the client. */
+    void reset(String reason) throws IOException {
+        socket.setSoLinger(true, 0);
+        throw new IOException(reason);
     }
 
     void flush() throws IOException {

@@ -11,8 +11,8 @@ import java.util.TreeMap;
 final class Settings {
     private Settings() {}
 
-    /** serving.properties, then what `OPTION_*` adds: the file wins. */
-    static Map<String, String> ofModel(Path directory) throws IOException {
+    /** serving.properties, then what `OPTION_*` adds: the file wins. Since 0.33 Java changes some of them itself. */
+    static Map<String, String> ofModel(Path directory, String version) throws IOException {
         Properties file = new Properties();
         Path path = directory.resolve("serving.properties");
         if (Files.isRegularFile(path)) {
@@ -27,6 +27,9 @@ final class Settings {
                 found.putIfAbsent(optionName(key.substring("OPTION_".length())), value);
             }
         });
+        if (version.compareTo("0.33") >= 0) {
+            Recommender.configure(directory, found);
+        }
         return found;
     }
 

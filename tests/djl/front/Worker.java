@@ -5,13 +5,16 @@ import ai.djl.modality.Output;
 import ai.djl.repository.zoo.Criteria;
 import ai.djl.repository.zoo.ZooModel;
 import ai.djl.translate.NoopServingTranslatorFactory;
+import ai.djl.translate.TranslateException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Queue;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
@@ -28,21 +31,42 @@ final class Worker {
         }
     }
 
+    private final ZooModel<Input, Output> model;
     private final Predictor<Input, Output> predictor;
+    private final Queue<Input> configJobs = new ConcurrentLinkedQueue<>();
     private final BlockingQueue<Job> queue;
+    private final boolean enablesLora;
+    private final boolean async;
+    private final boolean takesCalls;
+    private final int retryThreshold;
     private final int batchSize;
     private final long maxBatchDelay;
 
     /** Starts Python and returns when the handler has loaded its model. */
     Worker(Path directory) throws Exception {
-        Map<String, String> settings = Settings.ofModel(directory);
+        Map<String, String> settings = Settings.ofModel(directory, version());
         boolean stepwise = !settings.getOrDefault("option.rolling_batch", "disable").equals("disable");
-        boolean async = Boolean.parseBoolean(settings.get("option.async_mode"));
+        async = Boolean.parseBoolean(settings.get("option.async_mode"));
         batchSize = stepwise || async ? 1 : Settings.number(settings, "batch_size", 1);
         maxBatchDelay = Settings.number(settings, "max_batch_delay", 100);
         queue = new LinkedBlockingQueue<>(Settings.number(settings, "job_queue_size", 1000));
         Runtime.getRuntime().addShutdownHook(new Thread(this::close));
-        predictor = load(directory, settings).newPredictor();
+        enablesLora = Boolean.parseBoolean(settings.get("option.enable_lora"));
+        takesCalls = !stepwise || version().compareTo("0.28") >= 0;
+        retryThreshold = Settings.number(settings, "retry_threshold", version().compareTo("0.30") < 0 ? 10 : 0);
+        model = load(directory, settings);
+        predictor = model.newPredictor();
+    }
+
+    /**
+     * Hands jobs to the worker from now on; `first` are calls that it gets before any.
+     *
+     * <p>Not 0.25's: its rolling batch takes a call for a request, and breaks on one that has no content.
+     */
+    void start(List<Input> first) {
+        if (takesCalls) {
+            configJobs.addAll(first);
+        }
         Thread thread = new Thread(this::run, "worker");
         thread.setDaemon(true);
         thread.start();
@@ -66,12 +90,34 @@ final class Worker {
         return criteria.build().loadModel();
     }
 
-    String version() {
+    static String version() {
         return Engine.getEngine("Python").getVersion();
+    }
+
+    boolean isAsync() {
+        return async;
+    }
+
+    boolean enablesLora() {
+        return enablesLora;
+    }
+
+    /** Whether the worker has died more often than `retry_threshold` allows: DJL Serving never serves the model again. */
+    boolean hasFailed() {
+        String deaths = model.getProperty("failed");
+        return deaths != null && Integer.parseInt(deaths) > retryThreshold;
+    }
+
+    /** A call that the worker gets before its next job; nobody hears what it says. */
+    void configure(Input call) {
+        configJobs.add(call);
     }
 
     /** Waits for the output; its body may still be to come. */
     Output predict(Input input) throws Exception {
+        if (hasFailed()) {
+            throw new Failure(503, "WlmException", "Model is not ready: FAILED");
+        }
         Job job = new Job(input);
         if (!queue.offer(job)) {
             throw new Failure(
@@ -84,21 +130,34 @@ final class Worker {
         }
     }
 
-    /** While the model loads there is no predictor yet, and Python would go on loading. */
+    /**
+     * While the model loads there is no predictor yet, and Python would go on loading. 0.25 does not always come to the
+     * end of its close after a worker has died.
+     */
     private void close() {
         if (predictor != null) {
-            predictor.close();
+            Thread closing = new Thread(predictor::close, "close");
+            closing.setDaemon(true);
+            closing.start();
+            try {
+                closing.join(5000);
+            } catch (InterruptedException end) {
+                Thread.currentThread().interrupt();
+            }
         }
         ProcessHandle.current().children().forEach(ProcessHandle::destroyForcibly);
     }
 
     private void run() {
-        while (true) {
-            try {
-                predict(gather());
-            } catch (InterruptedException end) {
-                return;
+        try {
+            runConfigJobs();
+            while (true) {
+                List<Job> jobs = gather();
+                runConfigJobs();
+                predict(jobs);
             }
+        } catch (InterruptedException end) {
+            return;
         }
     }
 
@@ -115,6 +174,16 @@ final class Worker {
             jobs.add(next);
         }
         return jobs;
+    }
+
+    private void runConfigJobs() {
+        for (Input call = configJobs.poll(); call != null; call = configJobs.poll()) {
+            try {
+                predictor.predict(call);
+            } catch (TranslateException | RuntimeException error) {
+                System.err.println("front: a call about an adapter failed: " + error);
+            }
+        }
     }
 
     private void predict(List<Job> jobs) {
