@@ -54,12 +54,12 @@ test-deploy: dev
 # What TensorRT-LLM needs of the system, without it and without a GPU: MPI workers under Open MPI 4 (Debian's, installed
 # where there is none, which needs root) and 5 (from PyPI), and a minute of streams.
 test-trtllm: dev
-	$(BIN)/pytest -m trtllm tests/engines
+	$(BIN)/pytest $(PARALLEL) -m trtllm tests/engines
 
 # Real client libraries, each in an environment of its own; those in JavaScript and Java need Node with npm, a JDK and Maven.
 # Java's own HttpClient, and curl.
 test-clients: dev
-	$(BIN)/pytest -m 'clients and not djl and not vllm'
+	$(BIN)/pytest $(PARALLEL) -m 'clients and not djl and not vllm'
 
 # What we subclass of uvicorn, on the lowest and the newest version that pyproject.toml allows; about two minutes.
 test-uvicorn: dev
