@@ -75,6 +75,14 @@ def test_who_sends_all_of_a_body_that_is_too_large_can_read_why(impatient_server
         assert found.endswith(b"}")
 
 
+def test_who_sends_all_of_a_body_that_is_refused_early_can_read_why_and_is_closed(echo_server: LiveServer) -> None:
+    """As Python's urllib does it: `connection: close` with each request."""
+    head = b"POST /invocations HTTP/1.1\r\nConnection: close\r\nContent-Type: text/csv\r\n"
+    found = raw(echo_server, head + b"Content-Length: 20000000\r\n\r\n" + b"x" * 20_000_000, until=b"never")
+    assert found[9:12] == b"415"
+    assert found.endswith(b"}")
+
+
 def test_trailers_cost_no_memory(echo_server: LiveServer) -> None:
     """Four clients, each with up to 50 MB in one trailer, without a length that could be refused before."""
     head = b"POST /invocations HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: "
