@@ -67,7 +67,7 @@ test-uvicorn: dev
 
 # What runs under DJL; needs a JDK and Maven.
 test-djl: dev
-	$(BIN)/pytest -m 'djl and not vllm'
+	$(BIN)/pytest $(PARALLEL) -m 'djl and not vllm'
 
 # The pages, in a headless Chromium: the system's, or CHROMIUM=...
 test-browser: $(VENV)/.browser

@@ -62,8 +62,8 @@ class Window(NamedTuple):
 def request_bytes(max_new_tokens: int = 1_000_000) -> bytes:
     body = {"inputs": _WORDS, "stream": True, "parameters": {"max_new_tokens": max_new_tokens}}
     data = json.dumps(body).encode()
-    head = f"POST /invocations HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-    return head.encode() + b"\r\n\r\n" + data
+    head = "POST /invocations HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}".encode() + b"\r\n\r\n" + data
 
 
 def our_server(max_clients: int) -> AbstractContextManager[Server]:

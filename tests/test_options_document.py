@@ -39,7 +39,8 @@ the speed. Log-probabilities still differ in their sixth digit, by which a sampl
 OpenVINO's reader rounds the weights of quantized GGUF files. With `fp32` they are the file's own; otherwise
 files of up to 256 MiB get 8-bit weights made of the file's own, and larger ones are served as they are read.
 What is made of a model is made at its first start, which takes some seconds longer, and kept under
-`~/.cache/lmi-handler` (`LMI_CACHE`).
+`~/.cache/lmi-handler` (`LMI_CACHE`), or found in `converted/` beside the file. Where that fails for memory or
+disk, the start is refused. A file whose weights have an unknown layout is served as it is read, with a warning.
 """
 
 

@@ -183,9 +183,13 @@ class StepDriver:
 
     def _read(self, item: Item, schema: Schema | None) -> _Read:
         """Thread-safe."""
+        return self._parse(item, schema, functools.partial(self._intake.decode, item.body, item.headers, schema))
+
+    def _parse(self, item: Item, schema: Schema | None, decode: Callable[[], Decoded]) -> _Read:
+        """Raises nothing. Thread-safe."""
         body: Any = None
         try:
-            decoded = self._intake.decode(item.body, item.headers, schema)
+            decoded = decode()
             body = decoded.value
             return _Read(item, schema, self._intake.parse(decoded, item.headers, schema), body)
         except Exception as error:
@@ -210,19 +214,12 @@ class StepDriver:
         """A model.py's input formatter has read it."""
         if place.finished:
             return
-        body: Any = None
-        try:
-            decoded = decoding.result()
-            body = decoded.value
-            self._start(place, item, self._intake.parse(decoded, item.headers))
-        except Exception as error:
-            self._refuse(place, error, body)
+        self._begin(place, item, None, self._parse(item, None, decoding.result))
 
-    def _refuse(self, place: Place, error: Exception, body: Any, schema: Schema | None = None) -> None:
+    def _refuse(self, place: Place, error: Exception, body: Any, schema: Schema | None) -> None:
         """End a request that could not be read, in the form of its dialect."""
-        refused = (schema or self._intake.schema).refused
-        context = self._intake.context
-        self._fail(place, serving_error(error), functools.partial(refused, body=body, context=context))
+        refused = functools.partial((schema or self._intake.schema).refused, body=body, context=self._intake.context)
+        self._fail(place, serving_error(error), refused)
 
     def _start(self, place: Place, item: Item, call: Call) -> None:
         if self._formatters is not None and call.formatter:

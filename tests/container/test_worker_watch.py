@@ -10,10 +10,13 @@ from tests.servers import wait_for
 
 
 def test_a_worker_is_lost_when_there_was_one_and_is_none_for_a_while() -> None:
-    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
-    worker = subprocess.Popen([*sleeps, "djl_python_engine.py"], start_new_session=True)
+    sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+    worker = subprocess.Popen([*sleeps, "djl_python_engine.py"], start_new_session=True, stdout=subprocess.PIPE)
+    assert worker.stdout is not None
     watch = WorkerWatch(worker.pid, patience=0.3)
     try:
+        with worker.stdout:
+            worker.stdout.readline()  # it runs: its command line is there
         assert not watch.is_lost()
     finally:
         worker.kill()

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.clients.checks import CHAT, EMOJI, PARIS
-from tests.djl.servers import DjlServer, djl, versions
+from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import serve
 
 pytestmark = pytest.mark.djl
@@ -125,7 +125,11 @@ def test_a_seed_gives_the_embedded_servers_text(server: DjlServer, embedded: Pos
 
 
 @pytest.mark.model
-def test_a_prompt_of_a_megabyte_is_refused_and_neighbours_go_on(server: DjlServer, embedded: Post) -> None:
+def test_a_prompt_of_a_megabyte_is_refused_and_neighbours_go_on(
+    server: DjlServer, embedded: Post, request: pytest.FixtureRequest
+) -> None:
+    version, mode = request.node.callspec.params["server"]
+    early = mode == "rolling" and not newer(version, "0.29")  # a step's end settles the status, refused or not
     long = ask("hello " * 175_000)
     bodies = [{**ask(prompt, max_new_tokens=90, ignore_eos_token=True), "stream": True} for prompt in (PARIS, CHAT)]
     begun = threading.Barrier(3, timeout=30)
@@ -143,7 +147,7 @@ def test_a_prompt_of_a_megabyte_is_refused_and_neighbours_go_on(server: DjlServe
         begun.wait()
         for body in (long, {**long, "stream": True}):
             answer = server.post(body)
-            assert answer.status_code == 424
+            assert answer.status_code == 424 or (early and answer.status_code == 200)
             assert answer.json()["code"] == 424
             assert "'inputs' has at least" in answer.json()["error"]
         refused = time.monotonic()

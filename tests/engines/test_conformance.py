@@ -438,5 +438,5 @@ class TestGuides:
 
 @pytest.mark.parametrize("driver", REAL[:1], indirect=True)
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused(driver: Driver) -> None:
-    with pytest.raises(PromptTooLong, match="at least 8192 tokens; the model takes at most 8191"):
+    with pytest.raises(PromptTooLong, match=r"at least \d+ tokens; the model takes at most 8191"):
         driver.tokenizer.encode("word " * 9000)

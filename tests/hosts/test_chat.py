@@ -200,7 +200,7 @@ def test_many_at_once(model_server: LiveServer) -> None:
 def test_too_long_a_chat_is_refused_by_its_name(model_server: LiveServer) -> None:
     for messages in (
         ASK * 4_000,
-        [{"role": "user", "content": ""}] * 100_000,
+        [{"role": "user", "content": ""}] * 20_000,
         [{"role": "user", "content": "a " * 400_000}],
     ):
         found = model_server.post({"messages": messages})

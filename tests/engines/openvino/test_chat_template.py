@@ -12,7 +12,7 @@ import pytest
 
 from handler.engines.echo import EchoTokenizer
 from handler.engines.openvino.model import OpenVinoTokenizer, prepared
-from handler.errors import InvalidPayload
+from handler.errors import InvalidPayload, PromptTooLong
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé?"}]
 LAID_OUT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHé?<|im_end|>\n<|im_start|>assistant\n"
@@ -115,5 +115,5 @@ def test_tools_go_to_a_template_that_has_a_place_for_them(demo_model: Path, tmp_
     assert json.loads(shown.removeprefix("T:")) == tool
     assert rest == 'Do.assistant:C:f={"x": ["é", 1]}tool:doneA:'
     assert tokenizer.encode_chat(messages).text == f"user:{rest}"
-    with pytest.raises(InvalidPayload, match="'tools' has at least"):
+    with pytest.raises(PromptTooLong, match="'tools' has at least"):
         tokenizer.encode_chat(messages, [{"function": {"description": "x" * 40_000_000}}])
