@@ -214,7 +214,7 @@ class StepDriver:
         """A model.py's input formatter has read it."""
         if place.finished:
             return
-        self._begin(place, item, None, self._parse(item, None, decoding.result))
+        self._begin(place, self._parse(item, None, decoding.result))
 
     def _refuse(self, place: Place, error: Exception, body: Any, schema: Schema | None) -> None:
         """End a request that could not be read, in the form of its dialect."""
