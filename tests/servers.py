@@ -115,8 +115,14 @@ def serve(
         arguments: those of `lmi serve`.
         program: what Python runs as `lmi`.
     """
-    with _started(*program, "serve", "--port", "0", *arguments, env=env, seconds=seconds) as server:
+    command = [sys.executable, *program, "serve", "--port", "0", *arguments]
+    environment = {**clean_environment(), **(env or {})}
+    server = LiveServer(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+    try:
+        server.wait_listening(seconds)
         yield server
+    finally:
+        server.stop()
 
 
 @contextlib.contextmanager
@@ -126,22 +132,9 @@ def impatient(*arguments: str, keep_alive: float = 0.2) -> Iterator[LiveServer]:
         f"import sys, handler.hosts.inference as i; i.KEEP_ALIVE = {keep_alive}; "
         "from handler.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    with _started("-c", code, "serve", "--port", "0", "--engine", "echo", *arguments) as server:
+    with serve("--engine", "echo", *arguments, program=("-c", code)) as server:
         server.wait_ready()
         yield server
-
-
-@contextlib.contextmanager
-def _started(*command: str, env: dict[str, str] | None = None, seconds: float = 120) -> Iterator[LiveServer]:
-    process = subprocess.Popen(
-        [sys.executable, *command], stderr=subprocess.PIPE, text=True, env={**clean_environment(), **(env or {})}
-    )
-    server = LiveServer(process)
-    try:
-        server.wait_listening(seconds)
-        yield server
-    finally:
-        server.stop()
 
 
 def post_bytes(body: dict[str, Any] | bytes, path: str = "/invocations", headers: str = "") -> bytes:

@@ -13,15 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from handler.adapter_registry import AdapterHome, AdapterRegistry
-from handler.config import load_config
-from handler.formatters.loading import Formatters
 from handler.hosts.body import WholeBody
-from handler.hosts.loaded import loaded_model
 from handler.hosts.service import Service
-from handler.launch import engine_spec, load_tokenizer, start_engine
 from tests.environment import clean_environment
-from tests.servers import LiveServer, _started, options, wait_for
+from tests.servers import LiveServer, options, serve, wait_for
+from tests.services import echo_service
 
 _STORY = """
 import gc, sys, time, weakref
@@ -97,7 +93,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_server_finds_what_failed_requests_leave_in_short_pauses() -> None:
     """Pauses as computing, which a busy machine does not lengthen; with 100 streams in flight."""
     given = options("option.echo_tokens_per_second=20", "option.max_rolling_batch_size=100")
-    with _started("-c", _WATCHED, "serve", "--port", "0", "--engine", "echo", *given) as server:
+    with serve("--engine", "echo", *given, program=("-c", _WATCHED)) as server:
         server.wait_ready()
         asyncio.run(_load(server))
         wait_for(lambda: "all cycles are gone" in server.log, 30, "cycles are left")
@@ -127,14 +123,7 @@ async def _load(server: LiveServer) -> None:
 )
 def test_a_request_that_has_ended_is_freed_without_a_collection(parameters: dict[str, Any], stream: bool) -> None:
     async def story() -> None:
-        config = load_config(overrides=["option.llm_engine=echo"], environ={})
-        spec = engine_spec(config)
-        adapters = AdapterHome(AdapterRegistry())
-        service = Service(
-            loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
-        )
-        service.start()
-        await service.opened
+        service = await echo_service()
         gc.collect()
         gc.disable()
         try:

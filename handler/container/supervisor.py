@@ -1,7 +1,7 @@
 """Runs a server that does not finish its answers when it is told to stop, as DJL Serving's Java side does not.
 
-SageMaker sends SIGTERM and kills after 30 seconds (contract sagemaker.md, section 1). Until the answers under way have
-gone out the server is not told; then it is, and what is left of it is killed before SageMaker would.
+SageMaker sends SIGTERM and kills after 30 seconds. The server is told only when the answers under way have gone out.
+What is left of it then is killed before SageMaker would.
 """
 
 from __future__ import annotations

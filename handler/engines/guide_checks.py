@@ -32,9 +32,8 @@ _THREADS = (2, 2, 1)
 _NICE = (2, 5, 8)
 
 _MAX_KNOWN = 1024  # guides of at most 16,384 characters, and what is wrong with them
-_MAX_SECONDS = (
-    30.0  # of computing that the good ones took: many that need much could otherwise reach the engine at once
-)
+# Seconds of computing that the good ones took: many that need much could otherwise reach the engine at once.
+_MAX_SECONDS = 30.0
 
 _WORN = 512 << 20  # bytes of guides in an engine, from which on it is replaced as soon as it has nothing to do
 _FULL = 1 << 30  # bytes, beyond which it gets none that it does not have

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from starlette.types import Receive, Scope, Send
 
 from handler.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
 from handler.framing import dumps
-from handler.hosts.protocol import LINGER_SECONDS
 from handler.schemas.base import Answer
 
 Headers = list[tuple[bytes, bytes]]
@@ -20,8 +18,8 @@ Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHARED = "shared_headers"
 """Where the scope keeps what every answer to its request bears: cheaper than a wrapper around `send`."""
-_UNREAD = "unread_body"
-"""Where the scope keeps the `receive` of a request whose body was given up: its answer ends the connection."""
+_GIVEN_UP = "body_given_up"
+"""In the scope of a request whose body is not waited for: its answer ends the connection."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +63,14 @@ async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) 
     try:
         return await asyncio.wait_for(_read_body(scope, receive, limit), seconds)
     except asyncio.TimeoutError:
-        scope[_UNREAD] = receive
+        scope[_GIVEN_UP] = True
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
     length = scope["headers_by_name"].get("content-length", "").lstrip("0")
     if length.isdigit() and (len(length) > 18 or int(length) > limit):
-        scope[_UNREAD] = receive
+        scope[_GIVEN_UP] = True
         raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
     parts: list[bytes] = []
     size = 0
@@ -84,7 +82,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None
         size += len(part)
         if size > limit:
             if message.get("more_body", False):
-                scope[_UNREAD] = receive
+                scope[_GIVEN_UP] = True
             raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
         parts.append(part)
         if not message.get("more_body", False):
@@ -103,20 +101,10 @@ async def send_start(scope: Scope, send: Send, status: int, content_type: str, e
 
 async def send_answer(scope: Scope, send: Send, answer: Answer, extra: Headers | None = None) -> None:
     headers = [(b"content-length", str(len(answer.body)).encode()), *(extra or [])]
-    receive = scope.get(_UNREAD)
-    if receive is not None:
+    if _GIVEN_UP in scope:
         headers.append((b"connection", b"close"))
     await send_start(scope, send, answer.status, answer.content_type, headers)
-    await send({"type": "http.response.body", "body": answer.body, "more_body": receive is not None})
-    if receive is not None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_drop_body(receive), LINGER_SECONDS)
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _drop_body(receive: Receive) -> None:
-    while (await receive()).get("more_body", False):
-        pass
+    await send({"type": "http.response.body", "body": answer.body})
 
 
 async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: Headers | None = None) -> None:

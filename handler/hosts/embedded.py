@@ -84,8 +84,10 @@ async def _serve(
         progress.stop()
         await _abandon(loading)
         server.stop()
-        await serving
-        signals.leave()
+        try:
+            await serving
+        finally:
+            signals.leave()
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from handler.core import Request
 from handler.engines.trial_process import NotTried, Purpose, TooMuch, TooMuchMemory, TrialProcess
 from handler.engines.trial_work import Job, Limits, Work
-from handler.errors import Overloaded, TooLarge, Unavailable
+from handler.errors import NotJson, Overloaded, TooLarge, Unavailable
 from handler.schemas.reading import decode, decode_text
 
 T = TypeVar("T")
@@ -128,7 +128,10 @@ def _read(plain: bool, data: memoryview) -> Iterator[Any]:
     check_amount(value)
     file = io.BytesIO()
     pickler = _Pickler(file)
-    pickler.dump(value)
+    try:
+        pickler.dump(value)
+    except RecursionError:  # it takes more of the stack than parsing
+        raise NotJson("the body is not valid JSON: nested too deeply") from None
     yield from pickler.parts()
     yield file.getvalue()
 

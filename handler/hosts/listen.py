@@ -20,10 +20,9 @@ from handler.hosts.protocol import Protocol
 
 log = logging.getLogger("handler.server")
 
-BACKLOG = 4096  # connections that may arrive at once; a short queue costs each of them a second (engines.md, section 4)
-# Seconds for answers to finish after SIGTERM: SageMaker kills after 30 (sagemaker.md, section 1), and the way out takes
-# some of those.
-_DRAIN = 20.0
+# Connections that may arrive at once. Of a full queue the kernel drops them, and the client tries again a second later.
+BACKLOG = 4096
+_DRAIN = 20.0  # seconds for answers to finish after SIGTERM: SageMaker kills after 30, and ending takes some of those
 _LAST_REQUESTS = 0.1  # seconds for what had come when the last answer went out: each holds at least one look at it
 
 

@@ -63,6 +63,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._cycle_transport = _CycleTransport(self)
         self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -175,6 +176,7 @@ class Protocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         super().on_headers_complete()
+        self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
         self._in_head, self._in_body = False, True
         if not self.parser.should_keep_alive():  # uvicorn 0.40 overlooks `close` among other tokens
             self.cycle.keep_alive = False
@@ -212,12 +214,28 @@ class Protocol(HttpToolsProtocol):
         elif is_unread:
             self._set_timer(LINGER_SECONDS, self._stop)
 
+    def close_after_answer(self) -> None:
+        """The answer says `connection: close`, and has been written. Bytes of the body may still come."""
+        if self._in_body and not self.pipeline:
+            self._stop()
+        else:
+            self.transport.close()
+
     def _end_at_eof(self) -> None:
         self._is_whole = True
         if self._eof:
             if self._current is not None:
                 _disconnect(self._current)
             self.transport.close()
+
+
+class _CycleTransport:
+    """What uvicorn writes an answer to: the connection's transport, but for the way in which it is closed."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.close_after_answer
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

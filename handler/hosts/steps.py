@@ -31,17 +31,11 @@ _POLL = 0.002  # seconds between looks at what is being tokenized
 Encoded = tuple[Request, Prompt]
 
 
-class _Reading(NamedTuple):
-    """A large body that is being read."""
+class _Read(NamedTuple):
+    """A request whose body was read: its call or why it is refused, and as much of it as its dialect is known by."""
 
     item: Item
     schema: Schema | None
-    read: Future[_Read]
-
-
-class _Read(NamedTuple):
-    """What became of a body: its call, or why it is refused, and as much of it as its dialect is known by."""
-
     outcome: Call | Exception
     body: Any
 
@@ -78,7 +72,7 @@ class StepDriver:
         self.lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
         self.sinks: dict[int, Callable[[Delta], None]] = {}  # by the batcher's id
-        self._reading: dict[Place, _Reading] = {}
+        self._reading: dict[Place, Future[_Read]] = {}  # large bodies
         self._encoding: dict[Place, _Encoding] = {}
         self._formatters = SteppedFormatterThread() if intake.runs_model_py else None
         self._places: dict[Place, None] = {}
@@ -101,10 +95,9 @@ class StepDriver:
                 self._formatters.run(arrived, title, intake.decode, item.body, item.headers)
             elif len(item.body) >= LARGE:
                 place.content_type = JSON.content_type  # until it is known
-                read = intake.large_bodies.submit(self._read, item, schema)
-                self._reading[place] = _Reading(item, schema, read)
+                self._reading[place] = intake.large_bodies.submit(self._read, item, schema)
             else:
-                self._begin(place, item, schema, self._read(item, schema))
+                self._begin(place, self._read(item, schema))
         except Exception as error:
             self._refuse(place, error, None, schema)
         return place
@@ -198,30 +191,30 @@ class StepDriver:
         try:
             decoded = decode()
             body = decoded.value
-            return _Read(self._intake.parse(decoded, item.headers, schema), body)
+            return _Read(item, schema, self._intake.parse(decoded, item.headers, schema), body)
         except Exception as error:
-            return _Read(error, body)
+            return _Read(item, schema, error, body)
 
     def _begin_read(self) -> None:
         for place, reading in list(self._reading.items()):
-            if reading.read.done():
+            if reading.done():
                 del self._reading[place]
-                self._begin(place, reading.item, reading.schema, reading.read.result())
+                self._begin(place, reading.result())
 
-    def _begin(self, place: Place, item: Item, schema: Schema | None, read: _Read) -> None:
+    def _begin(self, place: Place, read: _Read) -> None:
         """Raises nothing."""
         if isinstance(read.outcome, Exception):
-            return self._refuse(place, read.outcome, read.body, schema)
+            return self._refuse(place, read.outcome, read.body, read.schema)
         try:
-            self._start(place, item, read.outcome)
+            self._start(place, read.item, read.outcome)
         except Exception as error:
-            self._refuse(place, error, read.body, schema)
+            self._refuse(place, error, read.body, read.schema)
 
     def _arrived(self, place: Place, item: Item, decoding: Future[Decoded]) -> None:
         """A model.py's input formatter has read it."""
         if place.finished:
             return
-        self._begin(place, item, None, self._parse(item, None, decoding.result))
+        self._begin(place, self._parse(item, None, decoding.result))
 
     def _refuse(self, place: Place, error: Exception, body: Any, schema: Schema | None) -> None:
         """End a request that could not be read, in the form of its dialect."""

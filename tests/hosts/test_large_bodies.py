@@ -89,6 +89,17 @@ def test_what_is_not_json_is_refused_in_the_same_words(bodies: LargeBodies, name
     assert found.message == expected.value.message
 
 
+@pytest.mark.parametrize("depth", [400, 600, 800, 950])
+def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, depth: int) -> None:
+    """Pickling what was parsed goes deeper than parsing it."""
+    body = b'{"inputs":"' + b"a" * MIB + b'","x":' + b"[" * depth + b"]" * depth + b"}"
+    outcome = bodies.submit(functools.partial(bodies.decode, body, plain=False))
+    if isinstance(error := outcome.exception(120), NotJson):
+        assert error.message == "the body is not valid JSON: nested too deeply"
+    else:
+        assert json.dumps(outcome.result()["x"]) == "[" * depth + "]" * depth
+
+
 TOO_MUCH = {
     "numbers": (b"[1" + b",1" * MAX_NUMBERS + b"]", f"more than {MAX_NUMBERS} numbers"),
     "nulls": (b"[[null" + b",null" * MAX_NUMBERS + b"]]", f"more than {MAX_NUMBERS} numbers"),

@@ -199,7 +199,7 @@ def test_garbage_during_a_stream_does_not_get_into_it(caplog: pytest.LogCaptureF
 def test_garbage_in_a_body_refuses_its_request_alone(before: bytes) -> None:
     log: list[str] = []
     found = asyncio.run(exchange(_app(log), [before, CHUNKED[:-3] + GARBAGE + GET]))
-    answered = found.removeprefix(b"").partition(STREAM)[2] if before else found
+    answered = found.partition(STREAM)[2] if before else found
     assert (_status(answered), answered.count(b"HTTP/1.1")) == (b"400", 1)
     assert log == ([] if before else ["gone"])
 

@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from handler.adapter_registry import AdapterHome, AdapterRegistry
-from handler.config import load_config
-from handler.formatters.loading import Formatters
-from handler.hosts.loaded import loaded_model
 from handler.hosts.service import Service
 from handler.hosts.tgi_routes import MOST_TOKENIZING, TgiRoutes
-from handler.launch import engine_spec, load_tokenizer, start_engine
+from tests.services import echo_service
 
 
 async def ask(routes: TgiRoutes, body: Any) -> tuple[int, Any]:
@@ -43,14 +39,7 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
     caplog.set_level(logging.INFO, "handler.request")
 
     async def story() -> None:
-        config = load_config(overrides=["option.llm_engine=echo"], environ={})
-        spec = engine_spec(config)
-        adapters = AdapterHome(AdapterRegistry())
-        service = Service(
-            loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
-        )
-        service.start()
-        await service.opened
+        service = await echo_service()
         free, use = asyncio.Event(), service.with_tokenizer
 
         async def held(wanted: Any) -> Any:
@@ -69,7 +58,7 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
         assert (await ask(routes, {"inputs": ""}))[0] == 422
         counts = [count(service, outcome) for outcome in ("ok", "overloaded", "refused")]
         assert counts == [MOST_TOKENIZING + 1, 1, 1]
-        service._engine.close()
+        service.close()
 
     asyncio.run(story())
     outcomes = [record.getMessage().split("outcome=")[1].split()[0] for record in caplog.records]

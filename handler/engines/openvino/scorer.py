@@ -58,9 +58,8 @@ class Scorer:
         if self._pipeline.has_non_finished_requests():
             return None
         self._current = None
-        return Scores(
-            key, [None, *self._logprobs[1:-1]]
-        )  # the first is a placeholder, the last the one token generated
+        # The first is a placeholder, the last the one token generated.
+        return Scores(key, [None, *self._logprobs[1:-1]])
 
     def _start(self, key: int, tensor: Any) -> None:
         import openvino_genai

@@ -1,0 +1,23 @@
+"""A `Service` on the echo engine, for tests that need an event loop but no HTTP."""
+
+from __future__ import annotations
+
+from handler.adapter_registry import AdapterHome, AdapterRegistry
+from handler.config import load_config
+from handler.formatters.loading import Formatters
+from handler.hosts.loaded import loaded_model
+from handler.hosts.service import Service
+from handler.launch import engine_spec, load_tokenizer, start_engine
+
+
+async def echo_service() -> Service:
+    """Ready; the caller closes it."""
+    config = load_config(overrides=["option.llm_engine=echo"], environ={})
+    spec = engine_spec(config)
+    adapters = AdapterHome(AdapterRegistry())
+    service = Service(
+        loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
+    )
+    service.start()
+    await service.opened
+    return service
