@@ -71,7 +71,7 @@ class Runtime:
     ) -> None:
         self.endpoint_name = endpoint_name
         self.component = component
-        self.session = session or boto_session(region)
+        self.session = session or boto_session(region, endpoint_url)
         self.region: str = region or self.session.region_name or ""
         if not self.region:
             raise NotSent("no region is set", "Give --region (in Python: region=), or set AWS_REGION.")

@@ -10,9 +10,10 @@ import time
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.errors import Unavailable
-from handler.hosts.asgi import send_error, send_json
+from handler.hosts.asgi import send_json
 from handler.hosts.intake import request_id
 from handler.hosts.service import Service
+from handler.schemas.base import front_end_error
 
 
 class StartingApp:
@@ -55,7 +56,7 @@ class StartingApp:
             await send_json(scope, send, 503, {"status": "Unhealthy", "state": state})
         else:
             message = "the server is stopping" if self._draining else f"Model is not ready: {self._model_name}"
-            await send_error(scope, send, 503, Unavailable.type, message)
+            await send_json(scope, send, 503, front_end_error(Unavailable(message)))
 
 
 CLEAR = "\r\033[K" if sys.stderr.isatty() else ""

@@ -61,6 +61,7 @@ def test_it_answers_503_while_a_model_is_converted(tmp_path: Path) -> None:
         answer = httpx.post(f"{url}/invocations", json={"inputs": "x"})
         assert answer.status_code == 503
         assert answer.json()["message"].startswith("Model is not ready")
+        assert answer.json()["error"] == answer.json()["message"], "TGI's clients read `error`"
         assert answer.headers["x-request-id"]
 
 

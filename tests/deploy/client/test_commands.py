@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
+from deploy.client import Predictor
 from tests.deploy.client.double import Answer, Double, fails, model_answers, says, streams
 from tests.deploy.client.wire import golden
 
@@ -106,12 +107,18 @@ def test_an_asynchronous_answer(aws: Double, capsys: pytest.CaptureFixture[str])
     assert "s3://b-1/1.out" in printed.err
 
 
-def test_an_emulator_wants_neither_region_nor_credentials(aws: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("client", ["the command", "Predictor"])
+def test_an_emulator_wants_neither_region_nor_credentials(
+    aws: Double, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     aws.answers = [says({})]
-    assert main(["invoke", "e", "x", "--endpoint-url", aws.url]) == 0
+    if client == "Predictor":
+        assert Predictor("e", endpoint_url=aws.url).predict({"inputs": "x"}) == {}
+    else:
+        assert main(["invoke", "e", "x", "--endpoint-url", aws.url]) == 0
     assert "Credential=local/" in aws.requests[0].headers["authorization"]
 
 
