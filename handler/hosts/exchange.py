@@ -68,8 +68,9 @@ class Exchange:
             encoded = [await self._encode(request) for request in self._call.requests]
             self._record.note_encoded()
             async with self._gate:
-                self._submit(encoded)
-                await self._ended.wait()
+                if not self._record.outcome:  # the server may have given up meanwhile
+                    self._submit(encoded)
+                    await self._ended.wait()
         except Exception as error:
             self._refuse(serving_error(error))
 

@@ -47,12 +47,13 @@ def put(directory: Path, files: Mapping[str, bytes], name: str, change: Bytes) -
 _HEADER = json.dumps(
     {"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
 ).encode()
+SHARD = "model-1.safetensors"
 CHECKPOINT = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b'{"version": "1.0"}',
     "tokenizer_config.json": b"{}",
-    "model.safetensors": struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(16),
-    "model.safetensors.index.json": b'{"weight_map": {"a": "model.safetensors"}}',
+    SHARD: struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(16),
+    "model.safetensors.index.json": b'{"weight_map": {"a": "model-1.safetensors"}}',
 }
 
 
@@ -69,12 +70,12 @@ def test_a_whole_checkpoint_is_taken(tmp_path: Path) -> None:
         ("config.json", lambda data: b"[" * 100_000, r"config\.json is not JSON: "),
         ("tokenizer.json", half, r"tokenizer\.json is not JSON: "),
         ("tokenizer.json", gone, r"has no tokenizer: none of tokenizer\.json, tokenizer\.model"),
-        ("model.safetensors", lambda data: data[:-1], r"model\.safetensors is cut short: it holds \d+ bytes"),
-        ("model.safetensors", lambda data: data[:20], r"model\.safetensors is cut short, .* ends inside its header"),
-        ("model.safetensors", empty, r"model\.safetensors is cut short, .* ends inside its header"),
-        ("model.safetensors", lambda data: data + b"x", r"model\.safetensors is broken: it holds"),
-        ("model.safetensors", lambda data: struct.pack("<Q", 4) + b"junk", r"safetensors is broken: its header"),
-        ("model.safetensors", gone, r"model\.safetensors is missing; model\.safetensors\.index\.json names it"),
+        (SHARD, lambda data: data[:-1], r"model-1\.safetensors is cut short: it holds \d+ bytes"),
+        (SHARD, lambda data: data[:20], r"model-1\.safetensors is cut short, .* ends inside its header"),
+        (SHARD, empty, r"model-1\.safetensors is cut short, .* ends inside its header"),
+        (SHARD, lambda data: data + b"x", r"model-1\.safetensors is broken: it holds"),
+        (SHARD, lambda data: struct.pack("<Q", 4) + b"junk", r"safetensors is broken: its header"),
+        (SHARD, gone, r"model-1\.safetensors is missing; model\.safetensors\.index\.json names it"),
         ("model.safetensors.index.json", lambda data: b"[]", r"index\.json holds no JSON object"),
     ],
 )
@@ -85,6 +86,20 @@ def test_a_broken_checkpoint_is_refused_by_the_file_s_name(
         check_checkpoint(put(tmp_path, CHECKPOINT, name, change))
     assert str(tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_an_index_is_not_asked_where_the_weights_are_in_one_file(tmp_path: Path) -> None:
+    files = {**CHECKPOINT, "model.safetensors": CHECKPOINT[SHARD]}
+    check_checkpoint(put(tmp_path, files, SHARD, gone))
+
+
+def test_a_header_that_is_too_long_for_the_format_is_not_read(tmp_path: Path) -> None:
+    path = put(tmp_path, CHECKPOINT, "", gone) / SHARD
+    with path.open("r+b") as file:
+        file.write(struct.pack("<Q", 1 << 36))
+        file.truncate(1 << 37)  # sparse
+    with pytest.raises(ConfigError, match=r"is broken: it says that its header has 68,719,476,736 bytes"):
+        check_checkpoint(tmp_path)
 
 
 def test_a_tokenizer_of_the_model_s_own_code_needs_no_known_file(tmp_path: Path) -> None:
@@ -237,7 +252,7 @@ def test_a_broken_gguf_file_is_refused_by_its_name(tmp_path: Path, data: bytes, 
     [
         ({"a.gguf": gguf_file(struct.pack("<Q", 1 << 62))}, "a.gguf is broken: its header has a string of"),
         ({**DIRECTORY, "openvino_model.bin": b""}, "openvino_model.bin is cut short: it holds 0 bytes"),
-        ({**CHECKPOINT, "model.safetensors": b"x"}, "model.safetensors is cut short, or no safetensors file"),
+        ({**CHECKPOINT, SHARD: b"x"}, "model-1.safetensors is cut short, or no safetensors file"),
     ],
     ids=["gguf", "openvino", "safetensors"],
 )

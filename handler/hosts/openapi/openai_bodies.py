@@ -13,7 +13,7 @@ from handler.schemas.tool_calls.reading import MAX_TOOLS
 
 _FINISH = nullable({"enum": ["stop", "length", "tool_calls", "content_filter", "function_call"]})
 _STREAM = {
-    "model": {**nullable(TEXT), "description": "The model's name or an adapter's; empty or an http address is the model"},
+    "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty or an http address: the model"},
     "stream": nullable(FLAG),
     "stream_options": nullable(record({}, {"include_usage": nullable(FLAG)})),
 }
