@@ -21,7 +21,7 @@ Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 SHARED = "shared_headers"
 """Where the scope keeps what every answer to its request bears: cheaper than a wrapper around `send`."""
 _UNREAD = "unread_body"
-"""Where the scope keeps the `receive` of a request whose body was given up: its answer ends the connection."""
+"""Where the scope keeps the `receive` of a request whose body was not read: its answer ends the connection."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,18 @@ class Endpoint:
                 await send_answer(scope, send, self.refused(error), allow)
             else:
                 await send_error(scope, send, error.status, error.type, error.message, allow)
+
+
+def expect_body(scope: Scope, receive: Receive) -> None:
+    """Have an answer that comes before the body read the rest, where the client asked for the connection's end.
+
+    The server would close it at once, the kernel would reset it for what nobody read, and the client might lose the
+    answer. Proxies that speak HTTP/1.0 ask so with each request.
+    """
+    headers = {name: value.lower() for name, value in scope["headers"]}
+    kept = b"close" not in headers.get(b"connection", b"") and scope["http_version"] != "1.0"
+    if not kept and (headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers):
+        scope[_UNREAD] = receive
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes | None:
@@ -85,9 +97,12 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None
         if size > limit:
             if message.get("more_body", False):
                 scope[_UNREAD] = receive
+            else:
+                scope.pop(_UNREAD, None)
             raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
         parts.append(part)
         if not message.get("more_body", False):
+            scope.pop(_UNREAD, None)
             return b"".join(parts)
 
 
@@ -103,7 +118,7 @@ async def send_start(scope: Scope, send: Send, status: int, content_type: str, e
 
 async def send_answer(scope: Scope, send: Send, answer: Answer, extra: Headers | None = None) -> None:
     headers = [(b"content-length", str(len(answer.body)).encode()), *(extra or [])]
-    receive = scope.get(_UNREAD)
+    receive = scope.pop(_UNREAD, None)  # with it the scope is in a reference cycle
     if receive is not None:
         headers.append((b"connection", b"close"))
     await send_start(scope, send, answer.status, answer.content_type, headers)

@@ -10,7 +10,7 @@ import time
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.errors import Unavailable
-from handler.hosts.asgi import send_error, send_json
+from handler.hosts.asgi import expect_body, send_error, send_json
 from handler.hosts.intake import request_id
 from handler.hosts.service import Service
 
@@ -31,6 +31,7 @@ class StartingApp:
             service.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        expect_body(scope, receive)
         await self._app(scope, receive, send)
 
     @property
