@@ -75,9 +75,9 @@ class Inference:
             data = await read_body(scope, receive, service.config.max_request_size, service.config.client_timeout)
             if data is None:
                 return None
+            service.check_room()  # the body may have taken its time; what has come whole is answered, also at SIGTERM
             decoded = await service.decode(data, headers, schema)
             body = decoded.value
-            service.check_room()  # the body may have taken its time
             return await service.parse(decoded, len(data), headers, schema)
         except ServingError as error:
             await self._refuse(scope, send, error, body)

@@ -46,6 +46,21 @@ def slow_server() -> Iterator[LiveServer]:
         yield server
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize(("path", "status"), [(b"/nowhere", b"404"), (b"/generate", b"415"), (b"/ping", b"405")])
+def test_an_early_answer_does_not_reset_a_client_that_asked_for_the_end(
+    slow_server: LiveServer, path: bytes, status: bytes, version: bytes
+) -> None:
+    body = b"x" * (8 << 20)
+    head = b"POST %b HTTP/%b\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", slow_server.port), timeout=10) as connection:
+        connection.sendall(head % (path, version, len(body)) + body)
+        found = b""
+        while data := connection.recv(65536):
+            found += data
+    assert found[9:12] == status
+
+
 @pytest.mark.parametrize(("length", "status"), [(50, b"408"), (1000, b"413")])
 def test_a_body_that_is_refused_ends_the_connection_however_it_drips(
     impatient_server: LiveServer, length: int, status: bytes

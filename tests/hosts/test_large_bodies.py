@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -301,9 +302,32 @@ def test_the_process_ends_with_its_server() -> None:
     with serve("--engine", "echo") as server:
         server.wait_ready()
         assert send(server, b'{"inputs":"' + b"a" * MIB + b'"}').status_code == 200
-        children = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-        pids = [int(pid) for one in children for pid in one.read_text().split()]
-        assert len(pids) == 1, "echo has no process of its own"
+        pids = [reader_pid(server)]
         server.process.kill()
         server.process.wait()
     wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids), 10, "it lives on")
+
+
+def test_a_large_body_that_is_being_read_at_sigterm_is_answered() -> None:
+    body = b'{"inputs":"' + b"a" * MIB + b'"}'
+    with serve("--engine", "echo") as server, ThreadPoolExecutor(1) as pool:
+        server.wait_ready()
+        assert send(server, body).status_code == 200
+        reader = reader_pid(server)
+        os.kill(reader, signal.SIGSTOP)
+        try:
+            reading = pool.submit(send, server, body)
+            time.sleep(0.5)  # the body has come whole
+            server.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: "answers to finish: 1" in server.log, 10, "it is not counted")
+        finally:
+            os.kill(reader, signal.SIGCONT)
+        assert reading.result().status_code == 200
+        assert server.process.wait(10) == 0
+
+
+def reader_pid(server: LiveServer) -> int:
+    """The process that reads large bodies."""
+    children = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    (pid,) = (int(pid) for one in children for pid in one.read_text().split())  # echo has no process of its own
+    return pid
