@@ -54,9 +54,9 @@ class AllowedHosts:
 
 
 def _name(header: str) -> str:
-    """Without port and brackets; a malformed header is no name."""
+    """Without port, brackets and a final dot (`localhost.` is fully qualified); a malformed header is no name."""
     found = _HOST.fullmatch(header)
-    return (found[1] or found[2] or "").lower() if found else header
+    return (found[1] or found[2] or "").lower().removesuffix(".") if found else header
 
 
 def _is_loopback(name: str) -> bool:

@@ -22,6 +22,13 @@ class DjlServer(Djl):
     def post(self, body: Any, path: str = "/invocations", **more: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, **{"timeout": 60, **more})
 
+    def status(self, body: Any, seconds: float = 5) -> int | None:
+        """That of the answer; None where none comes in time, as none does to what Java hands to a dying worker."""
+        try:
+            return self.post(body, timeout=seconds).status_code
+        except httpx.TimeoutException:
+            return None
+
     def worker_pid(self) -> int:
         """DJL's Python worker: the process that our handler lives in."""
         return only("djl_python_engine.py", group=self.process.pid)

@@ -293,7 +293,7 @@ def test_a_call_during_a_rolling_batch_loses_the_step_in_java_and_crosses_nothin
         for stream in running:
             with contextlib.suppress(httpx.HTTPError):  # their clients wait in vain
                 assert stream.result().status_code != 200
-        wait_for(lambda: generate(server).status_code == 200, 20, "no worker")
+        wait_for(lambda: server.status({"inputs": PROMPT, "parameters": {"max_new_tokens": 3}}) == 200, 40, "no worker")
         assert server.worker_pid() != worker
         assert "came while requests were under way" in server.log
         assert [id_of(generate(server, name)) for name in ("", "first", "second")] == [0, 1, 2]

@@ -216,6 +216,7 @@ def test_a_whole_gguf_file_is_taken(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "is not a GGUF file"),
+        (b"version https://git-lfs/v1\noid sha256:0\n", r"is a Git LFS pointer.*git lfs pull"),
         (b"XXXX" + WHOLE[4:], "is not a GGUF file"),
         (gguf_file(ARCHITECTURE, TOKENS, version=9), "is GGUF version 9; known are 2 and 3"),
         (WHOLE[:6], "ends inside its header"),

@@ -14,7 +14,7 @@ from tests.servers import LiveServer, raw, serve
 
 OWN = [
     "", "localhost", "localhost:8080", "LocalHost:1", "127.0.0.1", "127.0.0.1:8080", "127.8.9.10:80", "[::1]",
-    "[::1]:8080", "localhost:",
+    "[::1]:8080", "localhost:", "localhost.:80",
 ]  # fmt: skip
 FOREIGN = [
     "evil.example", "evil.example:8080", "localhost.evil.example", "evil.localhost.example", "10.0.0.1", "[::2]:80",

@@ -16,6 +16,7 @@ _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has some thousands
 _NEEDED = {b"general.architecture": "model", b"tokenizer.ggml.tokens": "tokenizer"}
 _MAX_DIMENSIONS = 4  # ggml's own limit
+_LFS_POINTER = b"version https://git-lfs"  # how a file begins that a clone without Git LFS has in the model's place
 
 
 def context_length(path: Path) -> int | None:
@@ -63,8 +64,12 @@ def check_complete(path: Path) -> None:
 
 def _begin(file: BinaryIO) -> tuple[int, int]:
     """Numbers of tensors and of key-value pairs, which come next."""
-    if file.read(4) != b"GGUF":
+    magic = file.read(4)
+    if magic + file.read(len(_LFS_POINTER) - 4) == _LFS_POINTER:
+        raise ValueError(f"{file.name} is a Git LFS pointer, not the model: fetch it with `git lfs pull`")
+    if magic != b"GGUF":
         raise ValueError(f"{file.name} is not a GGUF file")
+    file.seek(4)
     version = _read(file, "I")
     if version not in (2, 3):
         raise ValueError(f"{file.name} is GGUF version {version}; known are 2 and 3")
