@@ -192,7 +192,11 @@ def test_a_completion_has_alternatives_to_its_tokens(server: LiveServer) -> None
     assert choice["text"] == "The capital of France is Paris."
     columns = choice["logprobs"]
     assert columns["tokens"] == ["The", " capital", " of", " France", " is", " Paris", "."]
-    assert columns["top_logprobs"][:5] == [None] * 5
+    first, *prompt = columns["top_logprobs"][:5]
+    assert first is None, "nothing comes before it"
+    for token, logprob, tops in zip(columns["tokens"][1:], columns["token_logprobs"][1:], prompt, strict=False):
+        assert len(tops) in (3, 4), "the three likeliest, and the prompt's own where it is none of them"
+        assert tops[token] == logprob
     tops = columns["top_logprobs"][5]
     assert len(tops) == 3
     assert max(tops, key=lambda text: float(tops[text])) == " Paris"
