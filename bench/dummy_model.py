@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from handler.engines.checkpoint import prepared
+from handler.engines.huggingface.checkpoint import prepared
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama1b": {

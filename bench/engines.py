@@ -21,7 +21,7 @@ from typing import Any
 from systems import apis, summary, turns, vllm, vllm_settings
 
 from handler.bench import machine
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 _ENGINES = ("vllm",)
 _NAMES = summary.Names(vllm.OFFLINE, vllm.OURS, vllm.PEER)

@@ -1,5 +1,5 @@
 """Stands where DJL Serving 0.28 looks for its conversion of TensorRT-LLM models."""
 
-from handler.hosts.djl.partition import main
+from handler.djl.partition import main
 
 raise SystemExit(main())

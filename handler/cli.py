@@ -12,7 +12,7 @@ from pathlib import Path
 
 from handler import __version__
 from handler.bench.cli import add_parser as add_bench
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,14 +77,14 @@ def port(text: str) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from handler.hosts.stop_signals import StopSignals
+    from handler.http.stop_signals import StopSignals
 
     signals = StopSignals()
     signals.install()  # before the slow imports
-    from handler.config import load_config
-    from handler.hosts.access import read_access
-    from handler.hosts.embedded import serve
-    from handler.options.common import LLM_ENGINES
+    from handler.config.loader import load_config
+    from handler.config.options_common import LLM_ENGINES
+    from handler.http.security.access import read_access
+    from handler.http.startup import serve
 
     access = read_access(
         arguments.keys,

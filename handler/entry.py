@@ -6,7 +6,7 @@
 def handle(inputs):  # type: ignore[no-untyped-def]
     """The first call loads the model, later ones are requests. Returns an Output; in async mode, something to await."""
     try:
-        from handler.hosts.djl import worker
+        from handler.djl import worker
     except ImportError as error:
         from djl_python import Output
 
@@ -15,18 +15,18 @@ def handle(inputs):  # type: ignore[no-untyped-def]
 
 
 def register_adapter(inputs):  # type: ignore[no-untyped-def]
-    from handler.hosts.djl import worker
+    from handler.djl import worker
 
     return worker.adapters(inputs, "register")
 
 
 def unregister_adapter(inputs):  # type: ignore[no-untyped-def]
-    from handler.hosts.djl import worker
+    from handler.djl import worker
 
     return worker.adapters(inputs, "unregister")
 
 
 def update_adapter(inputs):  # type: ignore[no-untyped-def]
-    from handler.hosts.djl import worker
+    from handler.djl import worker
 
     return worker.adapters(inputs, "update")

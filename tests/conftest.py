@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from handler.engines.checkpoint import prepared
+from handler.config.model_files import cache_directory, fetch_demo
+from handler.engines.huggingface.checkpoint import prepared
 from handler.engines.openvino.gguf_weights import exact_model
-from handler.models import cache_directory, fetch_demo
 from tests.servers import LiveServer, serve
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would not hear Ctrl-C

@@ -40,7 +40,9 @@ class LiveServer:
     def engine_pid(self) -> int:
         """The engine process, a child of the server's."""
         children = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid), "-f", "handler.engines.process"], capture_output=True, text=True
+            ["pgrep", "-P", str(self.process.pid), "-f", "handler.engines.process.engine_process"],
+            capture_output=True,
+            text=True,
         )
         return int(children.stdout.split()[0])
 
@@ -129,7 +131,7 @@ def serve(
 def impatient(*arguments: str, keep_alive: float = 0.2) -> Iterator[LiveServer]:
     """An echo server whose streams say after so many seconds of silence that they are there."""
     code = (
-        f"import sys, handler.hosts.inference as i; i.KEEP_ALIVE = {keep_alive}; "
+        f"import sys, handler.http.routes.inference as i; i.KEEP_ALIVE = {keep_alive}; "
         "from handler.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     with serve("--engine", "echo", *arguments, program=("-c", code)) as server:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from handler.adapter_registry import AdapterHome, AdapterRegistry
-from handler.config import load_config
-from handler.formatters.loading import Formatters
-from handler.hosts.loaded import loaded_model
-from handler.hosts.service import Service
-from handler.launch import engine_spec, load_tokenizer, start_engine
+from handler.config.loader import load_config
+from handler.plugins.loading import Formatters
+from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.serving.launch import engine_spec, load_tokenizer, start_engine
+from handler.serving.model import loaded_model
+from handler.serving.service import Service
 
 
 async def echo_service() -> Service:

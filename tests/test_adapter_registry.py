@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.adapter_registry import AdapterRegistry, adapter_path, adapters_of, check_name
-from handler.core import Adapter
-from handler.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
+from handler.core.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
+from handler.core.values import Adapter
+from handler.scheduler.lora.registry import AdapterRegistry, adapter_path, adapters_of, check_name
 from tests.adapter_files import write_adapter
 
 

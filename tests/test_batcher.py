@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from handler.batcher import Batcher
-from handler.core import Adapter, Delta, Finish, Request, Sampling
+from handler.core.errors import GenerationFailed, Unavailable
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import Output, Step
-from handler.errors import GenerationFailed, Unavailable
-from handler.text import Prompt, Vocabulary
+from handler.scheduler.batcher import Batcher
 
 LETTERS = Vocabulary([bytes([code]) for code in range(256)])
 

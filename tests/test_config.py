@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from handler.config import Config, load_config
-from handler.errors import ConfigError
-from handler.launch import choose_engine
-from handler.options import OPTIONS
-from handler.options.common import TOOL_CALL_PARSERS
-from handler.schemas.tool_calls.formats import FORMATS
+from handler.config.loader import Config, load_config
+from handler.config.options import OPTIONS
+from handler.config.options_common import TOOL_CALL_PARSERS
+from handler.core.errors import ConfigError
+from handler.protocols.tools.formats import FORMATS
+from handler.serving.launch import choose_engine
 
 
 def config(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> Config:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from handler.batcher import Batcher
-from handler.core import Adapter, Delta, Finish, Request, Sampling
+from handler.core.errors import AdapterFailed, GenerationFailed, InvalidPayload, Unavailable
+from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import Output, Step
-from handler.errors import AdapterFailed, GenerationFailed, InvalidPayload, Unavailable
+from handler.scheduler.batcher import Batcher
 from tests.test_batcher import Scripted, prompt, run, submit, text
 
 A, B, C = (Adapter(name, id, f"/{name}") for id, name in enumerate("abc", 1))

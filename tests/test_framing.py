@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.framing import FRAMINGS, JSON, JSONLINES, SSE, around
+from handler.core.framing import FRAMINGS, JSON, JSONLINES, SSE, around
 
 
 @given(st.text())

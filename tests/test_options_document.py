@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from handler.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
+from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "options.md"
 

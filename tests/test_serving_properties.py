@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.config import load_config
-from handler.options import KNOWN, OPTIONS, Option
+from handler.config.loader import load_config
+from handler.config.options import KNOWN, OPTIONS, Option
 
 FILE = Path(__file__).parents[1] / "serving.properties"
 SHOWN = dict(re.findall(r"^#?([\w.]+)=(.*)$", FILE.read_text(), re.MULTILINE))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.text import Detokenizer, Prompt, StopMatcher, Vocabulary, spans
+from handler.core.text import Detokenizer, Prompt, StopMatcher, Vocabulary, spans
 
 BYTES = Vocabulary([bytes([value]) for value in range(256)] + [b"<|end|>"], special=[256])
 

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from handler import engines
-from handler.schemas import mindie, openai_parameters, tensors, tgi_reading
-from handler.schemas.chat import TABLE as CHAT_TABLE
-from handler.schemas.openai_parameters import HARMLESS
-from handler.schemas.parameters import PARAMETERS, REQUEST_FIELDS
-from handler.schemas.triton_inputs import INPUTS
+from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
+from handler.protocols.openai import parameters as openai_parameters
+from handler.protocols.openai.parameters import HARMLESS
+from handler.protocols.parameters import PARAMETERS, REQUEST_FIELDS
+from handler.protocols.tensors import inputs
+from handler.protocols.tgi import mindie
+from handler.protocols.tgi import request as tgi_request
+from handler.protocols.triton.inputs import INPUTS
 from tests import parameter_matrix as matrix
 from tests.parameter_matrix import (
     ALL,
@@ -38,8 +41,8 @@ UNMET = {"adapter_id", "lora_task_id"}
 def test_every_parameter_has_its_row() -> None:
     rows, more = table(), table(matrix.TENSORS)
     assert set(rows) == (set(PARAMETERS) | set(REQUEST_FIELDS) | {"outputs"}) - {"stream"} == set(VALUES)
-    assert set(more) == set(tensors.TENSORS) - set(PARAMETERS) == set(TENSOR_VALUES)
-    assert set(rows) | set(more) | {"stream"} == set(tensors.TABLE.parameters) | set(REQUEST_FIELDS)
+    assert set(more) == set(inputs.TENSORS) - set(PARAMETERS) == set(TENSOR_VALUES)
+    assert set(rows) | set(more) | {"stream"} == set(inputs.TABLE.parameters) | set(REQUEST_FIELDS)
 
 
 def test_every_chat_parameter_has_its_row() -> None:
@@ -47,7 +50,7 @@ def test_every_chat_parameter_has_its_row() -> None:
 
 
 def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
-    assert set(table(matrix.TGI)) == set(tgi_reading.PARAMETERS) == set(TGI_VALUES)
+    assert set(table(matrix.TGI)) == set(tgi_request.PARAMETERS) == set(TGI_VALUES)
     assert set(table(matrix.MINDIE)) == set(mindie.KINDS) == set(MINDIE_VALUES)
 
 
@@ -57,7 +60,7 @@ def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
     for name, row in rows.items():
         assert row["source"], name
         if known := row["as"].strip("`"):
-            assert INPUTS[name].parameter.field == tensors.TABLE.parameters[known].field, name
+            assert INPUTS[name].parameter.field == inputs.TABLE.parameters[known].field, name
         assert row["meaning"].startswith("refused") == _refuses(name), name
 
 

@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from handler.models import cache_directory
+from handler.config.model_files import cache_directory
 
 _REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from handler.core import Finish, Sampling
+from handler.core.values import Finish, Sampling
+from handler.djl import startup
 from handler.engines.base import EngineInfo, Output, Step
-from handler.engines.remote import State
+from handler.engines.process.supervisor import State
 from handler.entry import handle as handle
-from handler.hosts.djl import start
 
 
 class Free:
@@ -43,4 +43,4 @@ def _start(*arguments: Any) -> Free:
     return Free()
 
 
-vars(start)["start_engine"] = _start
+vars(startup)["start_engine"] = _start

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from handler.bench.server import lmi_serve
-from handler.config import load_config
+from handler.config.loader import load_config
+from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.errors import ConfigError
-from handler.launch import engine_spec
+from handler.serving.launch import engine_spec
 from systems import vllm_settings
 from systems.apis import Api
 from systems.base import Start, System

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from handler.bench.client import Target
+from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.errors import ConfigError
 from systems import vllm_settings
 from systems.apis import MODEL
 from systems.served import Served

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from handler.bench.load import Load

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import httptools
 
 from handler.bench.answer import AnswerReader, Result
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

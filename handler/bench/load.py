@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from handler import event_loop
 from handler.bench.answer import Result
 from handler.bench.client import Client, Target, connect, failed
-from handler.errors import ConfigError
+from handler.core import event_loop
+from handler.core.errors import ConfigError
 
 WARM_UP_TOKENS = 8
 WARM_UP_PROMPT = 1 << 20  # its number; those before it are measured

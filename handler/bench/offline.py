@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from handler.bench.client import prompt
 from handler.bench.load import WARM_UP_PROMPT, WARM_UP_TOKENS
-from handler.core import Finish, Sampling
+from handler.core.errors import ConfigError
+from handler.core.values import Finish, Sampling
 from handler.engines import load, load_tokenizer
 from handler.engines.base import Engine, Output, Step, Tokenizer
-from handler.engines.worker import Spec
-from handler.errors import ConfigError
+from handler.engines.process.engine_loop import Spec
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.bench.figures import Point, first_token_times, gaps
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 
 def is_installed() -> bool:

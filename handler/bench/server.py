@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 _LISTENING = re.compile(r"listening on (https?://[^\s;]+)")
 _GRACE = 35.0  # seconds: a server that drains takes up to 20, and some to end

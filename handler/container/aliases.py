@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from handler.config import engine_name
-from handler.errors import ConfigError
+from handler.config.loader import engine_name
+from handler.core.errors import ConfigError
 
 _ALIASES = {
     "HF_MODEL_QUANTIZE": "OPTION_QUANTIZE",

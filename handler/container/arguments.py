@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 _PORT = 8080
 _BIND = "SAGEMAKER_BIND_TO_PORT"

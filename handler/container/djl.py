@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from handler.config import BY_ROLLING_BATCH, Config, Setting, load_config
+from handler.config.loader import BY_ROLLING_BATCH, Config, Setting, load_config
+from handler.config.model_files import locate
 from handler.container.arguments import Arguments
 from handler.container.model import Found
-from handler.errors import ConfigError
-from handler.models import locate
+from handler.core.errors import ConfigError
 
 log = logging.getLogger("handler.container")
 

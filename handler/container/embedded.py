@@ -6,7 +6,7 @@ import sys
 
 from handler.container.arguments import Arguments
 from handler.container.model import Found
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 
 def command(arguments: Arguments, found: Found) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 _COMPAT = Path("/usr/local/cuda/compat")
 _AMI = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 _MARKS = ("config.json", "openvino_model.xml")
 _CHANNELS = "additional-model-data-sources"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 ARN = "HF_TOKEN_SECRET_ARN"
 TOKEN = "HF_TOKEN"

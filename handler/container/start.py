@@ -18,7 +18,7 @@ from handler.container.arguments import read_arguments
 from handler.container.model import Found, find_model
 from handler.container.secret import with_token
 from handler.container.supervisor import run_as_init, supervise
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 log = logging.getLogger("handler.container")
 

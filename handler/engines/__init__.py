@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from handler.core.errors import ConfigError
 from handler.engines.base import Capabilities, Engine, EngineConfig, GuideTrial, Tokenizer
-from handler.errors import ConfigError
 
 
 @dataclass(frozen=True)

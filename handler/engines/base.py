@@ -1,4 +1,4 @@
-"""What an engine is: a few methods, stepped by one loop (`engines/worker.py`) in a process or thread of its own."""
+"""What an engine is: a few methods, stepped by `process/engine_loop.py` in a process or thread of its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from handler.core import Adapter, Finish, Guide, Logits, Sampling
-from handler.text import Prompt, Vocabulary
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Adapter, Finish, Guide, Logits, Sampling
 
 
 class Output(NamedTuple):
@@ -154,7 +154,7 @@ class Tokenizer(Protocol):
 
 
 class GuideTrial(Protocol):
-    """Does with a guide what the engine would do, where that may be lost over it (`engines/trial_work.py`)."""
+    """Does with a guide what the engine would do, in a process that may be lost (`sandbox_tasks.py`)."""
 
     def __call__(self, guide: Guide) -> int | None:
         """Raises any exception that says why the engine cannot follow it.

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.core import Adapter, Finish, Sampling
+from handler.core.errors import PromptTooLong
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.errors import PromptTooLong
-from handler.text import Prompt, Vocabulary
 
 _LACKS = {
     "num_beams": "it has no beam search",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from handler.errors import PromptTooLong
+from handler.core.errors import PromptTooLong
 
 _SLACK = 16  # tokens that a cut may add
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from handler.core import Adapter, Finish, Guide
+from handler.core.values import Adapter, Finish, Guide
 from tests.accept.served import Served, Skip, kill
 
 Point = Callable[[Served], None]
@@ -263,7 +263,7 @@ def _guided(served: Served, guide: Guide) -> str:
 
 
 def _end(served: Served) -> int:
-    from handler.engines import checkpoint
+    from handler.engines.huggingface import checkpoint
 
     config: Any = served.engine._spec.config
     own, ids = checkpoint.tokenizer_eos_id(config.model), checkpoint.eos_ids(config.model)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler import engines
-from handler.batcher import Batcher
-from handler.core import Adapter, Delta, Finish, Request, Sampling
+from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
-from handler.engines.remote import RemoteEngine, State
-from handler.engines.worker import Spec
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import RemoteEngine, State
+from handler.scheduler.batcher import Batcher
 from tests.engines.processes import descendants
 
 PROMPT = "Once upon a time"

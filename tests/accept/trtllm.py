@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.config.options import OPTIONS
+from handler.core.errors import ConfigError
 from handler.engines import entry, prepare
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.support import installed_version, release_of
-from handler.errors import ConfigError
-from handler.options import OPTIONS
 from tests.accept import points
 from tests.accept.points import Point
 from tests.accept.served import Skip, served

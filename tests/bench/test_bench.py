@@ -13,7 +13,7 @@ import pytest
 
 from handler.bench import plot
 from handler.cli import main
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 from tests.servers import LiveServer
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from handler import models
-from handler.engines.hf_tokenizer import HfTokenizer
+from handler.config import model_files
+from handler.engines.huggingface.tokenizer import HfTokenizer
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -41,7 +41,7 @@ def test_every_id_of_the_shape_is_a_token(source: Path, tmp_path: Path, monkeypa
     shape = {**dummy_model.SHAPES["tiny"], "vocab_size": 300}
     target = tmp_path / "made"
     dummy_model.write(shape, source, target)
-    assert models.locate(str(target)).kind == "huggingface"
+    assert model_files.locate(str(target)).kind == "huggingface"
     config = json.loads((target / "config.json").read_text())
     assert (config["vocab_size"], config["eos_token_id"], config["model_type"]) == (300, 1, "llama")
     assert "pad_token_id" not in config

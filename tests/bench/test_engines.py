@@ -18,8 +18,8 @@ import pytest
 
 from handler.bench.client import Target
 from handler.bench.server import lmi_serve
+from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -14,7 +14,7 @@ import pytest
 from handler.bench.client import Target, prompt
 from handler.bench.load import WARM_UP_TOKENS, Closed, Open, measure
 from handler.cli import main
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 TOKENS = 4
 

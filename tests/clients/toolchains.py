@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from handler.models import cache_directory
+from handler.config.model_files import cache_directory
 from tests.clients.venvs import built_once
 
 NPM = Path(__file__).parent / "npm"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from handler.models import cache_directory
+from handler.config.model_files import cache_directory
 
 _HERE = Path(__file__).parent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handler.container.aliases import translate
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(

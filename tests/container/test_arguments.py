@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handler.container.arguments import Arguments, read_arguments
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("argv", [[], ["serve"]])

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from handler.config import load_config
+from handler.config.loader import load_config
 from handler.container import djl
 from handler.container.arguments import Arguments
 from handler.container.model import Found
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 from tests.container.processes import Container, container, model_data
 from tests.djl import jars
 from tests.djl.processes import group_members, only

@@ -19,7 +19,7 @@ else:
 from deploy.data import table
 from deploy.settling.images import push_instructions
 from handler import __version__
-from handler.models import _DEMO_MEMBER
+from handler.config.model_files import _DEMO_MEMBER
 from tests.container.dockerfile import ROOT, context, read
 
 ARGUMENTS, STAGES = read()

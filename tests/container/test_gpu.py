@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.container.gpu import Check, Driver, check, num_visible, read_driver
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 OLD = Driver("535.216.03", (12, 2), 4)
 NEW = Driver("580.95.05", (13, 0), 1)

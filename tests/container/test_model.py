@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handler.container.model import find_model
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 
 @pytest.fixture

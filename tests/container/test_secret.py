@@ -10,7 +10,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from handler.container.secret import with_token
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 REGION = "eu-west-1"
 ARN = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:hf-AbCdEf"

@@ -14,7 +14,7 @@ import pytest
 
 from handler.container import gpu
 from handler.container.start import prepare
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 from tests.container.processes import container, model_data
 from tests.environment import clean_environment
 

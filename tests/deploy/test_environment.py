@@ -5,9 +5,9 @@ import pytest
 from deploy.environment import _known_options, _name, environment
 from deploy.errors import Refused, SpecError
 from deploy.spec import Spec
-from handler.config import load_config
-from handler.errors import ConfigError
-from handler.options import KNOWN
+from handler.config.loader import load_config
+from handler.config.options import KNOWN
+from handler.core.errors import ConfigError
 from tests.deploy.cases import SECRET, settled, spec
 
 

@@ -13,10 +13,10 @@ import threading
 from pathlib import Path
 
 from handler.cli import port
-from handler.config import Config, load_config
+from handler.config.loader import Config, load_config
+from handler.config.model_files import locate
 from handler.container.djl import RETRIES
-from handler.errors import ConfigError
-from handler.models import locate
+from handler.core.errors import ConfigError
 from tests.djl import home, jars
 from tests.djl.launch import MODEL, Djl, StartFailed, write_model
 

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from handler.models import cache_directory
+from handler.config.model_files import cache_directory
 
 FRONT = Path(__file__).parent / "front"
 VERSIONS = ["0.25.0", "0.34.0"]  # what Maven Central has of 0.25 and later

@@ -35,7 +35,7 @@ class DjlServer(Djl):
 
     def engine_pid(self) -> int:
         """The engine process, the worker's child."""
-        return only("handler.engines.process", parent=self.worker_pid())
+        return only("handler.engines.process.engine_process", parent=self.worker_pid())
 
 
 def versions(since: str = "0") -> list[str]:

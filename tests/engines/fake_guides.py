@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from handler.core import Guide
+from handler.core.values import Guide
 from handler.engines.base import GuideTrial
 
 

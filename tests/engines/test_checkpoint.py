@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.engines.checkpoint import eos_ids, prepared, tokenizer_eos_id
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
+from handler.engines.huggingface.checkpoint import eos_ids, prepared, tokenizer_eos_id
 
 COMMIT = "a" * 40
 FILES = {
@@ -77,8 +77,8 @@ def hub() -> Iterator[str]:
 
 ASK = """
 import sys
-from handler.engines.checkpoint import prepared
-from handler.errors import ConfigError
+from handler.engines.huggingface.checkpoint import prepared
+from handler.core.errors import ConfigError
 try:
     print(prepared("someone/model", {"revision": sys.argv[1]} if sys.argv[1:] else {}))
 except ConfigError as error:

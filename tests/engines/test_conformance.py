@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from handler import engines
-from handler.batcher import Batcher
-from handler.core import Delta, Finish, Guide, Request, Sampling
+from handler.core.errors import GenerationFailed, PromptTooLong
+from handler.core.values import Delta, Finish, Guide, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
-from handler.engines.remote import RemoteEngine, State
-from handler.engines.worker import Spec
-from handler.errors import GenerationFailed, PromptTooLong
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import RemoteEngine, State
+from handler.scheduler.batcher import Batcher
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from handler.core import Guide
-from handler.engines import trial_process
-from handler.engines.guide_checks import _PURPOSE, GuideChecks, Verdict, _trial_work
-from handler.engines.trial_process import TooMuch, TrialProcess
-from handler.engines.trial_work import Job, Limits
-from handler.errors import Unavailable
+from handler.core.errors import Unavailable
+from handler.core.values import Guide
+from handler.engines.structured_output import sandbox
+from handler.engines.structured_output.sandbox import TooMuch, TrialProcess
+from handler.engines.structured_output.sandbox_tasks import Job, Limits
+from handler.engines.structured_output.validator import _PURPOSE, GuideChecks, Verdict, _trial_work
 from tests.engines import fake_guides
 from tests.servers import wait_for
 
@@ -210,7 +210,7 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
 
 
 def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_process, "_FORK_SECONDS", 1.0)
+    monkeypatch.setattr(sandbox, "_FORK_SECONDS", 1.0)
     checks = GuideChecks(fake_guides.make, seconds=1.0)
     try:
         assert outcome(checks, "fine") == ""
@@ -274,8 +274,8 @@ def test_an_engine_that_keeps_guides_is_replaced_in_time_and_gets_no_more_than_i
 
 _HOST = """
 import sys
-from handler.core import Guide
-from handler.engines.guide_checks import GuideChecks
+from handler.core.values import Guide
+from handler.engines.structured_output.validator import GuideChecks
 from tests.engines import fake_guides
 checks = GuideChecks(fake_guides.make, seconds=1000.0)
 assert checks.check(Guide("regex", "fine")).result() == ""

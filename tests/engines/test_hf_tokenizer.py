@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 
-from handler.engines.hf_tokenizer import HfTokenizer
-from handler.errors import ConfigError, InvalidPayload
-from handler.text import Detokenizer, spans
+from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.text import Detokenizer, spans
+from handler.engines.huggingface.tokenizer import HfTokenizer
 
 CORPUS = [
     "Hello world, hello there. The capital of France is Paris.",

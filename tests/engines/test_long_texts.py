@@ -10,14 +10,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from handler.engines import hf_tokenizer
+from handler.core.errors import PromptTooLong
+from handler.core.text import Vocabulary
 from handler.engines.echo import _CONTEXT, EchoTokenizer
-from handler.engines.hf_tokenizer import HfTokenizer
+from handler.engines.huggingface import tokenizer as hf_tokenizer
+from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.long_texts import check_tokens
 from handler.engines.openvino import model as openvino_model
 from handler.engines.openvino.model import OpenVinoTokenizer, prepared
-from handler.errors import PromptTooLong
-from handler.text import Vocabulary
 
 
 def test_parts_are_counted_as_far_as_they_fit() -> None:

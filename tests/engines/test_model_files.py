@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from handler import models
-from handler.engines.model_files import check_checkpoint
+from handler.config import model_files
+from handler.core.errors import ConfigError
+from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.openvino import gguf
 from handler.engines.openvino.ir_files import check_directory
-from handler.errors import ConfigError
 from tests.environment import clean_environment
 
 Bytes = Callable[[bytes], bytes | None]
@@ -162,7 +162,7 @@ def test_a_missing_tokenizer_is_refused_by_its_name(tmp_path: Path, part: str) -
 
 def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"openvino_model\.xml is missing, though"):
-        models.locate(str(put(tmp_path, DIRECTORY, "openvino_model.xml", gone)))
+        model_files.locate(str(put(tmp_path, DIRECTORY, "openvino_model.xml", gone)))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.core import Sampling
+from handler.core.errors import GenerationFailed
+from handler.core.values import Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.frames import FrameReader, encode
-from handler.engines.remote import RemoteEngine, State
-from handler.engines.worker import Spec
-from handler.errors import GenerationFailed
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.ipc import FrameReader, encode
+from handler.engines.process.supervisor import RemoteEngine, State
 
 MESSAGES = st.lists(
     st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.engines.schema_keywords import Follows, dropped
+from handler.engines.structured_output.schema_keywords import Follows, dropped
 from tests.engines.schema_cases import CASES, Case
 
 ALL = Follows(bounds=True, others=True)

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from handler.core import Adapter, Finish, Sampling
+from handler.core.errors import ConfigError
+from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineInfo, Interrupted, Step
-from handler.engines.frames import FrameReader, Messages, send, wait
-from handler.engines.worker import Add, Cancel, Failed, Ready, run
-from handler.errors import ConfigError
+from handler.engines.process.engine_loop import Add, Cancel, Failed, Ready, run
+from handler.engines.process.ipc import FrameReader, Messages, send, wait
 
 
 class Waiting:

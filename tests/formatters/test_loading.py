@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from handler.config import load_config
-from handler.errors import ConfigError
-from handler.formatters.loading import Decorated, Formatters, Style, find_formatters
-from handler.launch import model_formatters
+from handler.config.loader import load_config
+from handler.core.errors import ConfigError
+from handler.plugins.loading import Decorated, Formatters, Style, find_formatters
+from handler.serving.launch import model_formatters
 from tests.formatters_model import DJL, LEGACY, LINES, OWN, PAYLOADS, write_model
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from handler.hosts.protocol import Protocol
+from handler.http.protocol import Protocol
 
 DEADLINE = 20.0  # seconds; a test that waits longer has failed
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import trustme
 
-from handler.errors import ConfigError
-from handler.hosts.access import Access, read_access
+from handler.core.errors import ConfigError
+from handler.http.security.access import Access, read_access
 from tests.environment import clean_environment
 from tests.servers import serve
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from handler.adapter_registry import AdapterHome
-from handler.config import load_config
-from handler.core import Adapter
+from handler.config.loader import load_config
+from handler.core.errors import AdapterFailed, ConfigError, Unavailable
+from handler.core.values import Adapter
 from handler.engines.echo import Echo
-from handler.engines.remote import State
-from handler.errors import AdapterFailed, ConfigError, Unavailable
-from handler.formatters.loading import Formatters
-from handler.hosts import adapter_changes
-from handler.hosts.loaded import loaded_model
-from handler.hosts.service import Service
-from handler.launch import adapter_home, engine_spec, load_tokenizer, start_engine
+from handler.engines.process.supervisor import State
+from handler.plugins.loading import Formatters
+from handler.scheduler.lora import changes
+from handler.scheduler.lora.registry import AdapterHome
+from handler.serving.launch import adapter_home, engine_spec, load_tokenizer, start_engine
+from handler.serving.model import loaded_model
+from handler.serving.service import Service
 from tests.adapter_files import write_adapter
 
 
@@ -130,14 +130,14 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, go = write_adapter(tmp_path / "good"), threading.Event()
-    look = adapter_changes.adapter_path
+    look = changes.adapter_path
 
     def hang(src: str, base: Path | None) -> Path:
         if src == "hung":
             go.wait()
         return look(src, base)
 
-    monkeypatch.setattr(adapter_changes, "adapter_path", hang)
+    monkeypatch.setattr(changes, "adapter_path", hang)
 
     async def run() -> None:
         async with service(tmp_path) as made:

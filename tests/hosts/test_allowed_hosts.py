@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from handler.errors import ConfigError
-from handler.hosts.access import Access, read_access
-from handler.hosts.allowed_hosts import AllowedHosts
+from handler.core.errors import ConfigError
+from handler.http.security.access import Access, read_access
+from handler.http.security.allowed_hosts import AllowedHosts
 from tests.servers import LiveServer, raw, serve
 
 OWN = [

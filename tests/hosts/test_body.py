@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from handler.hosts import body
-from handler.hosts.body import BodyWriter, WholeBody
+from handler.http import streaming
+from handler.http.streaming import BodyWriter, WholeBody
 
 
 class Socket:
@@ -108,7 +108,7 @@ def test_a_short_way_that_is_cut_ends_the_writer() -> None:
 
 def test_a_whole_that_grows_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        monkeypatch.setattr(body, "_MAX_BACKLOG", 3)
+        monkeypatch.setattr(streaming, "_MAX_BACKLOG", 3)
         small, large = WholeBody(), WholeBody()
         small.write(b"ab")
         small.write(b"c", last=True)

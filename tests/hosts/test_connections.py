@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from handler.config import load_config
+from handler.config.loader import load_config
 from tests.servers import LiveServer, post_bytes, raw, serve, wait_for
 
 CANCELLED = 'lmi_requests_total{outcome="cancelled"}'

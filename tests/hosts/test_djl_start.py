@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from handler.config import Config
-from handler.errors import ConfigError
-from handler.hosts.djl.start import is_passive, read_config
+from handler.config.loader import Config
+from handler.core.errors import ConfigError
+from handler.djl.startup import is_passive, read_config
 
 
 def read(directory: Path, text: str = "", *, asynchronous: bool = False, **properties: Any) -> Config:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from handler.errors import Unavailable
-from handler.hosts.dynamic import BatchGate
+from handler.core.errors import Unavailable
+from handler.serving.dynamic_batcher import BatchGate
 from tests.servers import LiveServer, serve, wait_for
 
 DYNAMIC = ("--engine", "echo", "-o", "option.rolling_batch=disable")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from handler.errors import FormatterFailed
-from handler.hosts.formatter_thread import FormatterThread, SteppedFormatterThread
+from handler.core.errors import FormatterFailed
+from handler.plugins.formatter_thread import FormatterThread, SteppedFormatterThread
 
 LIMIT = 0.5
 

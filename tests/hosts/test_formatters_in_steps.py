@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from handler.batcher import Batcher
 from handler.engines.echo import EchoTokenizer
 from handler.formatters import Input, TextGenerationOutput, TextInput
-from handler.formatters.loading import Formatters, InputFormatter, OutputFormatter, Style
-from handler.hosts import steps
-from handler.hosts.formatter_thread import SteppedFormatterThread
-from handler.hosts.intake import Intake
-from handler.hosts.rolling import RollingHost
-from handler.hosts.steps import StepDriver
-from handler.schemas import SCHEMAS
-from handler.schemas.base import Context
+from handler.plugins.formatter_thread import SteppedFormatterThread
+from handler.plugins.loading import Formatters, InputFormatter, OutputFormatter, Style
+from handler.protocols.base import Context
+from handler.protocols.registry import SCHEMAS
+from handler.scheduler.batcher import Batcher
+from handler.serving import steps
+from handler.serving.preprocess import Intake
+from handler.serving.rolling import RollingHost
+from handler.serving.steps import StepDriver
 from tests.hosts.test_rolling import INFO, Bench, ask, item
 from tests.test_batcher import Scripted
 

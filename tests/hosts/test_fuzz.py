@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from handler.schemas.chat import TABLE as CHAT
-from handler.schemas.messages import ROLES
-from handler.schemas.parameters import REQUEST_FIELDS
-from handler.schemas.tensors import TABLE
-from handler.schemas.triton_inputs import INPUTS
+from handler.protocols.lmi.chat import TABLE as CHAT
+from handler.protocols.messages import ROLES
+from handler.protocols.parameters import REQUEST_FIELDS
+from handler.protocols.tensors.inputs import TABLE
+from handler.protocols.triton.inputs import INPUTS
 from tests.servers import LiveServer, serve
 
 QUIET = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,24 +13,24 @@ from typing import Any
 import pytest
 
 from handler import engines
-from handler.adapter_registry import AdapterHome, AdapterRegistry
-from handler.batcher import Batcher
-from handler.config import load_config
+from handler.config.loader import load_config
+from handler.core.errors import InvalidParameter
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.echo import EchoTokenizer
-from handler.engines.guide_checks import GuideChecks
-from handler.engines.worker import Spec
-from handler.errors import InvalidParameter
-from handler.formatters.loading import Formatters
-from handler.hosts.exchange import Exchange
-from handler.hosts.intake import Intake
-from handler.hosts.loaded import loaded_model
-from handler.hosts.places import Item
-from handler.hosts.service import Service
-from handler.hosts.steps import StepDriver
-from handler.launch import engine_spec, guide_checks, load_tokenizer, start_engine
-from handler.schemas import SCHEMAS
-from handler.schemas.base import Context
+from handler.engines.process.engine_loop import Spec
+from handler.engines.structured_output.validator import GuideChecks
+from handler.plugins.loading import Formatters
+from handler.protocols.base import Context
+from handler.protocols.registry import SCHEMAS
+from handler.scheduler.batcher import Batcher
+from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.serving.launch import engine_spec, guide_checks, load_tokenizer, start_engine
+from handler.serving.model import loaded_model
+from handler.serving.preprocess import Intake
+from handler.serving.request_task import Exchange
+from handler.serving.service import Service
+from handler.serving.slots import Item
+from handler.serving.steps import StepDriver
 from tests.engines import fake_guides
 from tests.test_batcher import Scripted
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from handler.core import Adapter, Request, Sampling
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Adapter, Request, Sampling
 from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
-from handler.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.hosts.intake import MAX_LOGITS, Intake
-from handler.schemas import SCHEMAS
-from handler.schemas.base import Context
-from handler.text import Prompt, Vocabulary
+from handler.protocols.base import Context
+from handler.protocols.registry import SCHEMAS
+from handler.serving.preprocess import MAX_LOGITS, Intake
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
 BIG = Vocabulary([b"a", b"b"] * 10_000)

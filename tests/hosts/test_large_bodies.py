@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
+from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Unavailable
 from handler.engines.base import EngineInfo
-from handler.engines.trial_process import TrialProcess
-from handler.engines.trial_work import Work
-from handler.errors import NotJson, Overloaded, ServingError, TooLarge, Unavailable
-from handler.hosts import large_bodies
-from handler.hosts.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
-from handler.schemas.agreement import show
-from handler.schemas.reading import decode
+from handler.engines.structured_output.sandbox import TrialProcess
+from handler.engines.structured_output.sandbox_tasks import Work
+from handler.protocols.readers import decode
+from handler.protocols.validation import show
+from handler.serving import large_bodies
+from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
 from tests.hosts.test_rolling import Bench, ask, item
 from tests.servers import LiveServer, serve, wait_for
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from handler.hosts.access import Access
-from handler.hosts.listen import Server
+from handler.http.security.access import Access
+from handler.http.server import Server
 
 
 async def _app(scope: object, receive: object, send: object) -> None: ...

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from handler.hosts.asgi import Endpoint
-from handler.hosts.lock import Keys, Lock
-from handler.hosts.page_routes import ASSETS
-from handler.schemas import SCHEMAS
+from handler.http.asgi import Endpoint
+from handler.http.routes.pages import ASSETS
+from handler.http.security.api_keys import Keys, Lock
+from handler.protocols.registry import SCHEMAS
 from tests.servers import LiveServer, serve, wait_for
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}

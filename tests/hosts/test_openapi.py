@@ -15,14 +15,18 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from handler.framing import dumps
-from handler.hosts.openapi import ALL_OPERATIONS, Served, document
-from handler.hosts.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED
-from handler.hosts.openapi.shapes import parameters, taken_by
-from handler.schemas import ROOTS, ROUTES, SCHEMAS, chat, openai_parameters, tensors, triton_inputs
-from handler.schemas.base import Context, Schema
-from handler.schemas.by_shape import ByShape
-from handler.schemas.parameters import Parameter, integer, number
+from handler.core.framing import dumps
+from handler.protocols.base import Context, Schema
+from handler.protocols.dispatch import ByShape
+from handler.protocols.lmi import chat
+from handler.protocols.openai import parameters as openai_parameters
+from handler.protocols.openapi import ALL_OPERATIONS, Served, document
+from handler.protocols.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED
+from handler.protocols.openapi.shapes import parameters, taken_by
+from handler.protocols.parameters import Parameter, integer, number
+from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS
+from handler.protocols.tensors import inputs as tensors
+from handler.protocols.triton import inputs as triton_inputs
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
 from tests.servers import LiveServer, serve
 

@@ -10,7 +10,7 @@ from pathlib import Path
 def run(model: str, repo: Path) -> subprocess.CompletedProcess[str]:
     """As Java calls it."""
     return subprocess.run(
-        [sys.executable, "-m", "handler.hosts.djl.partition", "--properties_dir", "/nowhere",
+        [sys.executable, "-m", "handler.djl.partition", "--properties_dir", "/nowhere",
          "--trt_llm_model_repo", str(repo), "--tensor_parallel_degree", "1", "--pipeline_parallel_degree", "1",
          "--model_path", model],
         capture_output=True, text=True,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from handler.hosts import protocol
-from handler.hosts.protocol import CHUNK, WHOLE
+from handler.http import protocol
+from handler.http.protocol import CHUNK, WHOLE
 from tests.hosts.connection import Connection, answer, connected, exchange, mirror
 from tests.hosts.test_upgrade import bodies
 

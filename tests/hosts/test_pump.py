@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from handler.batcher import Batcher
-from handler.core import Delta, Finish, Request, Sampling
+from handler.core.errors import InternalError, Overloaded
+from handler.core.values import Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.remote import RemoteEngine, State
-from handler.engines.worker import Spec
-from handler.errors import InternalError, Overloaded
-from handler.hosts.pump import Pump
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import RemoteEngine, State
+from handler.scheduler.batcher import Batcher
+from handler.serving.engine_driver import Pump
 from tests.test_batcher import Scripted, prompt
 
 
@@ -44,7 +44,7 @@ def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on() -> None:
 def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("handler.hosts.pump._TICK", 60.0)
+    monkeypatch.setattr("handler.serving.engine_driver._TICK", 60.0)
 
     async def story() -> float:
         engine = RemoteEngine(Spec("echo", EngineConfig()), isolated=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from handler.errors import InvalidPayload
-from handler.hosts.rerouting import named_dialect
-from handler.schemas import routes
+from handler.core.errors import InvalidPayload
+from handler.protocols.registry import routes
+from handler.serving.route_override import named_dialect
 
 ALL = routes("mindie")
 

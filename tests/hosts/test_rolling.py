@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from handler.batcher import Batcher
+from handler.core.errors import GenerationFailed
 from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
-from handler.errors import GenerationFailed
-from handler.hosts.intake import Intake
-from handler.hosts.places import Item
-from handler.hosts.rolling import Piece, RollingHost
-from handler.hosts.steps import StepDriver
-from handler.schemas import SCHEMAS
-from handler.schemas.base import Context
+from handler.protocols.base import Context
+from handler.protocols.registry import SCHEMAS
+from handler.scheduler.batcher import Batcher
+from handler.serving.preprocess import Intake
+from handler.serving.rolling import Piece, RollingHost
+from handler.serving.slots import Item
+from handler.serving.steps import StepDriver
 from tests.test_batcher import Scripted
 
 INFO = EngineInfo("scripted", "1", "none", "none", 100)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from handler.schemas.tgi_reading import PARAMETERS
+from handler.protocols.tgi.request import PARAMETERS
 from tests.hosts.test_fuzz import chats, prompts, values
 from tests.servers import LiveServer, serve
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from handler.hosts.service import Service
-from handler.hosts.tgi_routes import MOST_TOKENIZING, TgiRoutes
+from handler.http.routes.tgi import MOST_TOKENIZING, TgiRoutes
+from handler.serving.service import Service
 from tests.services import echo_service
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from handler.core import Delta, Finish, Logits, Token
-from handler.errors import GenerationFailed, ServingError
-from handler.schemas import ROOTS, ROUTES, SCHEMAS
-from handler.schemas.base import Answer, Context, Schema
-from handler.schemas.reading import decode
-from handler.text import Vocabulary
+from handler.core.errors import GenerationFailed, ServingError
+from handler.core.text import Vocabulary
+from handler.core.values import Delta, Finish, Logits, Token
+from handler.protocols.base import Answer, Context, Schema
+from handler.protocols.readers import decode
+from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS
 
 DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values())}}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.core import Delta, Finish, Token
-from handler.errors import GenerationFailed
+from handler.core.errors import GenerationFailed
+from handler.core.values import Delta, Finish, Token
 from tests.schemas.answers import deltas, failing, shorter, with_tops
 
 ASK = "What is"

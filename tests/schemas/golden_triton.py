@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.core import Delta, Finish
+from handler.core.values import Delta, Finish
 from tests.schemas.answers import deltas, failing, shorter, with_logits
 
 ASK = {"text_input": "What is", "max_tokens": 9}

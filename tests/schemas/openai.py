@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from handler.core import Delta, Finish, Token
-from handler.schemas.base import Answer, Context
-from handler.schemas.openai_chat import OpenAiChat
-from handler.schemas.openai_completions import OpenAiCompletions
+from handler.core.values import Delta, Finish, Token
+from handler.protocols.base import Answer, Context
+from handler.protocols.openai.chat import OpenAiChat
+from handler.protocols.openai.completions import OpenAiCompletions
 from tests.schemas.answers import CAPABLE, answer
 
 CHAT, COMPLETIONS = OpenAiChat(), OpenAiCompletions()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from handler.core import Adapter
-from handler.errors import ServingError
-from handler.schemas import SCHEMAS
+from handler.core.errors import ServingError
+from handler.core.values import Adapter
+from handler.protocols.registry import SCHEMAS
 from tests.schemas.answers import CAPABLE
 
 

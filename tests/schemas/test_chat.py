@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from handler.core import Delta, Finish, Guide, Names, Request, Sampling
-from handler.errors import InvalidParameter
-from handler.schemas import SCHEMAS
-from handler.schemas.base import Call
-from handler.schemas.chat import TABLE
+from handler.core.errors import InvalidParameter
+from handler.core.values import Delta, Finish, Guide, Names, Request, Sampling
+from handler.protocols.base import Call
+from handler.protocols.lmi.chat import TABLE
+from handler.protocols.registry import SCHEMAS
 from tests.schemas.answers import CONTEXT, answer, deltas, value
 
 USER = {"role": "user", "content": "hi"}

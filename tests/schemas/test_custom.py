@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from handler.core import Delta, Finish, Token
-from handler.errors import FormatterFailed, GenerationFailed, InvalidParameter, InvalidPayload
+from handler.core.errors import FormatterFailed, GenerationFailed, InvalidParameter, InvalidPayload
+from handler.core.values import Delta, Finish, Token
 from handler.formatters import RequestInput, Sequence, TextGenerationOutput, TextInput
-from handler.formatters.loading import InputFormatter, OutputFormatter, Style
-from handler.schemas import SCHEMAS
-from handler.schemas.base import Call
-from handler.schemas.custom_reading import CustomReader
-from handler.schemas.custom_reply import with_formatter
-from handler.schemas.reading import decode
+from handler.plugins.custom_request import CustomReader
+from handler.plugins.custom_response import with_formatter
+from handler.plugins.loading import InputFormatter, OutputFormatter, Style
+from handler.protocols.base import Call
+from handler.protocols.readers import decode
+from handler.protocols.registry import SCHEMAS
 from tests.schemas.answers import CONTEXT, deltas, with_tops
 
 Function = Callable[..., Any]

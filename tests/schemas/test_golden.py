@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from handler.core import Delta
-from handler.errors import AnswerTooLong, PromptTooLong
-from handler.schemas import chat
+from handler.core.errors import AnswerTooLong, PromptTooLong
+from handler.core.values import Delta
+from handler.protocols.lmi import chat
 from tests.schemas import golden_tgi, golden_triton
 from tests.schemas.answers import CONTEXT, answer, deltas, failing, refused, shorter, with_logits, with_tops
 

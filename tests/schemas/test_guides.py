@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from handler.core import Guide
-from handler.errors import InvalidParameter
-from handler.hosts.intake import check_guide
-from handler.schemas import SCHEMAS
+from handler.core.errors import InvalidParameter
+from handler.core.values import Guide
+from handler.protocols.registry import SCHEMAS
+from handler.serving.preprocess import check_guide
 from tests.schemas.answers import CAPABLE, DIALECTS
 
 SCHEMA = {"type": "object", "properties": {"\u00fc": {"type": "integer"}}}

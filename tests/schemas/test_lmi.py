@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from handler.core import Delta, Finish, Request, Sampling
-from handler.errors import InvalidParameter, InvalidPayload
-from handler.schemas import SCHEMAS
-from handler.schemas.base import Call
-from handler.schemas.parameters import PARAMETERS
-from handler.schemas.reading import decode
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.values import Delta, Finish, Request, Sampling
+from handler.protocols.base import Call
+from handler.protocols.parameters import PARAMETERS
+from handler.protocols.readers import decode
+from handler.protocols.registry import SCHEMAS
 from tests.schemas.answers import CONTEXT, answer, deltas, value
 
 

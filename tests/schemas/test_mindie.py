@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from handler.core import Request
-from handler.errors import Overloaded, Unavailable
-from handler.schemas import routes
-from handler.schemas.tgi_errors import Misshapen, Rejected
+from handler.core.errors import Overloaded, Unavailable
+from handler.core.values import Request
+from handler.protocols.registry import routes
+from handler.protocols.tgi.errors import Misshapen, Rejected
 from tests.schemas.answers import CAPABLE, CONTEXT, answer, deltas, value
 
 ROOT = routes("mindie")["/"]

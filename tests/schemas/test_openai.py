@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import Adapter, Delta, Finish, Guide, Names, Request, Sampling, Token
-from handler.errors import (
+from handler.core.errors import (
     AnswerTooLong,
     GenerationFailed,
     InternalError,
@@ -23,12 +22,13 @@ from handler.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.schemas import openai_errors
-from handler.schemas.base import Call, Context
-from handler.schemas.openai_parameters import CHAT as CHAT_TABLE
-from handler.schemas.openai_parameters import COMPLETIONS as COMPLETIONS_TABLE
-from handler.schemas.openai_parameters import HARMLESS
-from handler.text import Vocabulary
+from handler.core.text import Vocabulary
+from handler.core.values import Adapter, Delta, Finish, Guide, Names, Request, Sampling, Token
+from handler.protocols.base import Call, Context
+from handler.protocols.openai import errors
+from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
+from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
+from handler.protocols.openai.parameters import HARMLESS
 from tests.schemas.answers import CONTEXT, answer
 from tests.schemas.openai import (
     CHAT,
@@ -477,7 +477,7 @@ def test_only_fields_are_params() -> None:
         "tools[0].function.name: must": "tools[0].function.name",
         "max_tokens=5: no": "max_tokens",
     }.items():
-        assert openai_errors.failure(InvalidParameter(message))["error"]["param"] == param
+        assert errors.failure(InvalidParameter(message))["error"]["param"] == param
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b'"x"', b"{"])

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handler.errors import ServingError
-from handler.schemas.base import Schema
-from handler.schemas.messages import ROLES_WITH_TOOLS
-from handler.schemas.openai_parameters import CHAT as CHAT_TABLE
-from handler.schemas.openai_parameters import COMPLETIONS as COMPLETIONS_TABLE
-from handler.schemas.tool_calls.parsing import Begun, CallParser, Piece
+from handler.core.errors import ServingError
+from handler.protocols.base import Schema
+from handler.protocols.messages import ROLES_WITH_TOOLS
+from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
+from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
+from handler.protocols.tools.parsing import Begun, CallParser, Piece
 from tests.schemas.openai import CHAT, COMPLETIONS, NAMED
 
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=9)

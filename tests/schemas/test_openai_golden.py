@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from handler.core import Delta, Finish
-from handler.schemas import openai_chat, openai_chat_replies, openai_completions
-from handler.schemas.base import Answer
+from handler.core.values import Delta, Finish
+from handler.protocols.base import Answer
+from handler.protocols.openai import chat as openai_chat
+from handler.protocols.openai import chat_response, completions
 from tests.schemas.answers import deltas, failing, shorter, with_tops
 from tests.schemas.openai import NAME_IT, TOOLS, chat, completion, saying
 
@@ -63,9 +64,9 @@ CASES: dict[str, tuple[Any, list[Delta] | None]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (openai_chat, openai_completions):
+    for module in (openai_chat, completions):
         monkeypatch.setattr(module, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
-    monkeypatch.setattr(openai_chat_replies, "call_id", lambda: "call_0")
+    monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     body, script = CASES[name]
     found: Answer = {"chat": chat, "completion": completion}[name.split("/")[0]](body, script)
     asked = json.dumps(body, ensure_ascii=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import Delta, Finish, Token
+from handler.core.values import Delta, Finish, Token
 from tests.schemas.answers import TOKENS
 from tests.schemas.openai import COMPLETIONS, NAMED, completion, events
 

@@ -6,7 +6,7 @@ import array
 import json
 from typing import Any
 
-from handler.core import Delta, Finish, Logits, Token
+from handler.core.values import Delta, Finish, Logits, Token
 from tests.schemas.answers import CAPABLE, TOKENS, answer, value
 
 ALL = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "generation_logits"]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handler.core import Adapter, Finish, Request
-from handler.errors import InvalidParameter, InvalidPayload
-from handler.schemas import SCHEMAS
-from handler.schemas.base import Call, Context
-from handler.schemas.tensors import TENSORS
-from handler.text import Vocabulary
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.text import Vocabulary
+from handler.core.values import Adapter, Finish, Request
+from handler.protocols.base import Call, Context
+from handler.protocols.registry import SCHEMAS
+from handler.protocols.tensors.inputs import TENSORS
 from tests.schemas.answers import CAPABLE, answer, deltas, value
 
 SEED_000 = (

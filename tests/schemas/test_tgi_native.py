@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import Finish, Guide, Request
-from handler.errors import (
+from handler.core.errors import (
     AnswerTooLong,
     GenerationFailed,
     InternalError,
@@ -21,9 +20,10 @@ from handler.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.schemas import ROUTES, routes
-from handler.schemas.base import Context, Timing
-from handler.schemas.tgi_errors import Misshapen, Rejected
+from handler.core.values import Finish, Guide, Request
+from handler.protocols.base import Context, Timing
+from handler.protocols.registry import ROUTES, routes
+from handler.protocols.tgi.errors import Misshapen, Rejected
 from tests.schemas.answers import CAPABLE, deltas, value
 
 ROOT, GENERATE, STREAM = routes("tgi")["/"], ROUTES["/generate"], ROUTES["/generate_stream"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handler.errors import AnswerTooLong, PromptTooLong
+from handler.core.errors import AnswerTooLong, PromptTooLong
 from tests.schemas.answers import DIALECTS, answer, refused
 
 PROMPT = PromptTooLong("inputs", 9000, 8191)

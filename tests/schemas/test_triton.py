@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import Adapter, Guide, Request, Sampling
-from handler.errors import (
+from handler.core.errors import (
     InternalError,
     InvalidPayload,
     MethodNotAllowed,
@@ -21,9 +20,10 @@ from handler.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.schemas.base import Call, Context, NoAdapters
-from handler.schemas.triton import Route, Triton, inputs, outputs
-from handler.schemas.triton_inputs import INPUTS
+from handler.core.values import Adapter, Guide, Request, Sampling
+from handler.protocols.base import Call, Context, NoAdapters
+from handler.protocols.triton.inputs import INPUTS
+from handler.protocols.triton.request import Route, Triton, inputs, outputs
 from tests.schemas.answers import CAPABLE, CONTEXT, value
 
 GENERATE, STREAM, SHAPE = (Triton(route) for route in Route)

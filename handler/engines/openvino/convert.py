@@ -11,8 +11,8 @@ import logging
 from importlib.util import find_spec
 from pathlib import Path
 
-from handler.engines.made import fingerprint, make_once, run_apart
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
+from handler.engines.model_cache import fingerprint, make_once, run_apart
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core import Adapter, Finish, Guide, Sampling
+from handler.core.errors import ConfigError
+from handler.core.values import Adapter, Finish, Guide, Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.openvino.guide_compiler import GuideCompiler
-from handler.engines.openvino.guides import OpenVinoGuideTrial, guide_trial, structured_output
+from handler.engines.openvino.grammar_compiler import GuideCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
 from handler.engines.openvino.scorer import NO_TOPS, Scorer
-from handler.engines.warm_up import warm_up
-from handler.errors import ConfigError
+from handler.engines.openvino.structured_output import OpenVinoGuideTrial, guide_trial, structured_output
+from handler.engines.process.warm_up import warm_up
 
 __all__ = ["OpenVino", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from handler.errors import ConfigError
+from handler.core.errors import ConfigError
 
 
 def replace_weights(model: Any, source: Path, weights: str) -> None:

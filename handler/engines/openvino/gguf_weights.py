@@ -16,10 +16,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from handler.engines.made import UNKNOWN_LAYOUT, fingerprint, make_once, run_apart
+from handler.core.errors import ConfigError
+from handler.engines.model_cache import UNKNOWN_LAYOUT, fingerprint, make_once, run_apart
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import replace_weights
-from handler.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

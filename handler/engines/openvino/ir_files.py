@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from xml.parsers import expat
 
-from handler import models
-from handler.engines.model_files import check_json
-from handler.errors import ConfigError
+from handler.config import model_files
+from handler.core.errors import ConfigError
+from handler.engines.huggingface.model_files import check_json
 
 PARTS = ("openvino_model", "openvino_tokenizer", "openvino_detokenizer")
 
@@ -24,7 +24,7 @@ def check_directory(directory: Path) -> None:
 
 def context_of(directory: Path) -> object:
     """Tokens that the model attends to, as its config.json says."""
-    config = models.read_json(directory / "config.json")
+    config = model_files.read_json(directory / "config.json")
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 

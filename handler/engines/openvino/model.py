@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from handler import models
+from handler.config import model_files
+from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
+from handler.core.text import Prompt, Vocabulary
+from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.long_texts import check_tokens
-from handler.engines.made import UnknownLayout
-from handler.engines.model_files import check_checkpoint
+from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import convert
 from handler.engines.openvino.gguf_weights import exact_model, writable
 from handler.engines.openvino.ir_files import check_directory, context_of
-from handler.errors import ConfigError, InvalidPayload, PromptTooLong
-from handler.text import Prompt, Vocabulary
 
 log = logging.getLogger("handler.engine")
 
@@ -31,8 +31,8 @@ _SMALL_GGUF = 256 << 20
 
 def prepared(model_id: str | None, dtype: str) -> Path:
     """The model's own files, or what was made of them once and kept."""
-    model = models.locate(model_id or models.DEMO)
-    made = models.cache_directory() / "converted"
+    model = model_files.locate(model_id or model_files.DEMO)
+    made = model_files.cache_directory() / "converted"
     if model.kind == "huggingface":
         check_checkpoint(model.path)
         return convert(model.path, made)
@@ -146,6 +146,6 @@ def context_length(model: Path) -> int | None:
 def eos_ids(model: Path, tokenizer: Any) -> frozenset[int]:
     """Ids that end an answer: the tokenizer's, and those that the model's generation_config.json names."""
     eos = tokenizer.get_eos_token_id()
-    named = models.read_json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
+    named = model_files.read_json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
     ids = [eos, *(named if isinstance(named, list) else [named])]
     return frozenset(id for id in ids if isinstance(id, int) and id >= 0)

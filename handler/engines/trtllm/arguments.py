@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.errors import ConfigError
 
 Release = tuple[int, int]
 NEWEST: Release = (1, 3)  # the newest that something below is done otherwise for

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handler.core import Finish, Logits
+from handler.core.values import Finish, Logits
 from handler.engines.base import Output, Step
 from handler.engines.logit_scores import score
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from handler.core import Guide, Sampling
+from handler.core.values import Guide, Sampling
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 _ESCAPED = r"\\\g<0>"  # with a backslash in front

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from handler.core import Guide, Sampling
+from handler.core.errors import ConfigError
+from handler.core.values import Guide, Sampling
 from handler.engines.base import EngineConfig
-from handler.errors import ConfigError
 
 _OWN = frozenset(
     {

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from handler.core import Finish, Sampling
+from handler.core.values import Finish, Sampling
 
 Alternatives = Sequence[tuple[int, float]]
 """Ids that may come next with their log-probabilities, the most likely first."""

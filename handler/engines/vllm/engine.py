@@ -15,18 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core import Adapter, Finish, Guide, Sampling
+from handler.core.values import Adapter, Finish, Guide, Sampling
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.checkpoint import eos_ids, load_tokenizer, prepared
-from handler.engines.family import end_with_children, end_with_this_process
+from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepared
+from handler.engines.process.process_group import end_with_children, end_with_this_process
+from handler.engines.process.warm_up import warm_up
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments, sampling_arguments
 from handler.engines.vllm.beam import BeamSearch
-from handler.engines.vllm.guides import guide_trial
-from handler.engines.vllm.polled import polled_clients
+from handler.engines.vllm.lora_exclusion import Turns
+from handler.engines.vllm.patches.sync_client import polled_clients
 from handler.engines.vllm.results import BeamToken, Pending, Results
-from handler.engines.vllm.turns import Turns
-from handler.engines.warm_up import warm_up
+from handler.engines.vllm.structured_output import guide_trial
 
 __all__ = ["Vllm", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
 

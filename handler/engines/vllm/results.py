@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from handler.core import Finish
+from handler.core.values import Finish
 from handler.engines.base import Output, Step
 
 

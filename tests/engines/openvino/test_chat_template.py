@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from handler.core.errors import InvalidPayload, PromptTooLong
 from handler.engines.echo import EchoTokenizer
 from handler.engines.openvino.model import OpenVinoTokenizer, prepared
-from handler.errors import InvalidPayload, PromptTooLong
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé?"}]
 LAID_OUT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHé?<|im_end|>\n<|im_start|>assistant\n"

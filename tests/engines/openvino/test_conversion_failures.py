@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from handler.core.errors import ConfigError
 from handler.engines.openvino import gguf_weights
 from handler.engines.openvino.gguf_weights import writable
 from handler.engines.openvino.model import prepared
-from handler.errors import ConfigError
 from tests.engines.openvino.test_gguf_weights import Kind, write_small
 
 

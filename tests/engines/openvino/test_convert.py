@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-from handler.engines import made
+from handler.core.errors import ConfigError
+from handler.engines import model_cache
 from handler.engines.openvino import convert as module
 from handler.engines.openvino.convert import convert
-from handler.errors import ConfigError
 
 
 class Converter:
     """What `child_processes.run` is replaced by: writes `files` where the command line says, then ends as told."""
 
     def __init__(self) -> None:
-        self.files: tuple[str, ...] = made.NEEDED
+        self.files: tuple[str, ...] = model_cache.NEEDED
         self.returncode = 0
         self.stderr = b""
         self.before_end: Callable[[], None] = lambda: None
@@ -47,7 +47,7 @@ class Converter:
 @pytest.fixture
 def converter(monkeypatch: pytest.MonkeyPatch) -> Converter:
     double = Converter()
-    monkeypatch.setattr(made.child_processes, "run", double)
+    monkeypatch.setattr(model_cache.child_processes, "run", double)
     monkeypatch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     return double
 
@@ -75,7 +75,7 @@ def results(cache: Path) -> list[Path]:
 def test_converts_once_and_reuses(converter: Converter, source: Path, cache: Path) -> None:
     target = convert(source, cache)
     assert target.parent == cache
-    assert {path.name for path in target.iterdir()} == set(made.NEEDED)
+    assert {path.name for path in target.iterdir()} == set(model_cache.NEEDED)
     assert convert(source, cache) == target
     assert len(converter.runs) == 1
     assert results(cache) == [target]
@@ -190,9 +190,9 @@ def test_a_kill_half_way_leaves_nothing_that_counts(source: Path, cache: Path) -
     assert [path.suffix for path in results(cache)] == [".partial"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
-        patch.setattr(made.child_processes, "run", Converter())
+        patch.setattr(model_cache.child_processes, "run", Converter())
         target = convert(source, cache)
-    assert {path.name for path in target.iterdir()} == set(made.NEEDED)
+    assert {path.name for path in target.iterdir()} == set(model_cache.NEEDED)
     assert results(cache) == [target]
 
 

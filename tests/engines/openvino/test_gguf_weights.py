@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from handler.engines import made
+from handler.core.errors import ConfigError
+from handler.engines import model_cache
 from handler.engines.openvino.gguf_weights import exact_model, writable
-from handler.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "smollm2_f32_greedy.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
@@ -99,7 +99,7 @@ def test_says_what_an_engine_asks_of_a_directory(f32_model: Path) -> None:
 
 @pytest.mark.model
 def test_is_made_once(f32_model: Path, lone_demo: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made.child_processes, "run", None)
+    monkeypatch.setattr(model_cache.child_processes, "run", None)
     assert exact_model(lone_demo, cache, "f32") == f32_model
     assert {path.name for path in cache.iterdir()} == {f32_model.name, "lock"}
     assert "scratch" not in {path.name for path in f32_model.iterdir()}
@@ -237,7 +237,7 @@ def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     assert [path.suffix for path in cache.iterdir() if path.name != "lock"] == [".partial"]
     model = exact_model(source, cache, "f32")
     assert {path.name for path in cache.iterdir()} == {model.name, "lock"}
-    assert {path.name for path in model.iterdir()} >= set(made.NEEDED)
+    assert {path.name for path in model.iterdir()} >= set(model_cache.NEEDED)
 
 
 def test_a_file_that_cannot_be_written_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from handler.core import Guide
-from handler.engines.openvino.guide_compiler import GuideCompiler
+from handler.core.values import Guide
+from handler.engines.openvino.grammar_compiler import GuideCompiler
 
 QUICK, SLOW, BAD = Guide("regex", "quick"), Guide("regex", "slow"), Guide("regex", "bad")
 

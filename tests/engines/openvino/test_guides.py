@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from handler.core import Guide, Sampling
+from handler.core.values import Guide, Sampling
 from handler.engines import openvino
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import OpenVino, guide_trial
-from handler.engines.openvino.guides import OpenVinoGuideTrial, structured_output
 from handler.engines.openvino.model import prepared
+from handler.engines.openvino.structured_output import OpenVinoGuideTrial, structured_output
 
 pytestmark = pytest.mark.model
 
@@ -99,7 +99,7 @@ def try_in_a_copy(trial: OpenVinoGuideTrial, guide: Guide, answers: Any) -> None
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_copy_of_the_process_that_made_it_can_try(model: Path) -> None:
-    """As `engines/trial_work.py` does: threads do not come along with a fork."""
+    """As `engines/structured_output/sandbox_tasks.py` does: threads do not come along with a fork."""
     fresh = guide_trial(EngineConfig(model=model))
     context = multiprocessing.get_context("fork")
     for guide, wanted in ((Guide("choice", '["a"]'), ""), (Guide("regex", "(?=a)"), "Lookahead")):

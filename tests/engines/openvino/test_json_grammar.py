@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from handler.core import Guide
-from handler.engines.openvino.guides import OpenVinoGuideTrial, structured_output
-from handler.engines.openvino.json_grammar import json_grammar, literal
+from handler.core.values import Guide
 from handler.engines.openvino.model import prepared
+from handler.engines.openvino.structured_output import OpenVinoGuideTrial, structured_output
+from handler.engines.structured_output.json_grammar import json_grammar, literal
 
 LIST = {
     "$defs": {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from handler.engines.openvino.number_grammar import integers, numbers
+from handler.engines.structured_output.number_grammar import integers, numbers
 
 HOLDS = {
     "minimum": lambda value, bound: value >= bound,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from handler.core import Guide
-from handler.engines.openvino.guides import _num_logits, structured_output
+from handler.core.values import Guide
 from handler.engines.openvino.model import prepared
+from handler.engines.openvino.structured_output import _num_logits, structured_output
 from tests.engines.openvino.scripted_model import Speaker
 from tests.engines.schema_cases import CASES, NONE, Case, written
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core import Adapter, Finish, Sampling
+from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineConfig, Output
-from handler.engines.hf_tokenizer import HfTokenizer
+from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.trtllm import engine as trtllm
 from tests.doubles import using
 

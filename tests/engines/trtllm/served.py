@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from handler import engines
-from handler.batcher import Batcher
-from handler.core import Delta, Request, Sampling
+from handler.core.values import Delta, Request, Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.remote import RemoteEngine, State
-from handler.engines.worker import Spec
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import RemoteEngine, State
+from handler.scheduler.batcher import Batcher
 from tests.doubles import using
 
 

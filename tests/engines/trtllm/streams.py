@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from handler.core import Sampling
+from handler.core.values import Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.remote import RemoteEngine, State
-from handler.engines.worker import Spec
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import RemoteEngine, State
 from tests.doubles import tiny, using
 
 _MOST = 64  # tokens of an answer

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from handler.config import load_config
+from handler.config.loader import load_config
+from handler.config.options import OPTIONS
+from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import constructed, llm_arguments
 from handler.engines.trtllm.support import capabilities_of
-from handler.errors import ConfigError
-from handler.launch import engine_spec
-from handler.options import OPTIONS
+from handler.serving.launch import engine_spec
 from tests.doubles import tiny, using
 
 

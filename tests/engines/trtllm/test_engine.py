@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.core import Finish
+from handler.core.values import Finish
 from tests.doubles import tiny
 from tests.doubles.reference import reference
 from tests.engines.trtllm.cases import PROMPT, Loaded, joined, loaded

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from handler.core import Finish
+from handler.core.errors import GenerationFailed
+from handler.core.values import Finish
 from handler.engines.trtllm.engine import TrtLlm
 from handler.engines.trtllm.results import Asked, Running
-from handler.errors import GenerationFailed
 from tests.engines.trtllm.served import served
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.core import Adapter, Finish, Guide
+from handler.core.values import Adapter, Finish, Guide
 from tests.adapter_files import write_adapter
 from tests.doubles.reference import reference
 from tests.engines.trtllm.cases import PROMPT, Loaded, joined, loaded, one_eos

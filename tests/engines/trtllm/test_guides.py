@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from handler.core import Guide
+from handler.core.values import Guide
 from handler.engines.base import EngineConfig
-from handler.engines.guide_checks import GuideChecks
-from handler.engines.trtllm.guides import guide_trial
+from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.trtllm.structured_output import guide_trial
 
 
 @pytest.fixture(scope="module")

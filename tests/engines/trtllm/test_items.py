@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.core import Finish
+from handler.core.values import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm.setup import leave_mpi

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from handler.core import Finish
-from handler.engines.remote import RemoteEngine
-from handler.errors import GenerationFailed
+from handler.core.errors import GenerationFailed
+from handler.core.values import Finish
+from handler.engines.process.supervisor import RemoteEngine
 from tests.clients import venvs
 from tests.engines.processes import descendants
 from tests.engines.trtllm.served import Served, served

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import Finish
+from handler.core.values import Finish
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm import results as trtllm_results
 from handler.engines.trtllm.results import Running

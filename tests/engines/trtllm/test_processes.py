@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from handler.core import Finish
+from handler.core.errors import GenerationFailed
+from handler.core.values import Finish
 from handler.engines.base import EngineConfig
-from handler.engines.remote import RemoteEngine
+from handler.engines.process.supervisor import RemoteEngine
 from handler.engines.trtllm.setup import environment
-from handler.errors import GenerationFailed
 from tests.engines.processes import in_session
 from tests.engines.trtllm.served import served
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import Finish
+from handler.core.values import Finish
 from handler.engines.base import Step
 from handler.engines.trtllm.results import Asked, Running
 

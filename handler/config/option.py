@@ -1,0 +1,125 @@
+"""An option, and the readers of its text values: each raises ValueError with what would have been right."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+
+class Option(NamedTuple):
+    """One option.
+
+    Attributes:
+        key: as serving.properties writes it.
+        field: its name in `Config`, or in `Config.engine_options` where it belongs to `engines`; None marks a key of
+            DJL Serving's own that has no meaning in the embedded server.
+        default: None leaves it to the engine.
+        engines: those that have it; with any other the start is refused. Empty: it is not an engine's.
+        idle: why it has no effect on other engines than `engines`, where it is let be there.
+    """
+
+    key: str
+    field: str | None
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    aliases: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    idle: str = ""
+
+
+def boolean(text: str) -> bool:
+    match text.lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    raise ValueError("must be true or false")
+
+
+def string(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be UTF-8") from None
+    return text
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Several, with commas between them."""
+    found = tuple(name.strip() for name in string(text).split(","))
+    if not all(found):
+        raise ValueError("must be names with commas between them")
+    return found
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def integer(least: int, most: int | None = None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        wanted = f"must be a whole number of at least {least}" + (f" and at most {most}" if most is not None else "")
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(wanted) from None
+        if value < least or (most is not None and value > most):
+            raise ValueError(wanted)
+        return value
+
+    return parse
+
+
+def number(least: float, most: float = 1e6) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise ValueError(f"must be a number of at least {least:g} and at most {most:g}")
+        return value
+
+    return parse
+
+
+def precision(text: str) -> str:
+    """LMI's and vLLM's names for precisions, onto one each."""
+    names = {"auto": "auto", "fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
+    names |= {"fp16": "fp16", "f16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+    if text.lower() not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return names[text.lower()]
+
+
+def parallel_degree(text: str) -> str:
+    return text if text == "max" else str(integer(1)(text))
+
+
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object")
+    return value
+
+
+def gone(why: str) -> Callable[[str], NoReturn]:
+    """An option of LMI's documents that nothing honours any more; `why` names what to use instead."""
+
+    def refuse(text: str) -> NoReturn:
+        raise ValueError(why)
+
+    return refuse

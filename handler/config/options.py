@@ -1,0 +1,66 @@
+"""Every option there is. The tables stand one a file: common to all, of GPU engines, of one engine."""
+
+from __future__ import annotations
+
+from handler.config.option import Option
+from handler.config.options_common import COMMON, OF_JAVA
+from handler.config.options_engines import ECHO, GPU, GUIDED
+from handler.config.options_trtllm import TRTLLM
+from handler.config.options_vllm import VLLM
+
+__all__ = ["ENVIRONMENT", "KNOWN", "OF_JAVA", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
+
+OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *GPU, *VLLM, *TRTLLM)
+
+KNOWN: dict[str, list[Option]] = {}
+"""Options by every name that they have; two engines may mean different ones by a name."""
+
+for _option in OPTIONS:
+    for _name in (_option.key, *_option.aliases):
+        KNOWN.setdefault(_name, []).append(_option)
+
+ENVIRONMENT = {
+    "HF_MODEL_ID": "option.model_id",
+    "HF_REVISION": "option.revision",
+    "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
+    "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
+    "PREDICT_TIMEOUT": "option.predict_timeout",
+}
+"""LMI's variables outside the OPTION_ and SERVING_ patterns."""
+
+SERVER_ENVIRONMENT = frozenset(
+    {
+        "allow_multi_status",
+        "certificate_file",
+        "chunked_read_timeout",
+        "cluster_address",
+        "cors_allowed_headers",
+        "cors_allowed_methods",
+        "cors_allowed_origin",
+        "download_dir",
+        "fail_fast",
+        "features",
+        "health_check_override",
+        "inference_address",
+        "io_ratio",
+        "keystore",
+        "load_models",
+        "load_on_devices",
+        "management_address",
+        "max_idle_time",
+        "max_workers",
+        "min_workers",
+        "model_store",
+        "model_url_pattern",
+        "number_of_netty_threads",
+        "opts",
+        "plugin_folder",
+        "private_key_file",
+        "prometheus",
+        "reserved_memory_mb",
+        "retry_threshold",
+        "use_native_io",
+        "wait_model_loading",
+    }
+)
+"""SERVING_* names that only DJL Serving's Java side reads; ignored, as an image may set them."""

@@ -1,0 +1,68 @@
+"""The options that do not belong to one engine alone, a line each."""
+
+from __future__ import annotations
+
+from handler.config.option import Option, boolean, integer, names, number, one_of, parallel_degree, precision, string
+
+ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
+LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")
+
+TOOL_CALL_PARSERS = ("auto", "hermes", "smollm2", "llama3_json")
+
+OF_JAVA = "DJL Serving's Java side reads it"
+
+
+def rolling_batch(text: str) -> str:
+    value = one_of(*ROLLING_BATCHES)(text)
+    return "auto" if value == "scheduler" else value
+
+
+COMMON = (
+    # what is served
+    Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`"),
+    Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
+    Option("option.served_model_name", "served_model_name", names, None, "further names by which OpenAI's clients may call the model, with commas between them (on SageMaker the endpoint's, which a container cannot know); * for any"),
+    Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, else openvino"),
+    Option("option.rolling_batch", "rolling_batch", rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler is auto, in a word that DJL Serving leaves alone"),
+    Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 where it has it)"),
+    Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "devices a model is spread over, or max; CPU engines have one"),
+    # how answers look
+    Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) when streaming; or the name of a model.py's output formatter (formatters.md), which is the default where there is one"),
+    Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md); not needed where there is only one"),
+    Option("option.tgi_compat", "tgi_compat", boolean, False, "answers laid out as TGI's"),
+    Option("option.root_schema", "root_schema", one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference"),
+    Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
+    Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "how the model writes tool calls; auto: as its chat template shows it"),
+    Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "names that no dialect knows: reported in x-lmi-ignored-parameters, or refused"),
+    # how much at once
+    Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),
+    Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; the next is answered 503"),
+    Option("batch_size", "batch_size", integer(1, 999), 1, "dynamic batching: requests in a batch", ("max_dynamic_batch_size",)),
+    Option("max_batch_delay", "max_batch_delay", integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch"),
+    Option("max_request_size", "max_request_size", integer(1), 67_108_864, "bytes of a request body; more is answered 413"),
+    Option("option.max_model_len", "max_model_len", integer(2), None, "tokens of prompt and answer together; by default what the model was trained for"),
+    Option("option.max_num_batched_tokens", "max_num_batched_tokens", integer(16), None, "tokens that one engine step computes; less keeps neighbours moving during long prompts; by default openvino 256, others as they choose", ("option.max_rolling_batch_prefill_tokens",)),
+    Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 leaves it to the engine (openvino: it grows as needed; vllm: of a GPU by option.gpu_memory_utilization, of a CPU's memory 4)"),
+    Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, None, "reuse the KV cache of equal prompt beginnings; by default as the engine does (openvino: no, vllm and trtllm: yes)", ("option.enable_kv_cache_reuse",)),
+    # how long
+    Option("option.predict_timeout", "predict_timeout", number(0.1), 120.0, "seconds that a request may wait for its turn; under DJL also that a dynamic batch may take", ("option.predictTimeout",)),
+    Option("option.request_time_limit", "request_time_limit", number(0), None, "seconds that a request may take in all, 0 for any; by default 900 under DJL Serving, which never says that a client has left, and any in the embedded server"),
+    Option("option.model_loading_timeout", "model_loading_timeout", number(1), 240.0, "seconds that the engine may take to load"),
+    Option("option.engine_timeout", "engine_timeout", number(0.1), 60.0, "seconds without a step after which the engine counts as hung"),
+    Option("option.client_timeout", "client_timeout", number(0.1), 120.0, "seconds that a client may take for its body, or read nothing of its stream, before it is dropped"),
+    Option("option.keep_alive_timeout", "keep_alive_timeout", number(1), 75.0, "seconds that an HTTP connection may be idle between two requests before it is closed; more than the load balancer's own (usually 60), which would else send a request into a closed one"),
+    # the rest
+    Option("option.engine_isolation", "engine_isolation", one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: a process, but a thread for echo"),
+    Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),
+    # DJL Serving's own: its Java side reads them, the embedded server has no use for them
+    *(
+        Option(key, None, str, None, OF_JAVA)
+        for key in (
+            "engine", "option.entryPoint", "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
+            "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
+            "max_idle_time", "load_on_devices", "minWorkers", "maxWorkers", "gpu.minWorkers", "gpu.maxWorkers",
+            "cpu.minWorkers", "cpu.maxWorkers", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
+            "log_request_metric", "metrics_aggregation",
+        )
+    ),
+)  # fmt: skip

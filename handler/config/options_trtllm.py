@@ -1,0 +1,121 @@
+"""LMI's options for TensorRT-LLM that it alone has; those of its TensorRT engines are refused by the modern name.
+
+What each becomes in `tensorrt_llm.LLM(...)` stands in `engines/trtllm/arguments.py`.
+"""
+
+from __future__ import annotations
+
+import json
+
+from handler.config.option import Option, boolean, gone, integer, number, one_of, string
+
+_TRTLLM = ("trtllm",)
+
+_BUILT = "TensorRT engines are not built any more"
+_ARGS = "if the installed version still has it, option.engine_args takes it by TensorRT-LLM's own name"
+_CHECKPOINT = "the checkpoint says how it is quantized: serve one made by ModelOpt (hf_quant_config.json)"
+_CONFIG = "the model's config.json says it"
+_TOKENIZER = "the tokenizer is the one in the model's directory"
+_DRAFT = 'use option.engine_args={"speculative_config": {"decoding_type": ...}}'
+
+
+def policy(text: str) -> str:
+    """LMI's lower-case names of the scheduler's policies, or TensorRT-LLM's own."""
+    return one_of("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")(text.upper())
+
+
+def integers(text: str) -> list[int]:
+    """`[4096, 256]` or `4096,256`."""
+    wanted = "must be whole numbers of at least 1, with commas between"
+    try:
+        found = json.loads(text if text.startswith("[") else f"[{text}]")
+    except ValueError:
+        raise ValueError(wanted) from None
+    if not found or not all(type(each) is int and each > 0 for each in found):
+        raise ValueError(wanted)
+    return list(found)
+
+
+def words(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",")]
+    if not all(found):
+        raise ValueError("must be names, with commas between")
+    return found
+
+
+def pytorch(text: str) -> str:
+    if text != "pytorch":
+        raise ValueError(f"must be pytorch: {_BUILT}")
+    return text
+
+
+def _gone(why: str, *names: str) -> tuple[Option, ...]:
+    return tuple(Option(f"option.{name}", name, gone(why), None, f"refused: {why}", engines=_TRTLLM) for name in names)
+
+
+TRTLLM: tuple[Option, ...] = (
+    # lengths and sizes
+    Option("option.max_input_len", "max_input_len", integer(1), None, "tokens of a prompt at most", engines=_TRTLLM),
+    Option("option.max_output_len", "max_output_len", integer(1), None, "tokens of an answer at most, as far as the length of both together follows from it and option.max_input_len (1024 by default then)", engines=_TRTLLM),
+    Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
+    Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
+    Option("option.max_beam_width", "max_beam_width", integer(1), None, "the most that num_beams may be", engines=_TRTLLM),
+    Option("option.stream_interval", "stream_interval", integer(1), None, "steps between two messages of a request's tokens", engines=_TRTLLM),
+    Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds in which no request gets anywhere, after which the engine counts as hung: its executor can fall silent without an error; beam searches and logits, which come in one piece, are not waited for", engines=_TRTLLM),
+    # sampling
+    Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "before 1.3: TorchSampler has log-probabilities, TRTLLMSampler has penalties, seeds and forbidden words; auto: TRTLLMSampler with option.max_beam_width, else TorchSampler", engines=_TRTLLM),
+    Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "let requests ask for the answer's logits", engines=_TRTLLM),
+    Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
+    # the KV cache
+    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "part of the GPU memory that is left after loading which the KV cache takes", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
+    Option("option.tokens_per_block", "tokens_per_block", integer(1), None, "tokens in a block of the KV cache", engines=_TRTLLM),
+    Option("option.max_tokens", "kv_cache_max_tokens", integer(1), None, "tokens in the whole KV cache", engines=_TRTLLM),
+    Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, nvfp4", engines=_TRTLLM),
+    Option("option.host_cache_size", "host_cache_size", integer(0), None, "bytes of the host's memory for blocks that the GPU has no room for", engines=_TRTLLM),
+    Option("option.max_attention_window", "max_attention_window", integers, None, "tokens that each layer attends to, with commas between; repeated over the layers", engines=_TRTLLM),
+    Option("option.sink_token_length", "sink_token_length", integer(0), None, "first tokens that stay within a sliding window", engines=_TRTLLM),
+    Option("option.onboard_blocks", "onboard_blocks", boolean, None, "bring blocks back from the host's memory before use", engines=_TRTLLM),
+    Option("option.cross_kv_cache_fraction", "cross_kv_cache_fraction", number(0, 1), None, "part of the KV cache for cross attention", engines=_TRTLLM),
+    Option("option.secondary_offload_min_priority", "secondary_offload_min_priority", integer(0, 100), None, "least priority of blocks that go to the host's memory", engines=_TRTLLM),
+    Option("option.event_buffer_max_size", "event_buffer_max_size", integer(0), None, "events of the KV cache that are kept", engines=_TRTLLM),
+    Option("option.enable_partial_reuse", "enable_partial_reuse", boolean, None, "reuse a part of a block too", engines=_TRTLLM),
+    # scheduling and kernels
+    Option("option.batch_scheduler_policy", "batch_scheduler_policy", policy, None, "max_utilization, guaranteed_no_evict or static_batch", ("option.capacity_scheduler_policy",), engines=_TRTLLM),
+    Option("option.enable_trt_overlap", "enable_overlap_scheduler", boolean, None, "prepare a step while the GPU computes the one before", ("option.enable_overlap_scheduler",), engines=_TRTLLM),
+    Option("option.use_custom_all_reduce", "use_custom_all_reduce", boolean, None, "false: NCCL adds up what the GPUs computed", engines=_TRTLLM),
+    Option("option.allreduce_strategy", "allreduce_strategy", string, None, "how GPUs add up what they computed: AUTO, NCCL, ONESHOT, TWOSHOT, ...", engines=_TRTLLM),
+    Option("option.attn_backend", "attn_backend", string, None, "attention kernels: TRTLLM, FLASHINFER, VANILLA", engines=_TRTLLM),
+    Option("option.moe_backend", "moe_backend", string, None, "kernels for mixtures of experts: CUTLASS, TRTLLM, ...", engines=_TRTLLM),
+    Option("option.use_cuda_graph", "use_cuda_graph", boolean, None, "record the GPU's work once and replay it", engines=_TRTLLM),
+    Option("option.cuda_graph_batch_sizes", "cuda_graph_batch_sizes", integers, None, "batch sizes to record, with commas between", engines=_TRTLLM),
+    Option("option.cuda_graph_max_batch_size", "cuda_graph_max_batch_size", integer(1), None, "the largest batch size to record", engines=_TRTLLM),
+    Option("option.cuda_graph_padding_enabled", "cuda_graph_padding", boolean, None, "fill batches up to a recorded size", engines=_TRTLLM),
+    Option("option.load_format", "load_format", one_of("auto", "dummy"), None, "dummy: random weights, to measure with", engines=_TRTLLM),
+    Option("option.backend", "backend", pytorch, None, "pytorch, the only one there is", engines=_TRTLLM),
+    # several GPUs
+    Option("option.pipeline_parallel_size", "trtllm_pipeline_parallel_size", integer(1), None, "option.pipeline_parallel_degree by TensorRT-LLM's name", engines=_TRTLLM),
+    Option("option.context_parallel_size", "context_parallel_size", integer(1), None, "GPUs that a long prompt is spread over", engines=_TRTLLM),
+    Option("option.gpus_per_node", "gpus_per_node", integer(1), None, "GPUs of a machine, where there are several", engines=_TRTLLM),
+    Option("option.moe_tensor_parallel_size", "moe_tensor_parallel_size", integer(1), None, "GPUs that an expert is spread over", engines=_TRTLLM),
+    Option("option.moe_expert_parallel_size", "moe_expert_parallel_size", integer(1), None, "GPUs that the experts are spread over", engines=_TRTLLM),
+    Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "clusters of GPUs that the experts are spread over", engines=_TRTLLM),
+    Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "attention by request instead of by head", engines=_TRTLLM),
+    # adapters, figures
+    Option("option.lora_target_modules", "lora_target_modules", words, None, "modules that adapters change, by TensorRT-LLM's names, with commas between; by default those of attention and MLP", engines=_TRTLLM),
+    Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "steps of which figures are kept", engines=_TRTLLM),
+    Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "steps of which requests' figures are kept", engines=_TRTLLM),
+    Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later tell NVIDIA of its use; its own variables, such as DO_NOT_TRACK, still forbid it", engines=_TRTLLM),
+    # what TensorRT engines had
+    *_gone(_CHECKPOINT, "quantize", "q_format", "calib_size", "calib_batch_size", "calib_dataset", "awq_format", "awq_calib_size", "awq_block_size", "smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode", "use_fp8_context_fmha"),
+    *_gone(_CONFIG, "rotary_base", "rotary_dim", "rotary_scaling_type", "rotary_scaling_factor", "baichuan_model_version", "chatglm_model_version", "gpt_model_version", "logits_dtype"),
+    *_gone(f"{_BUILT}; the attention kernels choose for themselves", "multi_block_mode", "use_fused_mlp", "extended_runtime_perf_knob_config"),
+    *_gone(f"{_BUILT}; a Hugging Face directory is served as it is", "trtllm_checkpoint_path", "num_checkpoint_workers", "num_engine_workers", "load_by_shard", "build_config", "fast_build", "enable_build_cache", "embedding_parallel_mode", "workspace", "calib_config", "quant_config"),
+    *_gone("use option.max_rolling_batch_size", "max_num_sequences", "max_batch_size"),
+    *_gone(_DRAFT, "max_draft_len", "speculative_draft_model", "draft_model_id", "speculative_length", "speculative_model", "num_speculative_tokens"),
+    *_gone("use option.enable_prefix_caching", "enable_block_reuse"),
+    *_gone("use option.sampler_type", "enable_trtllm_decoder", "enable_trtllm_sampler", "enable_mixed_sampler", "mixed_decoder", "mixed_sampler"),
+    *_gone("use option.tensor_parallel_degree", "tensor_parallel_size", "auto_parallel", "auto_parallel_world_size"),
+    *_gone(_TOKENIZER, "tokenizer", "tokenizer_mode", "tokenizer_revision", "skip_tokenizer_init"),
+    *_gone(f"it went with the TensorRT engines; {_ARGS}", "batching_type", "normalize_log_probs", "enable_prompt_adapter", "max_prompt_adapter_token"),
+    *_gone("its keys are arguments by themselves now: use option.engine_args", "pytorch_backend_config", "pytorch_config"),
+)  # fmt: skip

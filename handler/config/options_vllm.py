@@ -1,0 +1,44 @@
+"""LMI's options for vLLM that vLLM alone has; those whose feature it dropped are refused by the modern name."""
+
+from __future__ import annotations
+
+from handler.config.option import Option, boolean, gone, integer, json_object, number, one_of, string
+
+_VLLM = ("vllm",)
+
+
+def _gone(key: str, why: str) -> Option:
+    return Option(f"option.{key}", key, gone(why), None, f"refused: {why}", engines=_VLLM)
+
+
+VLLM = (
+    Option("option.guided_decoding", "guided_decoding", boolean, True, "take guides (schemas, expressions, grammars) from clients; each is tried apart before the engine gets it (docs/vllm.md)", engines=_VLLM),
+    Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "share of a GPU's memory that weights and KV cache may take (vLLM: 0.9 or so)", engines=_VLLM),
+    Option("option.enforce_eager", "enforce_eager", boolean, None, "no CUDA graphs and no compilation: starts sooner, runs slower", engines=_VLLM),
+    Option("option.load_format", "load_format", string, None, "how weights are read: auto, safetensors, dummy, runai_streamer, ...", engines=_VLLM),
+    Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, ...", engines=_VLLM),
+    Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
+    Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "most alternatives that a request may ask for a token; -1: any", engines=_VLLM),
+    Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf"), None, "vLLM's own tokenizer, which reads bad_sequences and guides", engines=_VLLM),
+    Option("option.quantize", "quantization", string, None, "quantization that the checkpoint does not name itself: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
+    Option("option.cpu_offload_gb_per_gpu", "cpu_offload_gb", number(0), None, "GiB of weights kept in the host's memory, for each GPU", ("option.cpu_offload_gb",), engines=_VLLM),
+    Option("option.disable_sliding_window", "disable_sliding_window", boolean, None, "attend to the whole context where the model would not", engines=_VLLM),
+    Option("option.disable_custom_all_reduce", "disable_custom_all_reduce", boolean, None, "use NCCL between GPUs", engines=_VLLM),
+    Option("option.distributed_executor_backend", "distributed_executor_backend", one_of("mp", "ray", "uni", "external_launcher"), None, "what runs a model that is spread over GPUs or hosts", engines=_VLLM),
+    Option("option.fully_sharded_loras", "fully_sharded_loras", boolean, None, "spread LoRA computation over GPUs too", engines=_VLLM),
+    Option("option.lora_dtype", "lora_dtype", string, None, "precision of adapters", engines=_VLLM),
+    Option("option.speculative_config", "speculative_config", json_object, None, "speculative decoding, as vLLM writes it: {\"method\": \"ngram\", \"num_speculative_tokens\": 3, ...}", engines=_VLLM),
+    Option("option.speculative_draft_model", "speculative_draft_model", string, None, "a draft model for speculative decoding (LMI)", engines=_VLLM),
+    Option("option.num_speculative_tokens", "num_speculative_tokens", integer(1), None, "tokens that the draft model proposes at a time (LMI; default 5)", ("option.speculative_length",), engines=_VLLM),
+    Option("option.override_generation_config", "override_generation_config", json_object, None, "values that replace those of the model's generation_config.json; the end tokens alone have an effect, sampling is the request's", engines=_VLLM),
+    _gone("swap_space", "vLLM has no swap space any more; requests that do not fit are computed anew"),
+    _gone("use_v2_block_manager", "vLLM has one block manager; leave it out"),
+    _gone("lora_extra_vocab_size", "vLLM takes no adapters with tokens of their own any more"),
+    _gone("long_lora_scaling_factors", "vLLM has no long LoRA any more"),
+    _gone("max_seq_len_to_capture", "CUDA graphs are sized by option.engine_args={\"cudagraph_capture_sizes\": [...]}"),
+    _gone("draft_model_tp_size", "say it in option.speculative_config as draft_tensor_parallel_size"),
+    _gone("record_acceptance_rate", "vLLM's statistics are not kept here"),
+    _gone("device", "vLLM takes the device that its build is for"),
+    _gone("preloaded_model", "models are loaded by the engine's own process"),
+    _gone("task", "only text generation is served"),
+)  # fmt: skip

@@ -1,0 +1,81 @@
+"""What has been generated so far for one sequence: ids in, shown tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from handler.core.text import Detokenizer, Prompt, StopMatcher, Vocabulary
+from handler.core.values import Finish, Sampling, Token
+
+
+class Generation:
+    """Turns one sequence's ids into tokens with text, and notices its end.
+
+    Stop strings are found here and not in the engines, so that they mean the same with all of them; when a STOP is
+    reported that the engine does not know of, the caller cancels the sequence there. The texts of all tokens add up to
+    the answer's.
+    """
+
+    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "_vocabulary", "_watched", "stopped")
+
+    def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
+        self._detokenizer = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens)
+        self._vocabulary = prompt.vocabulary
+        self._special = prompt.vocabulary.special
+        self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
+        self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
+        self._watched = self._stops is not None or bool(self._ending)
+        self.stopped = False
+        """A stop string has been found in what was pushed: the sequence has ended."""
+
+    def push(self, id: int, logprob: float | None) -> Token:
+        """One token more, not the last one as far as the engine knows; but see `stopped`."""
+        text = self._watch(id) if self._watched else self._detokenizer.feed(id)
+        return Token(id, text, logprob, id in self._special)
+
+    def _watch(self, id: int) -> str:
+        text = "" if id in self._ending else self._detokenizer.feed(id)
+        if self._stops is not None:
+            text = self._stops.feed(text)
+            self.stopped = self._stops.matched
+        return text
+
+    def feed(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        finish: Finish | None,
+        tops: Sequence[Sequence[tuple[int, float]]] | None = None,
+    ) -> tuple[list[Token], Finish | None]:
+        """The tokens to show for `ids`, and why the sequence ended, if it did.
+
+        Args:
+            ids: newly generated ids, in order; may be empty when `finish` is set.
+            logprobs: one for each id.
+            finish: what the engine says of the sequence's end after these ids.
+            tops: for each id the most likely ones in its place.
+        """
+        tokens: list[Token] = []
+        for index, (id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
+            token = self.push(id, logprob)
+            tokens.append(token if tops is None else token._replace(top=alternatives(self._vocabulary, tops[index])))
+            if self.stopped:
+                return tokens, Finish.STOP
+        if finish is not None:
+            self._flush(tokens)
+        return tokens, finish
+
+    def _flush(self, tokens: list[Token]) -> None:
+        """Held-back text goes out with the last token."""
+        text = self._stops.flush() if self._stops is not None else ""
+        if not text:
+            return
+        if tokens:
+            tokens[-1] = tokens[-1]._replace(text=tokens[-1].text + text)
+        else:  # the engine ended the sequence without a token: the text still has to arrive
+            tokens.append(Token(-1, text, None, False))
+
+
+def alternatives(vocabulary: Vocabulary, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
+    """The most likely tokens in one token's place."""
+    return tuple(Token(id, vocabulary.text(id), logprob, id in vocabulary.special) for id, logprob in top)

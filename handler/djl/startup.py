@@ -1,0 +1,157 @@
+"""From the properties of DJL's first call to a loaded engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from handler.config import model_files
+from handler.config.loader import Config, Setting, load_config, option_key
+from handler.core.errors import ConfigError, ServingError
+from handler.engines.process.supervisor import RemoteEngine, State
+from handler.serving.launch import (
+    adapter_home,
+    choose_engine,
+    engine_spec,
+    load_tokenizer,
+    make_batcher,
+    model_formatters,
+    start_engine,
+)
+from handler.serving.model import LoadedModel, loaded_model
+from handler.serving.preprocess import Intake
+from handler.serving.steps import StepDriver
+
+log = logging.getLogger("handler.djl")
+
+_RECOMMENDED_SIZE = "32"
+"""DJL Serving's LmiConfigRecommender sets it where a user set none. In async mode Java itself has no such limit."""
+
+_TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
+_TICK = 0.5  # seconds between looks at the engine while nobody asks for anything
+
+
+def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
+    """Whether this process is a rank of an MPI world that has nothing to do: the engine runs beside rank 0.
+
+    Args:
+        properties: of the first call.
+        steps_all_ranks: `Dialect.steps_all_ranks`.
+
+    Raises:
+        ConfigError: this Java side would wait for the answers of all ranks and take the last one's.
+    """
+    world, rank = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("SIZE", "RANK"))
+    if world not in ("", "1") and steps_all_ranks and properties.get("rolling_batch") != "trtllm":
+        raise ConfigError("option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm")
+    return rank not in ("", "0")
+
+
+def load(properties: Mapping[str, Any], *, asynchronous: bool) -> LoadedModel:
+    """Start the engine and load the tokenizer.
+
+    The engine's process ends with the thread that calls this.
+
+    Raises:
+        ConfigError: a wrong option, or something that is missing; the message says what to change.
+    """
+    config = read_config(properties, asynchronous=asynchronous)
+    for warning in config.warnings:
+        log.warning("%s", warning)
+    formatters = model_formatters(config, Path(properties["model_dir"]))
+    spec = engine_spec(config)
+    log.info("loading %s with %s", config.model_id or "no model", spec.engine)
+    adapters = adapter_home(config, spec, Path(properties["model_dir"]))
+    engine = start_engine(config, spec)
+    try:
+        tokenizer = load_tokenizer(spec)
+    except BaseException:
+        engine.close()
+        raise
+    return loaded_model(config, spec, engine, tokenizer, formatters, adapters)
+
+
+def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
+    """The options, from the model directory's serving.properties and the environment, as the Java side has them.
+
+    Java hands over all options without their prefix, among properties of its own; a key that is no option of ours is
+    either one of those or stands in the file, where it is refused.
+    """
+    directory = Path(properties["model_dir"])
+    file = directory / "serving.properties"
+    settings = {
+        key: Setting(key, value, "DJL Serving")
+        for name, value in properties.items()
+        if (key := option_key(name)) and isinstance(value, str) and value
+    }
+    if properties.get("tensor_parallel_degree") == "0":  # Java counted the GPUs and found none
+        del settings["option.tensor_parallel_degree"]
+    rolling = properties.get("rolling_batch") or "disable"  # Java steps a rolling batch only when the property is there
+    if asynchronous:
+        if rolling != "disable":
+            raise ConfigError("option.async_mode=true needs option.rolling_batch=disable: Java would step both ways")
+        if properties.get("max_rolling_batch_size") == _RECOMMENDED_SIZE:
+            del settings["option.max_rolling_batch_size"]  # a user's own is read from the file or the environment
+        rolling = "auto"  # that Java batches nothing does not keep the handler from doing so
+    settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, "DJL Serving")
+    # SERVING_* are the server's own: the Java side has read them.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
+    config = load_config(
+        properties=file if file.is_file() else None, environ=environ, settings=settings.values(), java=True
+    )
+    if config.request_time_limit is None:
+        config = replace(config, request_time_limit=_TIME_LIMIT)
+    if config.model_id is None and choose_engine(config) != "echo":
+        config = replace(config, model_id=_own_model(directory))
+    return config
+
+
+def _own_model(directory: Path) -> str:
+    """The model that lies beside serving.properties."""
+    try:
+        model_files.locate(str(directory))
+    except ConfigError as error:
+        raise ConfigError(
+            f"option.model_id is not set ({model_files.DEMO!r} is a small model from PyPI), and {error}"
+        ) from None
+    return str(directory)
+
+
+def wait_ready(engine: RemoteEngine) -> None:
+    """Return when the engine is loaded.
+
+    Raises:
+        ConfigError: it could not be.
+    """
+    began = time.monotonic()
+    told = 0
+    while engine.state is State.LOADING:
+        try:
+            engine.step(0.5)
+        except ServingError:
+            break  # it says why in `reason`
+        if (waited := int(time.monotonic() - began) // 10) > told:
+            told = waited
+            log.info("still loading after %d s", told * 10)
+    if not engine.ready:
+        raise ConfigError(f"the engine could not start: {engine.reason}")
+    info = engine.info
+    assert info is not None, "a ready engine has said what it is"
+    log.info("ready after %.1f s: %s %s on %s, dtype %s, %d tokens", time.monotonic() - began,
+             info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
+
+
+def step_driver(loaded: LoadedModel) -> StepDriver:
+    """The requests of a host without an event loop."""
+    config = loaded.config
+    if loaded.guides is not None:
+        loaded.guides.start()
+    batcher = make_batcher(config, loaded.engine)
+    driver = StepDriver(batcher, Intake.of(loaded), log_prompts=config.log_prompts)
+    driver.look_after(_TICK)
+    return driver

@@ -1,0 +1,1 @@
+"""Hugging Face directories, for the GPU engines."""

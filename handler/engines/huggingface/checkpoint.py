@@ -1,0 +1,121 @@
+"""Hugging Face model directories as the GPU engines load them: where they are, and what they say of themselves."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from handler.config import model_files
+from handler.core.errors import ConfigError
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface.model_files import check_checkpoint
+from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.model_cache import fingerprint, make_once, run_apart
+
+log = logging.getLogger("handler.engine")
+
+_NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
+_RECIPE = b"hf 1"  # part of every fingerprint: raise it when _FROM_GGUF makes something else of the same file
+
+# transformers makes a tokenizer of what the GGUF file says, but loses that digits stand by themselves; and it would
+# save the weights twice, as the two ends of the model share theirs.
+_FROM_GGUF = """
+import json, sys
+from pathlib import Path
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+source, target = Path(sys.argv[1]), Path(sys.argv[2])
+read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+given = read.config.to_dict()
+kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "rope_theta",
+        "bos_token_id", "eos_token_id", "pad_token_id")
+config = LlamaConfig(**{name: given[name] for name in kept if given.get(name) is not None}, tie_word_embeddings=True)
+model = LlamaForCausalLM(config)
+missing, unexpected = model.load_state_dict(read.state_dict(), strict=False)
+assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+model.tie_weights()
+model.to(torch.bfloat16).save_pretrained(target)
+AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
+file = target / "tokenizer.json"
+tokenizer = json.loads(file.read_text())
+tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+    {"type": "Digits", "individual_digits": True},
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}
+file.write_text(json.dumps(tokenizer))
+"""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = f"a Hugging Face model directory, a hub's name (owner/model), or {model_files.DEMO!r}"
+
+
+def prepared(model_id: str | None, options: Mapping[str, Any]) -> Path:
+    """The directory that `option.model_id` names: a local one, the hub's, fetched, or the demo model's, made once.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    model_id = model_id or model_files.DEMO
+    if model_id != model_files.DEMO and not Path(model_id).exists() and _HUB_ID.fullmatch(model_id):
+        return _fetched(model_id, options.get("revision"))
+    model = model_files.locate(model_id, _WANTED)
+    if model_id == model_files.DEMO:
+        return _demo_checkpoint(model.path)
+    if model.kind != "huggingface":
+        raise ConfigError(f"{model.path} is a {model.kind} model; this engine serves Hugging Face model directories")
+    check_checkpoint(model.path)
+    return model.path
+
+
+def _demo_checkpoint(source: Path) -> Path:
+    """SmolLM2 as a Hugging Face directory in bf16; needs torch, transformers, gguf and accelerate."""
+
+    def make(directory: Path, lock: int) -> None:
+        log.info("making a Hugging Face directory of the demo model, once; this takes half a minute")
+        run_apart(_FROM_GGUF, source, directory, lock, _NEEDED, "Hugging Face's format")
+
+    return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
+
+
+def _fetched(model_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.pth", "*.msgpack", "*.h5", "*.gguf", "*.onnx", "original/*"]  # other formats of the same weights
+    try:
+        return Path(snapshot_download(model_id, revision=revision, ignore_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, ValueError) as error:
+        raise ConfigError(f"the model {model_id!r} cannot be had from the hub: {error}") from None
+
+
+def load_tokenizer(config: EngineConfig) -> HfTokenizer:
+    assert config.model is not None
+    return HfTokenizer(config.model, trust_remote_code=bool(config.options.get("trust_remote_code")))
+
+
+def eos_ids(model: Path) -> frozenset[int]:
+    """Ids that end an answer: generation_config.json's where it names any, else config.json's; and the tokenizer's."""
+    own = tokenizer_eos_id(model)
+    of_tokenizer = frozenset() if own is None else frozenset({own})
+    for name in ("generation_config.json", "config.json"):
+        found = model_files.read_json(model / name).get("eos_token_id")
+        if found is not None:
+            return of_tokenizer | frozenset(found if isinstance(found, list) else [found])
+    return of_tokenizer
+
+
+def tokenizer_eos_id(model: Path) -> int | None:
+    """The id of the EOS that tokenizer_config.json or special_tokens_map.json names; None where there is none."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = model_files.read_json(model / name).get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is not None:
+            tokenizer = model_files.read_json(model / "tokenizer.json")
+            added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
+            vocabulary = (tokenizer.get("model") or {}).get("vocab")
+            found = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
+            return None if found is None else int(found)
+    return None

@@ -1,0 +1,63 @@
+"""Checks of a Hugging Face directory's files before anything loads them: each message names the file and the fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from handler.config import model_files
+from handler.core.errors import ConfigError
+
+_JSON_FILES = (
+    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json",
+)  # fmt: skip
+_TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "*.tiktoken",
+)  # fmt: skip
+_INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_MAX_HEADER = 100_000_000  # bytes; safetensors itself reads no longer one
+
+
+def check_checkpoint(directory: Path) -> None:
+    """Raises ConfigError where a file is missing, cut short or not of its format."""
+    check_json(directory, *_JSON_FILES)
+    if not (directory / _WHOLE).is_file():  # transformers looks at no index beside it
+        listed = model_files.read_json(directory / _INDEX).get("weight_map", {})
+        for name in sorted(set(listed.values())) if isinstance(listed, dict) else ():
+            if not (directory / str(name)).is_file():
+                raise ConfigError(f"{directory / str(name)} is missing; {_INDEX} names it")
+    for path in sorted(directory.glob("*.safetensors")):
+        check_safetensors(path)
+    own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
+    if not own_code and not any(any(directory.glob(name)) for name in _TOKENIZERS):
+        raise ConfigError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZERS)}")
+
+
+def check_json(directory: Path, *names: str) -> None:
+    """Raises ConfigError where one of the files is there and holds no JSON object."""
+    for name in names:
+        model_files.read_json(directory / name)
+
+
+def check_safetensors(path: Path) -> None:
+    """Raises ConfigError unless the file is as long as its header says.
+
+    Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ConfigError(f"{path} is cut short, or no safetensors file: it ends inside its header")
+        if length > _MAX_HEADER:
+            raise ConfigError(f"{path} is broken: it says that its header has {length:,} bytes")
+        try:
+            tensors = dict(json.loads(file.read(length)))
+            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+            needed = 8 + length + max(ends, default=0)
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            raise ConfigError(f"{path} is broken: its header is not that of a safetensors file") from None
+    if size != needed:
+        how = "is cut short" if size < needed else "is broken"
+        raise ConfigError(f"{path} {how}: it holds {size:,} bytes, its header describes {needed:,}")

@@ -1,0 +1,123 @@
+"""The tokenizer of a Hugging Face model directory, for the engines that serve one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.text import Prompt, Vocabulary
+from handler.engines.long_texts import check_tokens
+
+_SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_MOST_TOKENS = 1 << 20  # of a prompt, whatever the engine takes: to make Python objects of more holds the GIL for long
+_PART = 1 << 20  # characters that are counted at a time, where there are more
+_SPACE = "▁"  # what SentencePiece writes for a space
+
+
+class HfTokenizer:
+    """`encode` runs in Rust, outside the GIL, and on several threads at once.
+
+    Args:
+        model: a directory with tokenizer.json, or what transformers makes one of.
+        max_tokens: what no prompt can have more of.
+        trust_remote_code: run tokenizer code that comes with the model.
+
+    Raises:
+        ConfigError: its vocabulary cannot be given as bytes.
+    """
+
+    def __init__(self, model: Path, *, trust_remote_code: bool = False) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
+        if not self._tokenizer.is_fast:
+            raise ConfigError(f"the tokenizer of {model} has no fast form (tokenizer.json)")
+        self._fast = self._tokenizer.backend_tokenizer
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self.vocabulary = _vocabulary(self._tokenizer)
+        self.chat_template = _chat_template(self._tokenizer)
+
+    def encode(self, text: str) -> Prompt:
+        return self._encode(text, "inputs", add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+        """As transformers and vLLM do it: the text is laid out, then read like any other (docs/wire.md, Chat)."""
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except (TemplateError, ValueError, TypeError, KeyError) as error:  # its raise_exception, or a fault in it
+            raise InvalidPayload(f"'messages': the model's chat template refuses them: {error}"[:400]) from None
+        return self._encode(str(text), "messages", add_special_tokens=False)
+
+    def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
+        def count(part: str) -> int:
+            return len(self._fast.encode(part, add_special_tokens=False))
+
+        check_tokens(text, name, _MOST_TOKENS, _PART, count)
+        ids = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        return Prompt(text, ids, self.vocabulary)
+
+
+def _chat_template(tokenizer: Any) -> str:
+    """A tokenizer may have several by name, of which transformers takes `tool_use` where there are tools."""
+    found = tokenizer.chat_template or ""
+    return found if isinstance(found, str) else "\n".join(found.values())
+
+
+def _vocabulary(tokenizer: Any) -> Vocabulary:
+    """The raw bytes of every id, checked against the tokenizer's own decoding.
+
+    Two kinds of vocabulary are written as text: byte-level BPE has a letter for each byte, SentencePiece marks spaces
+    and spells single bytes out. Tokens that were added stand for their own text in both.
+    """
+    by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
+    added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
+    read = _byte_level if _is_byte_level(by_id.values()) else _sentence_piece
+    pieces = [
+        added[id].encode() if id in added else read(by_id[id]) if id in by_id else b""
+        for id in range(max((*by_id, *added)) + 1)
+    ]
+    special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = tokenizer.backend_tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
+    told = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    found = b"".join(pieces[id] for id in ids).decode("utf-8", "replace")
+    if told not in (found, found.removeprefix(" ")):  # SentencePiece takes the space off that it put in front
+        raise ConfigError("this model's tokenizer is of a kind whose vocabulary cannot be given as bytes")
+    return Vocabulary(pieces, special)
+
+
+def _is_byte_level(pieces: Any) -> bool:
+    alphabet = set(_LETTERS)
+    return alphabet <= {piece for piece in pieces if len(piece) == 1} or not any(_SPACE in piece for piece in pieces)
+
+
+def _byte_level(piece: str) -> bytes:
+    return bytes(_LETTERS[letter] for letter in piece)
+
+
+def _sentence_piece(piece: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ").encode()
+
+
+def _letters() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for letters from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_LETTERS = _letters()

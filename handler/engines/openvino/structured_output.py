@@ -1,0 +1,170 @@
+"""Guides as OpenVINO GenAI's structured output (xgrammar inside it), and one tried out before a model has it.
+
+GenAI compiles a guide in the first step that its request is in, and looks for the allowed tokens in every later one:
+what goes wrong there goes wrong for everybody in the batch. So a guide is first put through a pipeline of its own, of
+a model that costs nothing, with the tokenizer of the real one. What is compiled for a tokenizer is kept with it, so the
+real pipeline finds it made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from handler.core.values import Guide
+from handler.engines.base import EngineConfig
+from handler.engines.openvino.blank_model import write_blank_model
+from handler.engines.openvino.model import eos_ids
+from handler.engines.structured_output.json_grammar import json_grammar, one_of
+from handler.engines.structured_output.schema_keywords import Follows, dropped
+
+MASK_SECONDS = 0.05
+"""Of computing that finding a step's allowed tokens may take on average: all in the batch wait for it."""
+
+_GRAMMAR = Follows(bounds=True, others=True)
+_CONVERTER = Follows(bounds=False, others=False)
+"""What is lost in a grammar of ours, which takes only what it follows, and in GenAI's xgrammar."""
+
+_WALKS = (1, 2)  # seeds
+_STEPS = 64  # that each of them goes at most
+
+_FIRST = Guide("choice", '["a"]')
+"""Compiled before a guide is measured: what all guides share is made then."""
+
+
+def structured_output(guide: Guide) -> dict[str, str]:
+    """What `openvino_genai.StructuredOutputConfig` is told; ValueError where it has no such thing."""
+    match guide.kind:
+        case "json_schema":
+            schema = json.loads(guide.value)
+            grammar = json_grammar(schema)
+            if found := dropped(schema, _CONVERTER if grammar is None else _GRAMMAR):
+                raise ValueError(f"the schema's {found} cannot be followed by OpenVINO GenAI's xgrammar")
+            return {"json_schema": guide.value} if grammar is None else {"grammar": grammar}
+        case "json_object":
+            return structured_output(Guide("json_schema", '{"type": "object"}'))
+        case "regex":
+            return {"regex": guide.value}
+        case "grammar":
+            return {"grammar": guide.value}
+        case "choice":
+            choices = json.loads(guide.value)
+            if any("\0" in choice for choice in choices):
+                raise ValueError("xgrammar has no NUL")  # it would leave it out
+            return {"grammar": f"root ::= {one_of(choices)}"}
+    raise ValueError(f"OpenVINO GenAI has no guide of the kind {guide.kind!r}")
+
+
+class OpenVinoGuideTrial:
+    """See `engines.base.GuideTrial`. A process may be forked from the one that made it, before its first use.
+
+    Args:
+        model: the model's files.
+        tokenizer: GenAI's, of those files; None to have it loaded.
+    """
+
+    def __init__(self, model: Path, tokenizer: Any = None) -> None:
+        import openvino_genai
+
+        self._genai = openvino_genai
+        self._tokenizer = openvino_genai.Tokenizer(str(model)) if tokenizer is None else tokenizer
+        self._eos = eos_ids(model, self._tokenizer)
+        self._num_logits = _num_logits(model) or len(self._tokenizer.get_vocab())
+        self._pipeline: Any = None  # it has threads, which no fork takes along
+
+    def __call__(self, guide: Guide) -> int:
+        """Bytes that the engine will keep of it: GenAI never frees what it has compiled.
+
+        Raises:
+            ValueError: it cannot be followed, or its allowed tokens take too long to find.
+        """
+        self.compile(_FIRST)
+        before = _anonymous_bytes()
+        self.compile(guide)
+        kept = max(_anonymous_bytes() - before, 0)
+        for seed in _WALKS:
+            self._walk(guide, seed)
+        return kept
+
+    def compile(self, guide: Guide) -> None:
+        """Have the guide made ready for all pipelines that have this tokenizer; other threads run meanwhile.
+
+        Raises:
+            ValueError: it cannot be followed.
+        """
+        if not self._eos:
+            raise ValueError("the model names no end token, which a guide needs")
+        try:
+            # `step` would keep the GIL.
+            self._blank_pipeline().generate([self._prompt()], [self._config(guide, 0, max_new_tokens=1)])
+        except RuntimeError as error:
+            raise ValueError(_reason(error)) from None
+
+    def _walk(self, guide: Guide, seed: int) -> None:
+        """Some of the way along an answer: each of its states may need an allowed set of its own."""
+        pipeline = self._blank_pipeline()
+        handle = pipeline.add_request(0, self._prompt(), self._config(guide, seed, max_new_tokens=_STEPS))
+        began, steps = time.process_time(), 0
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            steps += 1
+            if time.process_time() - began > MASK_SECONDS * max(steps, 8):
+                handle.cancel()
+                pipeline.step()  # it goes
+                raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")
+
+    def _blank_pipeline(self) -> Any:
+        if self._pipeline is None:
+            scheduler = self._genai.SchedulerConfig()
+            scheduler.max_num_seqs = 1
+            scheduler.num_kv_blocks = 16
+            with tempfile.TemporaryDirectory() as directory:
+                write_blank_model(Path(directory), self._num_logits)
+                self._pipeline = self._genai.ContinuousBatchingPipeline(directory, self._tokenizer, scheduler, "CPU")
+        return self._pipeline
+
+    def _prompt(self) -> Any:
+        import numpy
+        import openvino
+
+        return openvino.Tensor(numpy.zeros((1, 1), dtype=numpy.int64))
+
+    def _config(self, guide: Guide, seed: int, *, max_new_tokens: int) -> Any:
+        """All that is allowed is as likely, so walks go where a model might not, too."""
+        config = self._genai.GenerationConfig(max_new_tokens=max_new_tokens, do_sample=True, rng_seed=seed)
+        config.eos_token_id = min(self._eos)
+        config.stop_token_ids = set(self._eos)
+        config.structured_output_config = self._genai.StructuredOutputConfig(**structured_output(guide))
+        return config
+
+
+def guide_trial(config: EngineConfig) -> OpenVinoGuideTrial:
+    assert config.model is not None
+    return OpenVinoGuideTrial(config.model)
+
+
+def _num_logits(model: Path) -> int | None:
+    """As many as the model's last matrix has rows, which may be more than there are tokens."""
+    import openvino
+
+    if not model.is_dir():
+        return None  # a GGUF file, where they are as many
+    last = openvino.Core().read_model(model / "openvino_model.xml").output("logits").get_partial_shape()[-1]
+    return int(last.get_length()) if last.is_static else None
+
+
+def _anonymous_bytes() -> int:
+    """This process's own memory: of a copy that does nothing else it grows by what is compiled, or by more."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields["RssAnon"].split()[0]) << 10
+
+
+def _reason(error: RuntimeError) -> str:
+    """What xgrammar says, without where in its source it says it."""
+    text = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error).strip())
+    return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]

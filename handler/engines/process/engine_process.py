@@ -1,0 +1,47 @@
+"""The worker's loop as a process that ends with its host; `engines/process/supervisor.py` starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from handler.core import garbage
+from handler.engines import load
+from handler.engines.base import Engine
+from handler.engines.process.engine_loop import Spec, run
+from handler.engines.process.ipc import FrameReader
+
+
+def main(fd: int) -> None:
+    """Read the Spec from the host's socket, then run. Signals to the terminal's group are the host's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent()
+    channel = socket.socket(fileno=fd)
+    reader = FrameReader()
+    messages: list[Spec] = []
+    while not messages:
+        messages = reader.receive(channel) or []
+    spec = messages[0]
+
+    def loaded() -> Engine:
+        engine = load(spec.engine, spec.config)
+        garbage.keep_collecting()
+        return engine
+
+    run(loaded, channel)
+    # Native threads of an engine may outlive its close(); nothing is left to save.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def die_with_parent() -> None:
+    """A hung engine cannot notice that its host is gone; Linux can tell it."""
+    if sys.platform == "linux":
+        import ctypes
+
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

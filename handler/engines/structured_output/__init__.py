@@ -1,0 +1,1 @@
+"""Structured output: schemas checked before the engine gets them, and as grammars."""

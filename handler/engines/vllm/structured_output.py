@@ -1,0 +1,192 @@
+"""A guide put through all that vLLM would do with it, but for the model: checking, compiling, masks of what may come.
+
+vLLM checks a guide in the process that steps it, compiles it on threads of its core, and asks it at every step which
+tokens are allowed. Its own classes do so here, in a process that may be lost (`structured_output/sandbox_tasks.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import re
+import time
+from collections import deque
+from importlib.metadata import version
+from typing import Any
+
+from handler.core.values import Guide
+from handler.engines.base import EngineConfig
+from handler.engines.structured_output.schema_keywords import Follows, dropped
+from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments
+
+_OF_AUTO = "xgrammar"
+"""What vLLM's core compiles with where it may choose: whatever the first guide that it gets needs, from then on. That
+is a plain one of ours (`engine.py`)."""
+
+CHECK_SECONDS = 0.1
+"""Of computing, in the process that steps vLLM: as long nobody gets a token, however often the guide comes. Honest ones
+were seen to take up to 0.016."""
+
+STEP_SECONDS = 0.01
+"""Of computing that a token may take the backend, on average of a few, or ten times as much once; nobody gets one
+meanwhile. Honest guides were seen to take up to 0.0003, once 0.01; those that are ambiguous without end take seconds,
+after ten tokens or twenty."""
+
+_WINDOW = 8  # tokens of the average
+_STEPS = 64  # where much may come; where little may, in a long literal say, that is not what takes time
+_FORCED_STEPS = 512
+_FEW = 64
+_WALK_SECONDS = 0.5
+
+_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # the time and the line with which xgrammar begins its messages
+
+_BACKENDS = {
+    "xgrammar": "backend_xgrammar.XgrammarBackend",
+    "guidance": "backend_guidance.GuidanceBackend",
+    "outlines": "backend_outlines.OutlinesBackend",
+    "lm-format-enforcer": "backend_lm_format_enforcer.LMFormatEnforcerBackend",
+}
+
+_ODD = Guide("json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}')
+"""vLLM has each backend look at it that may check."""
+
+_SAMPLES = (
+    Guide("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+    Guide("regex", "[a-z]{1,4}"),
+    Guide("choice", '["a", "b"]'),
+    Guide("grammar", 'root ::= "a" | "b"'),
+)
+"""One of each kind: what cannot try these can try none."""
+
+
+class VllmGuideTrial:
+    """See `engines.base.GuideTrial`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        os.environ.update(environment(config, os.environ))
+        # A copy of this process has one thread, and its time is limited anyway.
+        os.environ.update(VLLM_REGEX_COMPILATION_TIMEOUT_S="0", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+        import numpy as np
+        import vllm
+        from vllm.platforms import current_platform
+        from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+        from vllm.tokenizers import cached_tokenizer_from_config
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.structured_output.request import StructuredOutputRequest
+
+        self._sampling_params, self._guide_params = SamplingParams, StructuredOutputsParams
+        self._request = StructuredOutputRequest
+        arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
+        made: Any = vllm.EngineArgs(**arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        self._config = made
+        self._tokenizer = cached_tokenizer_from_config(made.model_config)
+        chosen = str(made.structured_outputs_config.backend)
+        self._name = _OF_AUTO if chosen == "auto" else chosen
+        self._backend = self._made(self._name)
+        self._follows = _follows()
+        self._mask = self._backend.allocate_token_bitmask(1)
+        self._lengths = np.zeros(made.model_config.get_vocab_size(), np.int32)
+        for token, id in self._tokenizer.get_vocab().items():
+            if id < len(self._lengths):
+                self._lengths[id] = len(token)
+        self._checked(_ODD)
+        for sample in _SAMPLES:
+            self(sample)
+
+    def __call__(self, guide: Guide) -> None:
+        try:
+            self._try(guide)
+        except Exception as error:  # foreign code says it as it likes
+            raise ValueError(_PLACE.sub("", str(error).strip())) from None
+
+    def _try(self, guide: Guide) -> None:
+        self._check_keywords(guide)
+        began = time.process_time()
+        params = self._checked(guide)
+        if time.process_time() - began > CHECK_SECONDS:
+            raise ValueError(f"checking it takes the engine more than {CHECK_SECONDS:g} s")
+        own = getattr(params.structured_outputs, "_backend", self._name)
+        if own != self._name:  # its core has one backend for all, which would leave out what it does not know
+            raise ValueError(f"{self._name} does not know all of it; option.guided_decoding_backend={own} does")
+        request = self._request.from_sampling_params(params)
+        grammar = self._backend.compile_grammar(*request.structured_output_key)
+        for longest in (False, True):
+            grammar.reset()
+            self._walk(grammar, longest=longest)
+
+    def _check_keywords(self, guide: Guide) -> None:
+        if self._name != _OF_AUTO or guide.kind != "json_schema":
+            return
+        if found := dropped(json.loads(guide.value), self._follows):
+            other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(guide) else ""
+            raise ValueError(f"the schema's {found} cannot be followed by xgrammar{other}")
+
+    def _guidance_takes(self, guide: Guide) -> bool:
+        """Guidance says itself what it does not know."""
+        params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
+        try:
+            from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
+
+            validate_guidance_grammar(params)
+        except Exception:  # foreign code: then it is not named
+            return False
+        return True
+
+    def _checked(self, guide: Guide) -> Any:
+        """A guide after what `SamplingParams.verify` does; it may write another guide in its place."""
+        params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
+        check = params._validate_structured_outputs
+        known = {
+            "model_config": self._config.model_config,
+            "structured_outputs_config": self._config.structured_outputs_config,
+            "tokenizer": self._tokenizer,
+        }
+        check(**{name: known[name] for name in inspect.signature(check).parameters})
+        return params
+
+    def _made(self, name: str) -> Any:
+        module, _, backend = _BACKENDS[name].partition(".")
+        made = getattr(importlib.import_module(f"vllm.v1.structured_output.{module}"), backend)
+        size = self._config.model_config.get_vocab_size()
+        return made(self._config, tokenizer=self._tokenizer, vocab_size=size)
+
+    def _walk(self, grammar: Any, *, longest: bool) -> None:
+        """Some of the way along an answer: backends put work off until its result is asked for.
+
+        Args:
+            longest: take the longest token that may come wherever there are many, else any.
+        """
+        import numpy as np
+
+        draw, times = np.random.default_rng(0), deque[float](maxlen=_WINDOW)
+        began, free, forced = time.process_time(), 0, 0
+        while free < _STEPS and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
+            before = time.process_time()
+            grammar.fill_bitmask(self._mask, 0)
+            spent = time.process_time() - before
+            bits = np.unpackbits(self._mask[0].numpy().view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits[: len(self._lengths)])
+            if not len(allowed):
+                return
+            few = len(allowed) <= _FEW
+            forced, free = forced + few, free + (not few)
+            id = allowed[self._lengths[allowed].argmax()] if few or longest else draw.choice(allowed)
+            before = time.process_time()
+            accepted = grammar.accept_tokens("", [int(id)])
+            times.append(spent + time.process_time() - before)
+            if times[-1] > 10 * STEP_SECONDS or sum(times) > _WINDOW * STEP_SECONDS:
+                raise ValueError(f"each token takes the engine more than {STEP_SECONDS:g} s")
+            if not accepted or grammar.is_terminated():
+                return
+
+
+def _follows() -> Follows:
+    """Found out of xgrammar 0.2.8; of an older one, OpenVINO GenAI's, that it does neither."""
+    recent = [int(part) for part in re.findall(r"\d+", version("xgrammar"))[:2]] >= [0, 2]
+    return Follows(bounds=recent, others=recent)
+
+
+def guide_trial(config: EngineConfig) -> VllmGuideTrial:
+    return VllmGuideTrial(config)

@@ -1,0 +1,23 @@
+"""What a user's model.py imports: the decorators, and the values that formatters get and return.
+
+The names and attributes are those of djl_python 0.29 and later, so that the same functions run under either. The guide
+is docs/formatters.md.
+"""
+
+from __future__ import annotations
+
+from handler.plugins.decorators import input_formatter, output_formatter
+from handler.plugins.input import Input
+from handler.plugins.request_io import RequestInput, RequestOutput, Sequence, TextGenerationOutput, TextInput, Token
+
+__all__ = [
+    "Input",
+    "RequestInput",
+    "RequestOutput",
+    "Sequence",
+    "TextGenerationOutput",
+    "TextInput",
+    "Token",
+    "input_formatter",
+    "output_formatter",
+]

@@ -1,0 +1,117 @@
+"""What every route of the embedded server does: reading a body within its limits, sending an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
+from handler.core.framing import dumps
+from handler.protocols.base import Answer
+
+Headers = list[tuple[bytes, bytes]]
+Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SHARED = "shared_headers"
+"""Where the scope keeps what every answer to its request bears: cheaper than a wrapper around `send`."""
+_GIVEN_UP = "body_given_up"
+"""In the scope of a request whose body is not waited for: its answer ends the connection."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route's handlers, by method, as an ASGI application.
+
+    Attributes:
+        refused: how the route's dialect answers other methods; None: as DJL does.
+    """
+
+    handlers: Mapping[str, Handle]
+    refused: Callable[[ServingError], Answer] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = scope["method"]
+        handle = self.handlers.get("GET" if method == "HEAD" else method)
+        if handle is not None:
+            await handle(scope, receive, send)
+        elif method == "OPTIONS":
+            await send_json(scope, send, 200, {})
+        else:
+            error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
+            allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
+            allow = [(b"allow", ", ".join(allowed).encode())]
+            if self.refused is not None:
+                await send_answer(scope, send, self.refused(error), allow)
+            else:
+                await send_error(scope, send, error.status, error.type, error.message, allow)
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes | None:
+    """The body, None when the client went away.
+
+    Args:
+        limit: bytes that it may have; more are never kept.
+        seconds: that it may take.
+
+    Raises:
+        TooLarge, TooSlow: it breaks a limit.
+    """
+    try:
+        return await asyncio.wait_for(_read_body(scope, receive, limit), seconds)
+    except asyncio.TimeoutError:
+        scope[_GIVEN_UP] = True
+        raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+    length = scope["headers_by_name"].get("content-length", "").lstrip("0")
+    if length.isdigit() and (len(length) > 18 or int(length) > limit):
+        scope[_GIVEN_UP] = True
+        raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            if message.get("more_body", False):
+                scope[_GIVEN_UP] = True
+            raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def send_start(scope: Scope, send: Send, status: int, content_type: str, extra: Headers) -> None:
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"x-request-id", scope["request_id"].encode()),
+        *scope.get(SHARED, ()),
+        *extra,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_answer(scope: Scope, send: Send, answer: Answer, extra: Headers | None = None) -> None:
+    headers = [(b"content-length", str(len(answer.body)).encode()), *(extra or [])]
+    if _GIVEN_UP in scope:
+        headers.append((b"connection", b"close"))
+    await send_start(scope, send, answer.status, answer.content_type, headers)
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: Headers | None = None) -> None:
+    await send_answer(scope, send, Answer(status, "application/json", dumps(value)), extra)
+
+
+async def send_error(
+    scope: Scope, send: Send, status: int, type: str, message: str, extra: Headers | None = None
+) -> None:
+    await send_json(scope, send, status, {"code": status, "type": type, "message": message}, extra)

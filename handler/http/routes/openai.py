@@ -1,0 +1,49 @@
+"""OpenAI's list of models at /v1/models: the one that is served, and the LoRA adapters, which requests may name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from handler.core.errors import ModelNotFound
+from handler.http.asgi import Endpoint, send_answer, send_json
+from handler.protocols.openai import errors
+from handler.serving.service import Service
+
+
+class OpenAiRoutes:
+    """Ids may have slashes in them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.routes = [
+            Route("/v1/models", Endpoint({"GET": self._list}, refused=errors.refused)),
+            Route("/v1/models/{id:path}", Endpoint({"GET": self._one}, refused=errors.refused)),
+        ]
+
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(scope, send, 200, {"object": "list", "data": list(self._models().values())})
+
+    async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        id = scope["path_params"]["id"]
+        found = self._models().get(id)
+        if found is None:
+            return await send_answer(scope, send, errors.refused(ModelNotFound(id[:200])))
+        return await send_json(scope, send, 200, found)
+
+    def _models(self) -> dict[str, dict[str, Any]]:
+        """By id. `parent` is what an adapter was made for; TGI and vLLM have `owned_by` as free text."""
+        service, config = self._service, self._service.config
+        most = service.info.max_total_tokens if service.info else None
+        created = int(service.started_at)
+
+        def model(id: str, **more: Any) -> dict[str, Any]:
+            common = {"id": id, "object": "model", "created": created, "owned_by": "lmi-handler"}
+            return common | {"root": config.model_name, "parent": None, "max_model_len": most} | more
+
+        own = [config.model_name, *(name for name in config.served_model_name or () if name != "*")]
+        adapters = [entry.adapter.name for entry in service.adapter_changes.registry]
+        found = {name: model(name, root=name, parent=config.model_name) for name in adapters}
+        return {**{name: model(name) for name in own}, **found}

@@ -1,0 +1,112 @@
+"""The chat page at `/`, the document of the API and the page that shows it: files of ours, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from handler.core.framing import dumps
+from handler.http.asgi import Endpoint, Handle, Headers, send_answer, send_json
+from handler.http.routes.inference import Inference
+from handler.protocols.base import Answer
+from handler.protocols.openapi import Served, document
+from handler.protocols.tgi.errors import UNHEALTHY
+from handler.serving.service import Service
+
+_DIRECTORY = Path(__file__).parents[1] / "static"
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The browser is told to fetch nothing from elsewhere, and to run nothing that is not in a file of ours."""
+
+_GUARDS: Headers = [
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
+
+ASSETS = {f"/page/{path.name}": path for path in sorted(_DIRECTORY.iterdir()) if path.suffix in (".js", ".css", ".svg")}
+
+OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
+"""Need no key: they say nothing of the model, and ask for the key that the rest needs."""
+
+
+class PageRoutes:
+    """
+    Args:
+        routes: all that the server has, for the document; asked when it is first wanted.
+        locked: the server wants a key, and the document says so.
+    """
+
+    def __init__(self, service: Service, routes: Callable[[], Sequence[Route]], *, locked: bool) -> None:
+        self._service = service
+        self._routes = routes
+        self._locked = locked
+
+    @property
+    def routes(self) -> list[Route]:
+        handlers: dict[str, Handle] = {
+            "/": self._root,
+            "/docs": functools.partial(_send_file, _DIRECTORY / "docs.html"),
+            "/api-doc/openapi.json": self._document,
+            **{path: functools.partial(_send_file, file) for path, file in ASSETS.items()},
+        }
+        return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
+
+    def beside(self, path: str) -> dict[str, Handle]:
+        """What a dialect's route at `path` answers besides its own."""
+        return {"GET": self._root} if path == "/" else {}
+
+    async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The page for browsers, TGI's health for others (contract generate_apis.md, 1.1)."""
+        vary = (b"vary", b"accept")
+        if "text/html" in scope["headers_by_name"].get("accept", "").lower():
+            await _send_file(_DIRECTORY / "index.html", scope, receive, send, extra=[vary])
+        elif self._service.healthy:
+            await send_answer(scope, send, Answer(200, "text/plain", b""), [vary])
+        else:
+            await send_json(scope, send, 503, UNHEALTHY, [vary])
+
+    async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
+        served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
+        routes = [one for one in served if one.path not in ASSETS]
+        found = document(routes, self._service.context, locked=self._locked)
+        await send_answer(scope, send, Answer(200, "application/json", dumps(found)))
+
+
+def _served(route: Route, endpoint: Endpoint) -> Served:
+    handlers = endpoint.handlers
+    inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
+    return Served(route.path_format, list(handlers), None if inference is None else inference.schema)
+
+
+async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:
+    """Fresh at every start of the server, unsent when the browser has it already."""
+    data, tag = _read(path)
+    headers = [*_GUARDS, (b"cache-control", b"no-cache"), (b"etag", tag.encode()), *(extra or [])]
+    if scope["headers_by_name"].get("if-none-match") == tag:
+        headers.append((b"x-request-id", scope["request_id"].encode()))
+        await send({"type": "http.response.start", "status": 304, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+    else:
+        await send_answer(scope, send, Answer(200, _TYPES[path.suffix], data), headers)
+
+
+@functools.cache
+def _read(path: Path) -> tuple[bytes, str]:
+    data = path.read_bytes()
+    return data, f'"{hashlib.sha256(data).hexdigest()[:16]}"'

@@ -1,0 +1,177 @@
+"""TGI's routes that are no inference: /info, /health, /tokenize, /chat_tokenize (contract generate_apis.md, 1.1)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from handler import __version__
+from handler.core.errors import Overloaded, serving_error
+from handler.core.framing import dumps
+from handler.core.text import Prompt, spans
+from handler.engines.base import Tokenizer
+from handler.http.asgi import Endpoint, read_body, send_answer, send_json
+from handler.protocols.base import Answer
+from handler.protocols.messages import read_messages
+from handler.protocols.openai.completions import MAX_PROMPTS
+from handler.protocols.openai.parameters import CHAT, HARMLESS
+from handler.protocols.parameters import show
+from handler.protocols.registry import ROUTES
+from handler.protocols.tgi.errors import UNHEALTHY, Misshapen, Rejected
+from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
+from handler.protocols.tgi.request import read_body as read_generate
+from handler.protocols.tools.formats import plain_messages, takes_tools
+from handler.serving.preprocess import ignored_header
+from handler.serving.service import TOKENIZER_THREADS, Service
+from handler.serving.stats import Record
+
+_SCHEMA = ROUTES["/generate"]  # whose refusals these are
+_SHAPING = (
+    "add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs", "continue_final_message",
+    "documents",
+)  # fmt: skip
+"""Of OpenAI's chat, what would change its prompt: neutral values only, as there."""
+
+_NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
+_NO_EFFECT |= CHAT.parameters.keys() - {*_SHAPING, "truncate_prompt_tokens"}
+"""What does not change it."""
+
+MOST_TOKENIZING = 4 * TOKENIZER_THREADS
+"""Requests at a time; those for answers need the same threads."""
+
+Tokenized = Callable[[Tokenizer], bytes]
+
+
+class TgiRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._num_tokenizing = 0
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/info", self._endpoint("GET", self._info)),
+            Route("/health", self._endpoint("GET", self._health)),
+            Route("/tokenize", self._endpoint("POST", functools.partial(self._tokenize, self._of_text))),
+            Route("/chat_tokenize", self._endpoint("POST", functools.partial(self._tokenize, self._of_chat))),
+        ]
+
+    def _endpoint(self, method: str, handle: Callable[[Scope, Receive, Send], Any]) -> Endpoint:
+        return Endpoint({method: handle}, refused=_SCHEMA.refused)
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._service.healthy:
+            await send_answer(scope, send, Answer(200, "text/plain; charset=utf-8", b""))
+        else:
+            await send_json(scope, send, 503, UNHEALTHY)
+
+    async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
+        config, info = self._service.config, self._service.info
+        total = None if info is None else info.max_total_tokens
+        value = {
+            "model_id": config.model_id or config.model_name,
+            "model_sha": config.engine_options.get("revision"),
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": config.max_rolling_batch_size + config.job_queue_size,
+            "max_best_of": MAX_BEST_OF,
+            "max_stop_sequences": MAX_STOPS,
+            "max_input_tokens": None if total is None else total - 1,
+            "max_total_tokens": total,
+            "validation_workers": TOKENIZER_THREADS,
+            "max_client_batch_size": MAX_PROMPTS,  # of /v1/completions; TGI's routes take one
+            "router": "lmi-handler",
+            "version": __version__,
+            "sha": None,
+            "docker_label": None,
+        }
+        await send_json(scope, send, 200, value)
+
+    async def _tokenize(
+        self, read: Callable[[Any], tuple[Tokenized, list[str]]], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        service, value, id = self._service, None, scope["request_id"]
+        record = Record(id)
+        service.num_requests += 1
+        try:
+            headers = scope["headers_by_name"]
+            service.intake.check_headers(headers, _SCHEMA)
+            body = await read_body(scope, receive, service.config.max_request_size, service.config.client_timeout)
+            if body is None:
+                return
+            with self._place():
+                value = (await service.decode(body, headers, _SCHEMA)).value
+                use, ignored = await service.aside(len(body), functools.partial(read, value))
+                found = Answer(200, "application/json", await service.with_tokenizer(use))
+        except Exception as error:
+            await send_answer(scope, send, service.refuse(serving_error(error), id, value, _SCHEMA))
+        else:
+            record.close("ok")
+            service.metrics.requests.labels("ok").inc()  # the other figures are of answers
+            extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
+            await send_answer(scope, send, found, extra)
+        finally:
+            service.num_requests -= 1
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[None]:
+        """Raises Overloaded where there is none left."""
+        if self._num_tokenizing >= MOST_TOKENIZING:
+            raise Overloaded(f"{MOST_TOKENIZING} requests are being tokenized")
+        self._num_tokenizing += 1
+        try:
+            yield
+        finally:
+            self._num_tokenizing -= 1
+
+    def _of_text(self, body: Any) -> tuple[Tokenized, list[str]]:
+        """Of a generate body only `inputs` counts; as in TGI, `truncate` has no effect."""
+        inputs = read_generate(body).inputs
+        if not inputs:
+            raise Rejected("`inputs` cannot be empty")
+
+        def use(tokenizer: Tokenizer) -> bytes:
+            return dumps(_tokens(tokenizer.encode(inputs)))
+
+        return use, []
+
+    def _of_chat(self, body: Any) -> tuple[Tokenized, list[str]]:
+        """A chat as /v1/chat/completions lays it out."""
+        if not isinstance(body, dict) or "messages" not in body:
+            raise Misshapen("missing field `messages`")
+        if body.get("tools"):
+            raise Rejected("`tools` are not laid out by this route")  # they would change the text
+        given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
+        for name in _SHAPING:
+            _check_neutral(name, given.pop(name, None))
+        messages, ignored = read_messages(body["messages"], tools=True)
+        ignored += [name for name in given if name not in _NO_EFFECT]
+        laid = messages if takes_tools(self._service.context.chat_template) else plain_messages(messages, ())
+
+        def use(tokenizer: Tokenizer) -> bytes:
+            prompt = tokenizer.encode_chat(laid)
+            return dumps({"tokenize_response": _tokens(prompt), "templated_text": prompt.text})
+
+        return use, ignored
+
+
+def _check_neutral(name: str, value: Any) -> None:
+    try:
+        if value is not None:
+            CHAT.parameters[name].read(value)
+    except ValueError as error:
+        raise Rejected(f"{name}={show(value)}: {error}") from None
+
+
+def _tokens(prompt: Prompt) -> list[Mapping[str, Any]]:
+    """Each token with its place in the text, in bytes; no text and (0, 0) where there is no such place."""
+    data = prompt.text.encode()
+    places = spans(prompt) or [(0, 0)] * len(prompt.ids)
+    return [
+        {"id": id, "text": data[start:stop].decode(), "start": start, "stop": stop}
+        for id, (start, stop) in zip(prompt.ids, places, strict=True)
+    ]

@@ -1,0 +1,127 @@
+"""What Triton's clients ask of a server before they generate: is it there, is it ready, what is the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from handler import __version__
+from handler.core.errors import ModelNotFound
+from handler.http.asgi import Endpoint, send_answer, send_json
+from handler.protocols.base import Answer
+from handler.protocols.registry import TRITON_MODEL
+from handler.protocols.triton.request import VERSION, Datatypes, inputs, outputs
+from handler.protocols.triton.response import refusal
+from handler.serving.service import Service
+
+_EXTENSIONS = ["generate", "model_configuration", "model_repository"]
+
+
+class TritonRoutes:
+    """Those of the health, metadata, configuration and repository protocols that a server with one model can answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        of_model = {"": self._metadata, "/ready": self._model_ready, "/config": self._config}
+        self.routes = [
+            _route("/v2", "GET", self._server),
+            _route("/v2/health/live", "GET", self._live),
+            _route("/v2/health/ready", "GET", self._ready),
+            _route("/v2/repository/index", "POST", self._index),
+            *[_route(path + end, "GET", handle) for path in TRITON_MODEL for end, handle in of_model.items()],
+            Route("/v2/{rest:path}", _Nowhere()),
+        ]
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    async def _server(self, scope: Scope, receive: Receive, send: Send) -> None:
+        value = {"name": "lmi-handler", "version": __version__, "extensions": _EXTENSIONS}
+        await send_json(scope, send, 200, value)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_state(scope, send, fine=True)
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_state(scope, send, fine=self._service.healthy)
+
+    async def _index(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        state: dict[str, str] = {"state": "READY"}
+        if not service.healthy:
+            state = {"state": "UNAVAILABLE", "reason": service.reason or service.state}
+        await send_json(scope, send, 200, [{"name": service.config.model_name, "version": VERSION, **state}])
+
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._is_here(scope, send):
+            value = {
+                "name": self._service.config.model_name,
+                "versions": [VERSION],
+                "platform": self._platform,
+                "inputs": _described(inputs()),
+                "outputs": _described(outputs()),
+            }
+            await send_json(scope, send, 200, value)
+
+    async def _model_ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._is_here(scope, send):
+            await _send_state(scope, send, fine=self._service.healthy)
+
+    async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._is_here(scope, send):
+            required = next(iter(inputs()))
+            value = {
+                "name": self._service.config.model_name,
+                "platform": self._platform,
+                "backend": self._platform,
+                "max_batch_size": 0,
+                "input": [{**one, "optional": one["name"] != required} for one in _configured(inputs())],
+                "output": _configured(outputs()),
+                "model_transaction_policy": {"decoupled": True},
+            }
+            await send_json(scope, send, 200, value)
+
+    @property
+    def _platform(self) -> str:
+        service = self._service
+        return service.info.name if service.info else str(service.config.llm_engine)
+
+    async def _is_here(self, scope: Scope, send: Send) -> bool:
+        """Whether a path names the one model; if not, that is the answer."""
+        name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
+        if name == self._service.config.model_name and version == VERSION:
+            return True
+        await send_answer(scope, send, refusal(ModelNotFound(name, version)))
+        return False
+
+
+def _route(path: str, method: str, handle: Any) -> Route:
+    return Route(path, Endpoint({method: handle}, refused=refusal))
+
+
+async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
+    await send_answer(scope, send, Answer(200 if fine else 503, "text/plain", b""))
+
+
+class _Nowhere:
+    """All that is not there, in Triton's form."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(scope, send, 404, {"error": "Not Found"})
+
+
+def _described(datatypes: Datatypes) -> list[dict[str, Any]]:
+    """As metadata has tensors; all are lists of any length, and a list of one may be sent as what it holds."""
+    return [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in datatypes.items()]
+
+
+def _configured(datatypes: Datatypes) -> list[dict[str, Any]]:
+    """As a configuration has them."""
+    types = {"BYTES": "STRING"}
+    return [
+        {"name": name, "data_type": f"TYPE_{types.get(datatype, datatype)}", "dims": [-1]}
+        for name, datatype in datatypes.items()
+    ]

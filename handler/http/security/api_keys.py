@@ -1,0 +1,91 @@
+"""API keys: `Authorization: Bearer KEY`, on every route but the open ones."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+
+from starlette.routing import Match, Route
+from starlette.types import Scope, Send
+
+from handler.core.errors import ServingError, Unauthorized
+from handler.core.framing import JSON, dumps
+from handler.http.asgi import Endpoint, send_answer
+from handler.http.routes.inference import Inference
+from handler.protocols.base import Answer, front_end_error
+
+CHALLENGE = [(b"www-authenticate", b"Bearer")]
+
+
+class Keys:
+    """Constant time: how long an answer takes tells nothing of how much of which key was right."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def admit(self, authorization: str) -> bool:
+        """Whether the header's value holds one of the keys."""
+        scheme, _, given = authorization.strip().partition(" ")
+        digest = _digest(given.strip())
+        found = False
+        for known in self._digests:  # all of them, whatever the first ones say
+            found |= hmac.compare_digest(digest, known)
+        return found and scheme.lower() == "bearer"
+
+
+def _digest(key: str) -> bytes:
+    """Of one length for all keys: compare_digest tells the length of what it compares."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class Lock:
+    """Turns away who has no key, in the form of the dialect that the route speaks.
+
+    Args:
+        keys: empty: everyone may pass.
+        open_paths: methods and paths that need none.
+    """
+
+    def __init__(self, keys: Sequence[str], open_paths: Iterable[tuple[str, str]]) -> None:
+        self._keys = Keys(keys) if keys else None
+        self._open = frozenset(open_paths)
+
+    def admits(self, scope: Scope) -> bool:
+        """Whether the request may pass; its key goes no further, neither to a model.py nor to a log."""
+        if self._keys is None:
+            return True
+        authorization = scope["headers_by_name"].pop("authorization", "")
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        return (method, scope["path"]) in self._open or self._keys.admit(authorization)
+
+    async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
+        """Answer in the place of the route; False where there is no such route, which is said to anyone."""
+        route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
+        if route is None:
+            return False
+        error = Unauthorized("this server wants a key: send the header Authorization: Bearer KEY")
+        answer = _answer(scope, [route, *_kin(route, routes)], error)
+        await send_answer(scope, send, answer._replace(status=error.status), CHALLENGE)
+        return True
+
+
+def _answer(scope: Scope, routes: Sequence[Route], error: ServingError) -> Answer:
+    """As the first route's dialect says it; where it has none, as the others do."""
+    endpoints = [route.app for route in routes if isinstance(route.app, Endpoint)]
+    if endpoints and endpoints[0] is routes[0].app:
+        handler = endpoints[0].handlers.get(scope["method"])
+        if isinstance(handler, Inference):  # counted, and in the log
+            return handler.refused(error, scope["request_id"])
+    forms = (endpoint.refused for endpoint in endpoints)
+    return next(filter(None, forms), _plain)(error)
+
+
+def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
+    """Those under the same name: GET /v1/models is refused as POST /v1/chat/completions is."""
+    family = f"/{route.path.split('/')[1]}/"
+    return [one for one in routes if one.path.startswith(family)]
+
+
+def _plain(error: ServingError) -> Answer:
+    return Answer(error.status, JSON.content_type, dumps(front_end_error(error)))

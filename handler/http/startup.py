@@ -1,0 +1,164 @@
+"""The embedded server: engine, tokenizer and HTTP brought up together, without Java or Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from functools import partial
+
+from handler.config.loader import Config
+from handler.core import child_processes, event_loop, garbage
+from handler.core.errors import ConfigError
+from handler.engines.base import EngineInfo
+from handler.engines.process.supervisor import State
+from handler.http.app import App
+from handler.http.security.access import OPEN, Access
+from handler.http.security.allowed_hosts import AllowedHosts
+from handler.http.server import BACKLOG, Server, bind
+from handler.http.starting import CLEAR, Progress, StartingApp
+from handler.http.stop_signals import StopSignals
+from handler.plugins.loading import Formatters
+from handler.serving.daemon_thread import aside
+from handler.serving.launch import adapter_home, engine_spec, load_tokenizer, model_formatters, start_engine
+from handler.serving.model import LoadedModel, loaded_model
+from handler.serving.service import Service
+
+log = logging.getLogger("handler.server")
+
+_TIDY = 2.0
+"""Seconds for a conversion that was killed to remove what it has written."""
+
+
+def serve(config: Config, host: str, port: int, signals: StopSignals, access: Access = OPEN) -> int:
+    """Serve until a signal; returns the exit status.
+
+    Args:
+        signals: installed.
+
+    Raises:
+        ConfigError: it cannot start: the address is taken, the model or the engine cannot be had.
+    """
+    for warning in config.warnings:
+        log.info("%s", warning)
+    listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
+    with contextlib.closing(listener):
+        hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
+        return event_loop.run(_serve(config, listener, model_formatters(config), access, hosts, signals))
+
+
+async def _serve(
+    config: Config,
+    listener: socket.socket,
+    formatters: Formatters,
+    access: Access,
+    hosts: AllowedHosts,
+    signals: StopSignals,
+) -> int:
+    app, progress = StartingApp(config.model_name), Progress()
+    server = Server(
+        app,
+        access,
+        keep_alive_timeout=config.keep_alive_timeout,
+        drain=app.drain,
+        busy=lambda: app.num_requests,
+        give_up=app.give_up,
+    )
+    signals.listen(server.signalled)
+    listener.listen(BACKLOG)  # before it is said: an engine may be ready sooner than uvicorn
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    loading = asyncio.ensure_future(_load(config, formatters, progress))
+    try:
+        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await _serve_model(loading.result(), app, access, hosts, server, serving, listener, progress)
+    finally:
+        progress.stop()
+        await _abandon(loading)
+        server.stop()
+        try:
+            await serving
+        finally:
+            signals.leave()
+    return 0
+
+
+async def _load(config: Config, formatters: Formatters, progress: Progress) -> LoadedModel:
+    """Convert the model's files where that is needed, and start the engine, which loads in its own process.
+
+    Raises:
+        ConfigError: the model or the engine cannot be had.
+    """
+    spec = await aside(partial(engine_spec, config))
+    adapters = adapter_home(config, spec)
+    what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
+    progress.start(f"{what} {spec.engine}")
+    engine = start_engine(config, spec)
+    try:
+        tokenizer = await aside(partial(load_tokenizer, spec))
+        return loaded_model(config, spec, engine, tokenizer, formatters, adapters)
+    except BaseException:
+        engine.close()
+        raise
+
+
+async def _abandon(loading: asyncio.Task[LoadedModel]) -> None:
+    """End the loading of a model that nobody waits for any more, with what it has begun."""
+    if not loading.done():
+        child_processes.stop_all()
+        await asyncio.wait({loading}, timeout=_TIDY)
+        loading.cancel()
+        await asyncio.wait({loading})
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().engine.close()
+
+
+async def _serve_model(
+    loaded: LoadedModel,
+    app: StartingApp,
+    access: Access,
+    hosts: AllowedHosts,
+    server: Server,
+    serving: asyncio.Task[None],
+    listener: socket.socket,
+    progress: Progress,
+) -> None:
+    engine = loaded.engine
+
+    def changed(state: State) -> None:
+        if state is not State.LOADING:
+            progress.stop()
+        if state is State.CLOSED:
+            server.stop()
+        elif state is State.READY and not engine.restarts:
+            print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
+            print(_greeting(listener, access), file=sys.stderr, flush=True)
+
+    garbage.keep_collecting()
+    service = Service(loaded)
+    app.open(service, App(service, access, hosts))
+    service.start(changed)
+    try:
+        await serving
+    finally:
+        service.close()
+    if engine.info is None and not service.draining:
+        raise ConfigError(f"the engine could not start: {engine.reason}")
+    if service.opened.done():
+        service.opened.result()  # raises what is wrong with an adapter
+
+
+def _describe(info: EngineInfo | None) -> str:
+    assert info is not None, "a ready engine has said what it is"
+    return f"{info.name} {info.version} on {info.device}, dtype {info.dtype}, {info.max_total_tokens} tokens"
+
+
+def _greeting(listener: socket.socket, access: Access) -> str:
+    host, port = listener.getsockname()[:2]
+    at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
+    key = ' -H "Authorization: Bearer ${LMI_API_KEY%%,*}"' if access.keys else ""  # its name, never the key itself
+    body = '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}'
+    ask = f"curl -s {at}/invocations -H 'Content-Type: application/json'{key} -d '{body}'"
+    return f"listening on {at}; open it in a browser, or try:\n  {ask}"

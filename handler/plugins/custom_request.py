@@ -1,0 +1,65 @@
+"""Bodies read by the input formatter of a user's model.py; docs/formatters.md is its guide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from handler.formatters import Input
+from handler.plugins.loading import InputFormatter
+from handler.plugins.running import failed, kind, run, users_objects
+
+
+class CustomReader:
+    """From a body's bytes to what a schema parses, by way of the user's input formatter.
+
+    Args:
+        formatter: the user's.
+        decode: body and headers to the decoded payload, for formatters that take that.
+        keywords: what the formatter may ask for by name.
+    """
+
+    def __init__(
+        self,
+        formatter: InputFormatter,
+        decode: Callable[[bytes, Mapping[str, str]], Any],
+        keywords: Mapping[str, Any],
+    ) -> None:
+        self._formatter = formatter
+        self._decode = decode
+        accepts = formatter.accepts
+        self._keywords = {name: value for name, value in keywords.items() if accepts is None or name in accepts}
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
+        """The body that the schema is to parse, and the formatter's own object, None where it returned a dict.
+
+        Raises:
+            FormatterFailed, InvalidPayload: the formatter failed; the body is not JSON and it wants it decoded.
+        """
+        formatter = self._formatter
+        item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers)
+        found = run(formatter, item, **self._keywords)
+        with users_objects(formatter):
+            return self._read(found)
+
+    def _read(self, found: Any) -> tuple[dict[str, Any], Any]:
+        formatter = self._formatter
+        if isinstance(found, dict):
+            return self._plain(found), None
+        if getattr(found, "input_text", None) is None:
+            raise failed(formatter, f"returned {kind(found)}; it must return a RequestInput with input_text, or a dict")
+        value = {"inputs": found.input_text, "parameters": getattr(found, "parameters", None)}
+        if adapters := getattr(found, "adapters", None):
+            value["adapters"] = adapters
+        return self._plain(value), found
+
+    def _plain(self, value: dict[str, Any]) -> dict[str, Any]:
+        """As a JSON body would have brought it: the schema must not meet foreign objects, or share the user's."""
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise failed(self._formatter, "returned what is not JSON", error) from None
+        plain: dict[str, Any] = json.loads(text)
+        return plain

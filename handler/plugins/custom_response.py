@@ -1,0 +1,173 @@
+"""Answers written by the output formatter of a user's model.py; docs/formatters.md is its guide."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON, JSONLINES, dumps
+from handler.core.values import NO_TOKEN, Delta, Finish, Token
+from handler.formatters import Sequence, TextGenerationOutput, TextInput
+from handler.formatters import Token as Shown
+from handler.plugins.loading import OutputFormatter, Style
+from handler.plugins.running import failed, kind, run, users_objects
+from handler.protocols.base import Call
+from handler.protocols.reply import finish_of, returned
+
+_ids = itertools.count()
+
+
+def with_formatter(
+    call: Call, formatter: OutputFormatter, body: Mapping[str, Any], given: Any, *, tgi_compat: bool
+) -> Call:
+    """The call, its answer written by the user's function where that has a say in it.
+
+    Args:
+        body: what `call` was read from.
+        given: the input formatter's own object for the output formatter; None where it made none.
+        tgi_compat: `option.tgi_compat`.
+    """
+    if call.reshape is None:
+        return call
+    if formatter.style is Style.VALUE:
+        return call._replace(reply=call.reshape(functools.partial(_changed, formatter)), formatter=formatter.title)
+    if given is None:
+        parameters = {**(body.get("parameters") or {}), "stream": call.streams}
+        given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
+    output = TextGenerationOutput(next(_ids), given)
+    with contextlib.suppress(Exception):  # an object of the user's own making
+        given.request_id, given.tgi_compat = output.request_id, tgi_compat
+    return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
+
+
+def _changed(formatter: OutputFormatter, value: Any) -> Any:
+    found = run(formatter, value)
+    if found is None:
+        raise failed(formatter, "returned None; it must return a dict")
+    try:
+        dumps(found)
+    except TypeError as error:
+        raise failed(formatter, "returned what is not JSON", error) from None
+    return found
+
+
+class CustomReply:
+    """An answer of an output formatter that takes a TextGenerationOutput, or LMI 0.28's six arguments.
+
+    It is called for every token as it comes; see docs/formatters.md for how often exactly.
+
+    Args:
+        call: what was asked, with the reply that says what failed before anything was sent.
+        formatter: the user's.
+        output: what it gets, still empty.
+    """
+
+    def __init__(self, call: Call, formatter: OutputFormatter, output: TextGenerationOutput) -> None:
+        (self._request,) = call.requests
+        self._streams = call.streams
+        self._formatter = formatter
+        self._output = output
+        self._unfinished = self._request.sampling.num_sequences
+        output.sequences = {index: Sequence() for index in range(self._unfinished)}
+        self._parts: list[str] = []
+        self._num_prompt_tokens = 0
+        self.refused = call.reply.refused
+        self.content_type = (JSONLINES if call.streams else JSON).content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is not None:
+            return self._failure(delta.error)
+        if delta.prefill is not None:
+            self._output.prompt_tokens_details = [_shown(token) for token in delta.prefill]
+        finish = finish_of(self._request, delta)
+        tokens = delta.tokens or ((NO_TOKEN,) if finish is not None else ())
+        with users_objects(self._formatter):
+            for place, token in enumerate(tokens, 1):
+                self._add(delta.sequence, token, finish if place == len(tokens) else None)
+        if self._streams or self.finished:
+            text, self._parts = "".join(self._parts), []
+            return self._encode(text)
+        return b""
+
+    def _failure(self, error: ServingError) -> bytes:
+        """The end of a stream that broke off, without the user's code, which might pass it off as a good end."""
+        self.finished = True
+        return JSONLINES.encode({"error": error.message, "code": error.status})
+
+    def _add(self, index: int, token: Token, finish: Finish | None) -> None:
+        """One token more; the formatter is called for those of the first sequence, and when all is there."""
+        output = self._output
+        sequence = output.sequences[index]
+        shown = _shown(token)
+        shown.request_id = output.request_id
+        sequence.append(shown, None if finish is None else finish.value)
+        if self._request.sampling.top_logprobs:
+            sequence.top_tokens.append([_shown(one) for one in token.top])
+        if finish is not None:
+            self._unfinished -= 1
+            if not self._unfinished:
+                output.finished = True
+                logprobs = [one.cumulative_log_prob for one in output.sequences.values()]
+                best, *others = returned(logprobs, self._request.sampling)
+                output.best_sequence_index, output.other_sequences_indices = best, others
+        self.finished = not self._unfinished
+        if index == 0 or self.finished:
+            self._call()
+
+    def _call(self) -> None:
+        output = self._output
+        if self._formatter.style is Style.LEGACY:
+            self._parts.append(self._checked(self._call_legacy()))
+            return
+        sequence = output.sequences[output.best_sequence_index]
+        while True:
+            taken = sequence.num_taken
+            self._parts.append(self._checked(run(self._formatter, output)))
+            # Upstream calls a stream's formatter again until all tokens are taken: for ever, where it takes none.
+            if not self._streams or not sequence.has_next_token() or sequence.num_taken == taken:
+                return
+
+    def _call_legacy(self) -> Any:
+        """LMI 0.28: `(token, first_token, last_token, details, generated_text, id)`."""
+        output, request = self._output, self._request
+        sequence = output.sequences[output.best_sequence_index]
+        token, _, first, last = sequence.get_next_token()
+        if token is None:
+            return ""
+        details: dict[str, Any] = {}
+        if request.details:
+            details = {
+                "finish_reason": sequence.finish_reason,
+                "tokens": output.get_tokens_as_dict(output.best_sequence_index),
+                "generated_tokens": len(sequence.tokens),
+                "inputs": request.prompt,
+                "parameters": getattr(output.input, "parameters", {}),
+                "prompt_tokens": self._num_prompt_tokens,
+            }
+        text = request.prompt if request.full_text else ""
+        if last:
+            text += "".join([token.text for token in sequence.tokens])
+        return run(self._formatter, token, first, last, details, text, output.request_id)
+
+    def _checked(self, found: Any) -> str:
+        if not isinstance(found, str):
+            raise failed(self._formatter, f"returned {kind(found)}; it must return a string")
+        return found
+
+    def _encode(self, text: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            raise failed(self._formatter, "returned half a surrogate pair") from None
+
+
+def _shown(token: Token) -> Shown:
+    return Shown(token.id, token.text, token.logprob, token.special or None)

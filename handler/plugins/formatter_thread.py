@@ -1,0 +1,220 @@
+"""Runs the functions of a user's model.py on a thread of their own: one that sleeps or hangs holds up no host."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from handler.core.errors import FormatterFailed, serving_error
+from handler.core.values import Delta, Finish
+from handler.protocols.base import Reply
+
+log = logging.getLogger("handler.formatters")
+
+LIMIT = 10.0
+"""Seconds that a call may take, from when it starts to run."""
+
+_TURN = 0.01  # seconds for which one request's deltas are formatted before the next request's turn
+_SETTLE = 0.01  # seconds that a step waits for what was just handed over
+
+_Made = list[tuple[int, Delta, bytes, bool]]  # of each delta: its request's number, itself, its bytes, the end
+Post = Callable[[Callable[[], None]], object]
+"""Has something called on the host's own thread, soon. Thread-safe."""
+
+
+class _Job:
+    def __init__(self, title: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.title = title
+        self.function = function
+        self.arguments = arguments
+        self.future: Future[Any] = Future()
+        self.started_at = 0.0
+
+
+class FormatterThread:
+    """A thread that makes one call at a time, in the order in which they were handed over, as DJL would.
+
+    A call that takes longer than `limit` fails. Its thread is replaced, and what it still does is forgotten: a thread
+    cannot be ended. All threads are daemons, so that such a one does not hold up the process's end either.
+
+    Args:
+        post: the host's.
+        limit: seconds.
+    """
+
+    def __init__(self, post: Post, limit: float = LIMIT) -> None:
+        self._post = post
+        self._limit = limit
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running: _Job | None = None  # under the lock; who finds another job than its own there was replaced
+        self._closed = threading.Event()
+        self.num_pending = 0  # of `run`
+        self._start(self._work)
+        self._start(self._watch)
+
+    def submit(self, title: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """What the function returns or raises; FormatterFailed, saying `title`, when it takes too long."""
+        job = _Job(title, function, arguments)
+        self._jobs.put(job)
+        return job.future
+
+    def run(self, then: Callable[[Future[Any]], None], title: str, function: Callable[..., Any], *args: Any) -> None:
+        """The same, but the host's own thread calls `then` with it when it is there; to be called by that thread."""
+
+        def returned(future: Future[Any]) -> None:
+            self.num_pending -= 1
+            then(future)
+
+        def done(future: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                self._post(functools.partial(returned, future))
+
+        self.num_pending += 1
+        self.submit(title, function, *args).add_done_callback(done)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._jobs.put(None)
+
+    def _start(self, target: Callable[[], None]) -> None:
+        threading.Thread(target=target, daemon=True, name="formatter").start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            job.started_at = time.monotonic()
+            with self._lock:
+                self._running = job
+            result: Any = None
+            failure: BaseException | None = None
+            try:
+                result = job.function(*job.arguments)
+            except BaseException as error:
+                failure = error
+            with self._lock:
+                if self._running is not job:
+                    return
+                self._running = None
+            if failure is not None:
+                job.future.set_exception(failure)
+            else:
+                job.future.set_result(result)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._limit / 20):
+            with self._lock:
+                job = self._running
+                if job is None or time.monotonic() < job.started_at + self._limit:
+                    continue
+                self._running = None
+                self._start(self._work)
+            error = FormatterFailed(f"{job.title} did not end within {self._limit:g} s")
+            log.error("%s; its thread is left to itself", error.message)
+            job.future.set_exception(error)
+
+
+class SteppedFormatterThread(FormatterThread):
+    """For a host without an event loop, which calls `settle` in each of its steps."""
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        super().__init__(self._posted.put, limit)
+
+    def settle(self) -> None:
+        """Take what is there, and wait a moment for what is not."""
+        deadline = time.monotonic() + _SETTLE
+        while self.num_pending:
+            try:
+                call = self._posted.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            call()
+
+
+def _forget(index: int, delta: Delta) -> None:
+    pass
+
+
+class ThreadedReply:
+    """A reply whose `feed` is run on a thread; it is a Reply itself, towards the host.
+
+    Deltas are `put`; when their bytes are made, `deliver` is called with each delta on the host's own thread, in order,
+    and `feed` then returns those bytes. Failures pass by the reply's own `feed`: rendering them takes no user's code.
+
+    Args:
+        reply: the one that runs the user's code.
+        title: of the function that it runs.
+        thread: where.
+        deliver: the host's; takes the number of the request in its call, and the delta.
+    """
+
+    def __init__(
+        self, reply: Reply, title: str, thread: FormatterThread, deliver: Callable[[int, Delta], None]
+    ) -> None:
+        self._reply = reply
+        self._title = title
+        self._thread = thread
+        self._deliver = deliver
+        self._waiting: deque[tuple[int, Delta]] = deque()
+        self._busy = False
+        self._data = b""
+        self._closed = False
+        self.content_type = reply.content_type
+        self.finished = False
+        self.start = reply.start
+        self.refused = reply.refused
+
+    def put(self, index: int, delta: Delta) -> None:
+        self._waiting.append((index, delta))
+        if not self._busy:
+            self._submit()
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        self._closed = True
+        self._deliver = _forget  # the host's, which would keep what it has of the request until garbage is collected
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is None:
+            return self._data
+        self.finished = True
+        return self._reply.feed(index, delta)
+
+    def _submit(self) -> None:
+        self._busy = True
+        made: _Made = []
+        self._thread.run(functools.partial(self._returned, made), self._title, self._format, made)
+
+    def _format(self, made: _Made) -> None:
+        """On the thread: one turn."""
+        end = time.monotonic() + _TURN
+        while self._waiting and not self._closed:
+            index, delta = self._waiting.popleft()
+            data = b"" if delta.error is not None else self._reply.feed(index, delta)
+            made.append((index, delta, data, self._reply.finished))
+            if time.monotonic() > end:
+                return
+
+    def _returned(self, made: _Made, future: Future[None]) -> None:
+        self._busy = False
+        for index, delta, data, finished in made:
+            if not self._closed:
+                self._data, self.finished = data, finished
+                self._deliver(index, delta)
+        if self._closed:
+            return
+        error = future.exception()
+        if error is not None:
+            self._deliver(0, Delta(0, 0, (), Finish.ERROR, serving_error(error)))
+        elif self._waiting:
+            self._submit()

@@ -1,0 +1,202 @@
+"""Finds the formatters in a user's model.py, at start; what is wrong with them is said there and then."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+from handler.core.errors import ConfigError
+
+log = logging.getLogger("handler.formatters")
+
+_MAPPINGS = ("dict", "Dict", "Mapping", "MutableMapping")
+
+
+class Style(Enum):
+    """What an output formatter takes and returns."""
+
+    OUTPUT = "TextGenerationOutput -> str"
+    LEGACY = "(token, first_token, last_token, details, generated_text, id) -> str, as in LMI 0.28"
+    VALUE = "dict -> dict: what would be sent, before it is framed"
+
+
+class InputFormatter(NamedTuple):
+    """`takes_payload`: it gets the decoded body, not an `Input`. `accepts`: names of keywords; None: all."""
+
+    name: str
+    function: Callable[..., Any]
+    takes_payload: bool
+    accepts: frozenset[str] | None
+
+    @property
+    def title(self) -> str:
+        return f"input formatter {self.name!r} of model.py"
+
+
+class OutputFormatter(NamedTuple):
+    name: str
+    function: Callable[..., Any]
+    style: Style
+
+    @property
+    def title(self) -> str:
+        return f"output formatter {self.name!r} of model.py"
+
+
+class Formatters(NamedTuple):
+    """What to use of a model.py. `configs` is handed to input formatters under that name."""
+
+    input: InputFormatter | None = None
+    output: OutputFormatter | None = None
+    configs: Any = None
+
+
+class Decorated(NamedTuple):
+    """All that a model.py has, by name."""
+
+    inputs: Mapping[str, InputFormatter]
+    outputs: Mapping[str, OutputFormatter]
+
+
+def find_formatters(directory: Path | None) -> Decorated:
+    """The decorated functions of the model.py in `directory`; none when there is no such file.
+
+    Raises:
+        ConfigError: it cannot be imported, or a function is of no kind that we can call; names file and line.
+    """
+    path = directory / "model.py" if directory is not None else None
+    if path is None or not path.is_file():
+        return Decorated({}, {})
+    module = _imported(path) or _import(path)
+    inputs = {name: _input(name, function, path) for name, function in _marked(module, "is_input_formatter")}
+    outputs = {name: _output(name, function, path) for name, function in _marked(module, "is_output_formatter")}
+    if inputs or outputs:
+        log.info("%s: input formatters: %s; output formatters: %s", path, *(_names(x) for x in (inputs, outputs)))
+    else:
+        log.info("%s has no decorated function: nothing of it is used", path)
+    return Decorated(inputs, outputs)
+
+
+F = TypeVar("F", InputFormatter, OutputFormatter)
+
+
+def choose(found: Mapping[str, F], name: str | None, kind: str) -> F | None:
+    """The formatter that is named, else the one that there is; None when there is none.
+
+    Raises:
+        ValueError: no function has that name, or several could be meant and none is named.
+    """
+    if name is not None and name not in found:
+        builtin = "json, jsonlines, sse, or " if kind == "output" else ""
+        have = f"it has {_names(found)}" if found else "there is none"
+        raise ValueError(f"must be {builtin}the name of an @{kind}_formatter function of model.py, and {have}")
+    if name is None and len(found) > 1:
+        raise ValueError(f"model.py has several {kind} formatters, {_names(found)}: one must be chosen")
+    return found[name] if name is not None else next(iter(found.values()), None)
+
+
+def _names(found: Mapping[str, Any]) -> str:
+    return ", ".join(found) or "none"
+
+
+def _marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
+    """Marked functions, each once, whatever names a module has for it."""
+    found: dict[int, tuple[str, Callable[..., Any]]] = {}
+    for name, value in vars(module).items():
+        if callable(value) and getattr(value, mark, False) is True:
+            found.setdefault(id(value), (name, value))
+    return list(found.values())
+
+
+# -- importing ---------------------------------------------------------------------------------------------------
+
+
+def _imported(path: Path) -> ModuleType | None:
+    """The module of that file when somebody has imported it: DJL does, under a name that depends on its version."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and Path(file).name == path.name and os.path.exists(file) and path.samefile(file):
+            return module
+    return None
+
+
+def _import(path: Path) -> ModuleType:
+    directory = str(path.parent.resolve())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)  # as DJL has it: model.py may import what lies beside it
+    name = "model" if "model" not in sys.modules else f"model_{hashlib.sha1(directory.encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "djl_python":
+            hint = "; outside of DJL Serving the same names come from handler.formatters"
+        raise ConfigError(f"{path}, line {_line(error, path)}: {type(error).__name__}: {error}{hint}") from error
+    return module
+
+
+def _line(error: BaseException, path: Path) -> int:
+    """Where in model.py it went wrong, however deep below."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or 1
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines and lines[-1] is not None else 1
+
+
+# -- what the functions take -------------------------------------------------------------------------------------
+
+
+def _input(name: str, function: Callable[..., Any], path: Path) -> InputFormatter:
+    where, parameters = _signature(name, function, path)
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    if not positional or sum(one.default is one.empty for one in positional) > 1:
+        raise ConfigError(f"{where}: input formatter {name!r} must take one argument, and keywords: (input, **kwargs)")
+    first = positional[0]
+    accepts = None
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        accepts = frozenset(one.name for one in parameters[1:])
+    return InputFormatter(name, function, first.name == "decoded_payload" or _is_mapping(first), accepts)
+
+
+def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormatter:
+    where, parameters = _signature(name, function, path)
+    needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    if len(needed) == 6:
+        style = Style.LEGACY
+    elif len(needed) == 1:
+        style = Style.VALUE if needed[0].name == "response_data" or _is_mapping(needed[0]) else Style.OUTPUT
+    else:
+        known = "; ".join(style.value for style in Style)
+        raise ConfigError(f"{where}: output formatter {name!r} takes {len(needed)} arguments; there are: {known}")
+    return OutputFormatter(name, function, style)
+
+
+def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str, list[inspect.Parameter]]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    where = f"{path}, line {code.co_firstlineno}" if code is not None else str(path)
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise ConfigError(f"{where}: formatter {name!r} must be a plain function, not async, not a generator")
+    return where, list(inspect.signature(function).parameters.values())
+
+
+def _is_mapping(parameter: inspect.Parameter) -> bool:
+    """By annotation, which may be a string, and may name what it holds."""
+    annotation = parameter.annotation
+    origin = getattr(annotation, "__origin__", annotation)
+    text = annotation if isinstance(annotation, str) else getattr(origin, "__name__", "")
+    return text.partition("[")[0].rpartition(".")[2] in _MAPPINGS

@@ -1,0 +1,1 @@
+"""The dialects. README.md beside this file says how to add one."""

@@ -1,0 +1,1 @@
+"""LMI's dialect."""

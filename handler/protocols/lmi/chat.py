@@ -1,0 +1,105 @@
+"""LMI's chat completions (its document "Chat Completions API Schema"): any inference body with `messages`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from handler.core.errors import InvalidParameter, ServingError
+from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
+from handler.core.values import Names, Request
+from handler.protocols.adapters import read_adapters
+from handler.protocols.base import Answer, Call, Context
+from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, Completion, Failures
+from handler.protocols.messages import read_messages
+from handler.protocols.openai.parameters import CHAT_OF_LMI
+from handler.protocols.openai.request import read_usage
+from handler.protocols.openai.response import Usage
+from handler.protocols.parameters import Found, Parameter, Table, nothing, read_all, show, string
+from handler.protocols.readers import read_stream, reported
+
+TABLE = Table(
+    {
+        **CHAT_OF_LMI,
+        # OpenAI's, which its clients send to LMI too: to leave them out would change the answer
+        "max_completion_tokens": CHAT_OF_LMI["max_tokens"],
+        "stream_options": Parameter("usage", read_usage),
+        "model": Parameter("", string),
+        "user": Parameter("", string),
+        "tools": Parameter("", nothing([], "LMI's form has no tool calls; /v1/chat/completions has")),
+    }
+)
+
+_READ = {
+    *TABLE.parameters,
+    "messages",
+    "stream",
+    "adapters",
+    "inputs",
+}  # `inputs` is null here, or the body were no chat
+_NAMES = Names(prompt="messages", max_new_tokens="max_tokens", logit_bias="logit_bias", guide="response_format")
+_FRAMINGS = {JSONLINES.name: JSONLINES, SSE_DONE.name: SSE_DONE}
+
+
+class Mode(Failures, Protocol):
+    """What a chat takes over from the dialect beside which it is served: its framing, and how it says what failed."""
+
+    name: str
+    stream_framing: Framing
+
+
+class Chat:
+    """Sampled unless `temperature` is 0, as OpenAI and LMI have it; the answer's length is LMI's, 30 tokens."""
+
+    any_media = False
+
+    def __init__(self, mode: Mode) -> None:
+        self.name = f"{mode.name}_chat"
+        self._mode = mode
+
+    def parse(self, body: Mapping[str, Any], context: Context) -> Call:
+        messages, unknown = read_messages(body["messages"])
+        framing = self._framing(read_stream(body, {}), context)
+        ignored = reported([*(name for name in body if name not in _READ), *unknown], body, context)
+        found = _read_parameters(body, context)
+        sampling, usage = found.sampling, found.others.get("usage", Usage())
+        (adapter,) = read_adapters(body, 1, context)
+        names = _NAMES._replace(max_new_tokens=found.names.get("max_new_tokens", _NAMES.max_new_tokens))
+        request = Request("", sampling, messages=messages, adapter=adapter, names=names)
+        completion = Completion(
+            *identity(), logprobs=bool(body.get("logprobs")), top_logprobs=bool(body.get("top_logprobs"))
+        )
+        if framing is JSON:
+            if "usage" in found.others:
+                raise InvalidParameter(f"stream_options={show(body['stream_options'])}: needs stream=true")
+            return Call((request,), ChatDocument(self._mode, completion, sampling.num_sequences), ignored)
+        if sampling.n > 1:
+            raise InvalidParameter(f"n={sampling.n}: must be 1 when streaming: only whole answers hold more")
+        return Call((request,), ChatStream(self._mode, completion, framing, usage), ignored, streams=True)
+
+    def _framing(self, stream: bool, context: Context) -> Framing:
+        """`option.output_formatter` streams by itself; `json` leaves it to the client's `stream`, as in LMI."""
+        if context.output_formatter in _FRAMINGS:
+            return _FRAMINGS[context.output_formatter]
+        return _FRAMINGS[self._mode.stream_framing.name] if stream else JSON
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return self._mode.refused(error)
+
+
+def _read_parameters(body: Mapping[str, Any], context: Context) -> Found:
+    """`Context.sampling_defaults` are for LMI's `parameters`: the chat's document has defaults of its own."""
+    defaults = {"do_sample": body.get("temperature") != 0}  # of what is no number, nothing comes but a refusal
+    found = read_all(body, context, defaults=defaults, table=TABLE)
+    if (count := body.get("top_logprobs")) and not body.get("logprobs"):
+        raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
+    wanted = bool(body.get("logprobs")) or found.sampling.num_sequences > 1  # which are ranked by them
+    return found._replace(sampling=replace(found.sampling, logprobs=wanted))
+
+
+def identity() -> tuple[str, int]:
+    """A completion's id and the time at which it was asked for."""
+    return f"chatcmpl-{uuid.uuid4().hex}", int(time.time())

@@ -1,0 +1,127 @@
+"""LMI's dynamic-batch schema (seed 004): a string or a list of them, answered by a list of texts in the same order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.framing import JSON, JSONLINES
+from handler.core.values import Delta, Request
+from handler.protocols.adapters import read_adapters
+from handler.protocols.base import Answer, Call, Context, front_end_error
+from handler.protocols.lmi.request import Lmi
+from handler.protocols.readers import read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.reply import Continuation
+
+_LMI = Lmi()  # one request of a batch is LMI's
+
+
+class DynamicBatch:
+    """Every prompt of a list is a request of its own with the same parameters; the answer comes when all have ended."""
+
+    name = "dynamic_batch"
+    any_media = False
+
+    def parse(self, body: Any, context: Context) -> Call:
+        body = read_object(body)
+        parameters = read_parameters_field(body)
+        inputs = body.get("inputs")
+        prompts = [inputs] if inputs is None or isinstance(inputs, str) else inputs
+        if inputs is not None and not _are_prompts(prompts):
+            raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
+        if len(prompts) > context.max_sequences:
+            raise InvalidPayload(
+                f"'inputs' holds {len(prompts)} prompts; the most is {context.max_sequences} (max_rolling_batch_size)"
+            )
+        for name in ("details", "decoder_input_details", "output_formatter"):
+            if parameters.get(name) not in (None, False):
+                raise InvalidParameter(f"parameters.{name}: is only available with rolling batch")
+        ignored = unknown_names(body, parameters, context)
+        adapters = read_adapters(body, len(prompts), context)
+        asked = [
+            _LMI.asked(prompt, parameters, context, adapter) for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
+        requests = [one.request for one in asked]
+        if read_stream(body, parameters, asked[0].streaming):
+            raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
+        if requests[0].sampling.prompt_logprobs:
+            raise InvalidParameter("parameters.prompt_logprobs=1: is only available with rolling batch")
+        if requests[0].sampling.top_logprobs:
+            raise InvalidParameter("parameters.logprobs and top_n_tokens: are only available with rolling batch")
+        if asked[0].outputs is not None:
+            raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
+        if requests[0].sampling.num_sequences > 1:
+            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
+        if context.enable_streaming:
+            if len(requests) > 1:
+                raise InvalidPayload("'inputs' must be one string with option.enable_streaming=true")
+            return Call(requests, BatchStream(self, requests[0]), ignored, streams=True)
+        return Call(requests, BatchDocument(self, requests), ignored)
+
+    def failure(self, error: ServingError) -> dict[str, Any]:
+        """The seed's error object."""
+        return {"code": error.status, "message": "invoke handler failure", "error": error.message}
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        value = self.failure(error) if error.status == 424 else front_end_error(error)
+        return Answer(error.status, JSON.content_type, JSON.encode(value))
+
+
+def _are_prompts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
+
+
+class BatchDocument:
+    content_type = JSON.content_type
+
+    def __init__(self, schema: DynamicBatch, requests: list[Request]) -> None:
+        self._schema = schema
+        self._requests = requests
+        self._texts = [Continuation() for _ in requests]
+        self._unfinished = len(requests)
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        pass
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self._texts[index].tokens += delta.tokens
+        if delta.finish is not None:
+            self._unfinished -= 1
+        self.finished = not self._unfinished
+        if not self.finished:
+            return b""
+        return JSON.encode(
+            [
+                {"generated_text": (request.prompt if request.full_text else "") + done.text}
+                for request, done in zip(self._requests, self._texts, strict=True)
+            ]
+        )
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._schema.refused(error)
+
+
+class BatchStream:
+    content_type = JSONLINES.content_type
+
+    def __init__(self, schema: DynamicBatch, request: Request) -> None:
+        self._schema = schema
+        self._prompt = request.prompt if request.full_text else ""
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        pass
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self.finished = delta.finish is not None
+        if delta.error is not None:
+            return JSONLINES.encode(self._schema.failure(delta.error))
+        lines = []
+        for token in delta.tokens:
+            lines.append(JSONLINES.encode({"outputs": [self._prompt + token.text]}))
+            self._prompt = ""
+        return b"".join(lines)
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._schema.refused(error)

@@ -1,0 +1,100 @@
+"""OpenAI's chat completions at /v1/chat/completions, with vLLM's and TGI's additions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.values import Request
+from handler.protocols.base import Answer, Call, Context
+from handler.protocols.lmi.chat_response import Completion
+from handler.protocols.messages import read_messages
+from handler.protocols.openai import errors
+from handler.protocols.openai.chat_response import ChatDocument, ChatStream, Form
+from handler.protocols.openai.parameters import CHAT, harmless, read_model
+from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
+from handler.protocols.openai.response import Head, identity
+from handler.protocols.parameters import Found, Parameter, Table, read_all
+from handler.protocols.readers import reported
+from handler.protocols.tools.formats import plain_messages, takes_tools
+from handler.protocols.tools.request import Tools, read_tools
+
+_READ = {
+    *CHAT.parameters,
+    "messages",
+    "model",
+    "stream",
+    "stream_options",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+}
+
+_ANY = 1 << 30  # new tokens: as many as there is room for
+
+
+class OpenAiChat:
+    """Sampled unless `temperature` is 0; an answer is as long as the model's context lets it, unless limited."""
+
+    name = "openai_chat"
+    any_media = False
+
+    def parse(self, body: Any, context: Context) -> Call:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a JSON object with 'messages'")
+        model, adapter = read_model(body, context)
+        messages, unknown = read_messages(body.get("messages"), tools=True)
+        tools = read_tools(body, context)
+        stream, usage = read_stream(body)
+        found = _read_parameters(body, tools, context)
+        ignored = [
+            *reported([*(unread(body, _READ)), *unknown, *tools.unknown], body, context),
+            *harmless(body),
+        ]
+        marks = tools.format.special(context.vocabulary) if tools.format else frozenset[str]()
+        sampling = replace(found.sampling, logprobs=bool(body.get("logprobs")))
+        if marks:
+            sampling = replace(sampling, skip_special_tokens=False)
+        has_place = takes_tools(context.chat_template)
+        request = Request(
+            "",
+            sampling,
+            truncate=found.others.get("truncate"),
+            messages=messages if has_place else tuple(plain_messages(messages, tools.shown)),
+            tools=tuple(tools.shown) if has_place else (),
+            adapter=adapter,
+            fill="max_new_tokens" not in found.names,
+            names=names("messages", found),
+        )
+        for_tgi = model == "tgi"
+        id, created = identity("chatcmpl")
+        form = Form(
+            Completion(id, created, logprobs=sampling.logprobs, top_logprobs=bool(body.get("top_logprobs"))),
+            tools.parser,
+            single=tools.single,
+            named=bool(tools.name),
+            every_role=for_tgi,
+            marks=marks,
+        )
+        head = Head(id, created, model, context.fingerprint)
+        if not stream:
+            return Call((request,), ChatDocument(head, form, sampling.n), ignored)
+        return streaming(
+            (request,), ChatStream(head, form, sampling.n, usage._replace(null=usage.null or for_tgi)), ignored
+        )
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return errors.refused(error)
+
+
+def _read_parameters(body: Mapping[str, Any], tools: Tools, context: Context) -> Found:
+    table = CHAT
+    if tools.guide is not None:
+        guide = tools.guide
+        table = Table({**CHAT.parameters, "tool_choice": Parameter("guide", lambda value: guide)})
+    found = read_all(body, context, defaults=defaults(body, _ANY), table=table)
+    if (count := body.get("top_logprobs")) and not body.get("logprobs"):
+        raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
+    return found

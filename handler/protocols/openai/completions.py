@@ -1,0 +1,153 @@
+"""OpenAI's text completions at /v1/completions, with vLLM's and TGI's additions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.values import Request, Sampling
+from handler.protocols.base import Answer, Call, Context, Reply
+from handler.protocols.openai import errors
+from handler.protocols.openai.completions_response import Form, PromptOnly, TextDocument, TextStream
+from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_model
+from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
+from handler.protocols.openai.response import Head, identity
+from handler.protocols.parameters import integer, read_all
+from handler.protocols.readers import reported
+
+MAX_PROMPTS = 256
+MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
+
+_MAX_TOKENS = 16  # OpenAI's and vLLM's default
+_READ = {*COMPLETIONS.parameters, "prompt", "model", "stream", "stream_options"}
+_WANTED = "must be a string, a list of strings, a list of token ids, or a list of those"
+
+Prompt = str | tuple[int, ...]
+
+
+class OpenAiCompletions:
+    """Sampled unless `temperature` is 0."""
+
+    name = "openai_completions"
+    any_media = False
+
+    def parse(self, body: Any, context: Context) -> Call:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a JSON object with 'prompt'")
+        model, adapter = read_model(body, context)
+        prompts = _read_prompts(body.get("prompt"))
+        stream, usage = read_stream(body)
+        prompt_only = body.get("max_tokens") == 0
+        # A new token's alternatives are not wanted where no token is shown.
+        able = _without(context, "top_logprobs") if prompt_only else context
+        found = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
+        ignored = [*reported(unread(body, _READ), body, context), *harmless(body)]
+        sampling, echo = found.sampling, found.others.get("echo", False)
+        logprobs = body.get("logprobs")
+        _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
+        if len(prompts) * sampling.num_sequences > MAX_SEQUENCES:
+            most = MAX_SEQUENCES // len(prompts)
+            raise InvalidParameter(f"n={sampling.num_sequences}: with {len(prompts)} prompts at most {most}")
+        ranked = sampling.best_of > sampling.n
+        sampling = replace(sampling, logprobs=logprobs is not None or ranked)
+        if echo and logprobs is not None:
+            sampling = _scored(sampling, logprobs, context)
+        if prompt_only:  # the engines generate one token at least
+            sampling = replace(sampling, max_new_tokens=1, logprobs=False, top_logprobs=0)
+        requests = tuple(
+            Request(
+                _text(prompt, context),
+                sampling,
+                truncate=found.others.get("truncate"),
+                prompt_ids=None if isinstance(prompt, str) else prompt,
+                adapter=adapter,
+                names=names("prompt", found),
+            )
+            for prompt in prompts
+        )
+        form = Form(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
+        id, created = identity("cmpl")
+        head = Head(id, created, model, context.fingerprint)
+        reply: Reply = (
+            TextStream(head, form, sampling.n, usage) if stream else TextDocument(head, form, sampling.num_sequences)
+        )
+        if prompt_only:
+            reply = PromptOnly(reply)
+        return streaming(requests, reply, ignored) if stream else Call(requests, reply, ignored)
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return errors.refused(error)
+
+
+def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:
+    """What cannot be told while it comes: which of several is the best, and the prompt's log-probabilities before
+    what another choice has brought already. And that there is an answer, once."""
+    n, best_of = sampling.n, sampling.best_of
+    if stream and best_of > n:
+        raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is known at the end")
+    if stream and scored and n > 1:
+        raise InvalidParameter(f"n={n}: must be 1 when streaming with echo and logprobs")
+    if prompt_only:
+        if not echo:
+            raise InvalidParameter("max_tokens=0: needs echo=true: there would be no answer")
+        for name, value in {"n": n, "best_of": best_of}.items():
+            if value > 1:
+                raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the answer is the prompt")
+
+
+def _scored(sampling: Sampling, logprobs: int, context: Context) -> Sampling:
+    """With log-probabilities of the prompt's tokens, and as many alternatives to each."""
+    if why := context.lacks.get("prompt_logprobs"):
+        raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
+    if logprobs and (why := context.lacks.get("prompt_top_logprobs")):
+        raise InvalidParameter(f"logprobs={logprobs}: with echo the engine {context.engine} lacks it: {why}")
+    return replace(sampling, prompt_logprobs=True, prompt_top_logprobs=logprobs)
+
+
+def _without(context: Context, field: str) -> Context:
+    """With an engine that does not lack a field."""
+    return replace(context, lacks={name: why for name, why in context.lacks.items() if name != field})
+
+
+def _read_prompts(value: Any) -> Sequence[Prompt]:
+    """One or more prompts, each a text or token ids."""
+    if isinstance(value, str):
+        return [_read_prompt(value)]
+    if not isinstance(value, list) or not value:
+        raise InvalidPayload(f"'prompt' {_WANTED}")
+    if _is_number(value[0]):
+        return [_read_prompt(value)]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidPayload(f"'prompt' has {len(value)} prompts; at most {MAX_PROMPTS}")
+    return [_read_prompt(prompt) for prompt in value]
+
+
+def _read_prompt(value: Any) -> Prompt:
+    if isinstance(value, str) and value:
+        return value
+    if value in ("", []):
+        raise InvalidPayload("'prompt' must not be empty")
+    if not isinstance(value, list) or not all(map(_is_number, value)):
+        raise InvalidPayload(f"'prompt' {_WANTED}")
+    try:
+        return tuple(map(integer(0), value))
+    except ValueError:
+        raise InvalidPayload("'prompt' must hold token ids of at least 0") from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _text(prompt: Prompt, context: Context) -> str:
+    """What an answer shows for a prompt: of ids what they stand for, special marks included."""
+    if isinstance(prompt, str):
+        return prompt
+    vocabulary = context.vocabulary
+    if vocabulary is None:
+        raise InvalidPayload("'prompt': the engine has no vocabulary of its own; send text")
+    if any(id >= len(vocabulary) for id in prompt):
+        raise InvalidPayload(f"'prompt' holds ids that are not in the vocabulary of {len(vocabulary)} tokens")
+    return b"".join([vocabulary.pieces[id] for id in prompt]).decode("utf-8", "replace")

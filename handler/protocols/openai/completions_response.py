@@ -1,0 +1,149 @@
+"""OpenAI's text completions being written: text, log-probabilities in columns, the prompt before them on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from handler.core.values import Delta, Finish, Token
+from handler.protocols.base import Reply
+from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
+from handler.protocols.reply import Continuation
+
+
+class Form(NamedTuple):
+    """How text completions look.
+
+    Attributes:
+        logprobs: how many alternatives to each token; None: no log-probabilities.
+        prompts: what each request's choices begin with; "" unless echoed.
+        num_returned: choices of each request.
+    """
+
+    logprobs: int | None
+    prompts: Sequence[str]
+    num_returned: int = 1
+
+    def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> dict[str, Any] | None:
+        """The log-probabilities, with the text that comes with each token; it begins at character `at`.
+
+        The prompt's first token has neither a probability nor alternatives.
+        """
+        if self.logprobs is None:
+            return None
+        offsets = []
+        shown = [*prefill, *[token for token in tokens if token.id >= 0]]
+        for token in shown:
+            offsets.append(at)
+            at += len(token.text)
+        tops = [None] * len(prefill[:1]) + [self._top(token) for token in shown[len(prefill[:1]) :]]
+        return {
+            "tokens": [token.text for token in shown],
+            "token_logprobs": [token.logprob for token in shown],
+            "top_logprobs": tops if self.logprobs else None,
+            "text_offset": offsets,
+        }
+
+    def _top(self, token: Token) -> dict[str, float | None]:
+        """The most likely ones, and the chosen one in any case; of those with one text the most likely."""
+        found: dict[str, float | None] = {}
+        for one in (*token.top, token):
+            found.setdefault(one.text, one.logprob)
+        return found
+
+
+class TextChoice(Choice):
+    __slots__ = ("at", "prompt")
+
+    def __init__(self, index: int, prompt: str) -> None:
+        super().__init__(index)
+        self.prompt = prompt
+        self.at = 0  # characters shown
+
+
+class TextStream(Stream):
+    kind = "text_completion"
+
+    def __init__(self, head: Head, form: Form, num_sequences: int, wanted: Usage) -> None:
+        prompts = [prompt for prompt in form.prompts for _ in range(num_sequences)]
+        choices = [TextChoice(index, prompt) for index, prompt in enumerate(prompts)]
+        super().__init__(head, choices, num_sequences, wanted)
+        self._form = form
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._form.logprobs is None and not self._usage.always
+
+    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+        return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def _part(
+        self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
+    ) -> dict[str, Any] | None:
+        assert isinstance(choice, TextChoice)
+        text = token.text if choice.begun else choice.prompt + token.text
+        at = choice.at if choice.begun or prefill else len(choice.prompt)
+        choice.at += len(text)
+        return {
+            "index": choice.index,
+            "text": text,
+            "logprobs": self._form.columns(prefill, [token], at),
+            "finish_reason": REASONS[finish],
+        }
+
+
+class TextDocument(Whole):
+    """The choices of the first prompt, then of the next; of several tries the best, by their mean log-probability."""
+
+    kind = "text_completion"
+
+    def __init__(self, head: Head, form: Form, num_sequences: int) -> None:
+        super().__init__(head, len(form.prompts), num_sequences)
+        self._form = form
+
+    def _choices(self) -> list[dict[str, Any]]:
+        choices: list[dict[str, Any]] = []
+        for number, prompt in enumerate(self._form.prompts):
+            tries = self._sequences[number * self._each : (number + 1) * self._each]
+            prefill = tries[0].prefill
+            if self._form.num_returned < self._each:
+                tries = sorted(tries, key=_mean, reverse=True)[: self._form.num_returned]
+            choices += [self._choice(len(choices) + place, prompt, one, prefill) for place, one in enumerate(tries)]
+        return choices
+
+    def _choice(self, index: int, prompt: str, sequence: Continuation, prefill: Sequence[Token]) -> dict[str, Any]:
+        at = 0 if prefill else len(prompt)
+        return {
+            "index": index,
+            "text": prompt + sequence.text,
+            "logprobs": self._form.columns(prefill, sequence.tokens, at),
+            "finish_reason": REASONS[sequence.finish],
+        }
+
+
+def _mean(sequence: Continuation) -> float:
+    return sequence.logprob / max(len(sequence.tokens), 1)
+
+
+class PromptOnly:
+    """`max_tokens` 0: what the engine generated is neither shown nor counted. Each request has one sequence."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._prefills: dict[int, Sequence[Token] | None] = {}
+        self.content_type = reply.content_type
+        self.start = reply.start
+        self.refused = reply.refused
+        self.finished = False
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is None:
+            if delta.prefill is not None:
+                self._prefills[index] = delta.prefill
+            if delta.finish is None:
+                return b""
+            prefill = self._prefills.pop(index, None)
+            delta = Delta(delta.id, delta.sequence, (), Finish.LENGTH, prefill=prefill)
+        data = self._reply.feed(index, delta)
+        self.finished = self._reply.finished
+        return data

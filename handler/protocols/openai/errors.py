@@ -1,0 +1,66 @@
+"""Errors in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`, and the statuses its clients know."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from handler.core.errors import (
+    BadRequest,
+    InvalidParameter,
+    InvalidPayload,
+    ModelNotFound,
+    Overloaded,
+    ServingError,
+    TooLarge,
+    TooLong,
+    TooSlow,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMedia,
+)
+from handler.core.framing import JSON, SSE_DONE
+from handler.protocols.base import Answer
+
+_INVALID = "invalid_request_error"
+
+_NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[\d+\][\w.\[\]]*)")
+"""What a message about a field begins with: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
+
+
+def status(error: ServingError) -> int:
+    """The HTTP status, by which openai's clients choose their exception."""
+    if isinstance(error, InvalidPayload | InvalidParameter | TooLong):
+        return 400
+    if isinstance(error, Overloaded):
+        return 429
+    if isinstance(error, Unavailable | BadRequest | UnsupportedMedia | TooLarge | TooSlow):
+        return error.status
+    return 500
+
+
+def failure(error: ServingError) -> dict[str, Any]:
+    """The value that stands for an error, as a body or in a stream."""
+    number = status(error)
+    param, code = None, None
+    if isinstance(error, InvalidPayload | InvalidParameter | TooLong) and (found := _NAME.match(error.message)):
+        param = next(filter(None, found.groups()))
+    if isinstance(error, TooLong):
+        code = "context_length_exceeded"
+    elif isinstance(error, ModelNotFound):
+        param, code = "model", "model_not_found"
+    elif isinstance(error, Unauthorized):
+        code = "invalid_api_key"
+    elif number == 429:
+        code = "rate_limit_exceeded"
+    kind = _INVALID if number < 500 and number != 429 else "rate_limit_error" if number == 429 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+
+
+def refused(error: ServingError, body: Any = None) -> Answer:
+    return Answer(status(error), JSON.content_type, JSON.encode(failure(error)))
+
+
+def stream_end(error: ServingError) -> bytes:
+    """How a stream ends that had begun."""
+    return SSE_DONE.encode(failure(error)) + SSE_DONE.end

@@ -1,0 +1,192 @@
+"""OpenAI's request fields, a line each, with vLLM's and TGI's that their clients send to the same routes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidParameter, ModelNotFound
+from handler.core.values import Adapter, Guide
+from handler.protocols.base import Context
+from handler.protocols.json_schema import takes
+from handler.protocols.parameters import (
+    MAX_NAME,
+    MAX_TOP_TOKENS,
+    PARAMETERS,
+    Parameter,
+    Table,
+    boolean,
+    integer,
+    nothing,
+    number,
+    string,
+    strings,
+)
+from handler.protocols.structured_output import (
+    choice,
+    grammar,
+    json_object,
+    json_schema,
+    regex,
+    response_format,
+    tgi_grammar,
+)
+
+
+@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
+def top_logprobs(value: Any, context: Context) -> int:
+    """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
+    count = integer(0, MAX_TOP_TOKENS)(value)
+    return 0 if count == 1 and "top_logprobs" in context.lacks else count
+
+
+@takes(type="object", required=["type"], properties={"type": {"type": "string"}})
+def _format(value: Any) -> Guide | None:
+    """OpenAI's, or TGI's with `value`, into which huggingface_hub's client turns OpenAI's."""
+    return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
+
+
+_GUIDES = {"json": json_schema, "regex": regex, "choice": choice, "grammar": grammar, "json_object": json_object}
+
+
+@takes(type="object", properties={name: {} for name in _GUIDES})
+def _structured_outputs(value: Any) -> Guide | None:
+    """vLLM's, which has one of several names."""
+    wanted = f"must be an object with one of {', '.join(_GUIDES)}"
+    given = {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else {}
+    if len(given) != 1 or not given.keys() <= _GUIDES.keys():
+        raise ValueError(wanted)
+    ((name, item),) = given.items()
+    return _GUIDES[name](item)
+
+
+@takes(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
+def _seed(value: Any) -> int:
+    """OpenAI's and vLLM's are signed."""
+    return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
+
+
+def _none_of(what: str) -> Any:
+    @takes(enum=[[], {}])
+    def read(value: Any) -> None:
+        if value not in ([], {}):
+            raise ValueError(f"is not supported: {what}")
+
+    return read
+
+
+CHAT_OF_LMI: Mapping[str, Parameter] = {
+    "frequency_penalty": PARAMETERS["frequency_penalty"],
+    "presence_penalty": PARAMETERS["presence_penalty"],
+    "max_tokens": PARAMETERS["max_new_tokens"],
+    "n": PARAMETERS["n"],
+    "seed": PARAMETERS["seed"],
+    "stop": Parameter("stop", strings),
+    "temperature": Parameter("temperature", number(0, 2)),
+    "top_p": PARAMETERS["top_p"],
+    "ignore_eos": PARAMETERS["ignore_eos_token"],
+    "logprobs": Parameter("", boolean),
+    "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
+    "logit_bias": PARAMETERS["logit_bias"],
+    "response_format": Parameter("guide", response_format),
+}
+"""Those that LMI's chat completions have too."""
+
+_OF_VLLM: Mapping[str, Parameter] = {
+    "top_k": PARAMETERS["top_k"],
+    "min_p": PARAMETERS["min_p"],
+    "repetition_penalty": PARAMETERS["repetition_penalty"],
+    "min_tokens": PARAMETERS["min_length"],
+    "stop_token_ids": PARAMETERS["stop_token_ids"],
+    "include_stop_str_in_output": PARAMETERS["include_stop_str_in_output"],
+    "skip_special_tokens": PARAMETERS["skip_special_tokens"],
+    "spaces_between_special_tokens": PARAMETERS["spaces_between_special_tokens"],
+    "bad_words": PARAMETERS["bad_sequences"],
+    "truncate_prompt_tokens": Parameter("truncate", integer(1)),
+    "structured_outputs": Parameter("guide", _structured_outputs),
+    **{name: PARAMETERS[name] for name in PARAMETERS if name.startswith("guided_")},
+    "use_beam_search": Parameter("", nothing(False, "there is no beam search on this route")),
+    "prompt_logprobs": Parameter("", _none_of("ask for echo with logprobs on /v1/completions")),
+    "allowed_token_ids": Parameter("", _none_of("the engines have no such thing")),
+    "return_tokens_as_token_ids": Parameter("", nothing(False, "tokens are shown as text")),
+    "return_token_ids": Parameter("", nothing(False, "tokens are shown as text")),
+    "logits_processors": Parameter("", _none_of("requests bring no code")),
+}
+
+_BOTH = {**CHAT_OF_LMI, **_OF_VLLM, "seed": Parameter("seed", _seed), "response_format": Parameter("guide", _format)}
+
+CHAT = Table(
+    {
+        **_BOTH,
+        "max_completion_tokens": PARAMETERS["max_new_tokens"],
+        "functions": Parameter("", _none_of("it has become `tools`")),
+        "function_call": Parameter("", _none_of("it has become `tool_choice`")),
+        "modalities": Parameter("", nothing(["text"], "answers are text")),
+        "audio": Parameter("", _none_of("answers are text")),
+        "web_search_options": Parameter("", _none_of("the model searches nothing")),
+        "echo": Parameter("", nothing(False, "an answer does not repeat messages")),
+        "add_generation_prompt": Parameter("", nothing(True, "an answer begins a message of its own")),
+        "continue_final_message": Parameter("", nothing(False, "an answer begins a message of its own")),
+        "add_special_tokens": Parameter("", nothing(False, "the chat template has them all")),
+        "chat_template": Parameter("", _none_of("the model's own is used")),
+        "chat_template_kwargs": Parameter("", _none_of("the model's template is used as it is")),
+        "documents": Parameter("", _none_of("put them into messages")),
+    }
+)
+
+COMPLETIONS = Table(
+    {
+        **{name: parameter for name, parameter in _BOTH.items() if name != "top_logprobs"},
+        "max_tokens": Parameter("max_new_tokens", integer(0)),
+        "logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
+        "best_of": PARAMETERS["best_of"],
+        "echo": Parameter("echo", boolean),
+        "suffix": Parameter("", nothing("", "the engines only continue a prompt")),
+        "add_special_tokens": Parameter("", nothing(True, "send token ids for a prompt without them")),
+    }
+)
+
+HARMLESS = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "prediction", "reasoning_effort", "verbosity", "priority", "request_id", "guided_decoding_backend",
+        "tool_prompt", "cache_salt",
+    }
+)  # fmt: skip
+"""Names that OpenAI's, vLLM's or TGI's clients send and that change no answer here: reported, never refused."""
+
+_ANY_TIME = ("", "tgi", "dummy")  # what clients of TGI send when they were told none
+_ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
+"""What @huggingface/inference sends when it was told none: the address that it sends to."""
+
+
+def read_model(body: Mapping[str, Any], context: Context) -> tuple[str, Adapter | None]:
+    """`model`, as the answer repeats it, and the adapter whose name it is. An http address is the model itself.
+
+    Raises:
+        ModelNotFound: neither the model's name nor an adapter's.
+    """
+    own = context.model_names[0]
+    given = body.get("model")
+    if given is None or given == "":
+        return own, None
+    try:
+        name = string(given)
+    except ValueError as error:
+        raise InvalidParameter(f"model: {error}") from None
+    if len(name) > MAX_NAME:  # each chunk repeats it
+        raise InvalidParameter(f"model: has {len(name)} characters; at most {MAX_NAME}")
+    if name in _ANY_TIME or name in context.model_names:
+        return name, None
+    if _ADDRESS.match(name):
+        return own, None
+    adapter = None if context.no_adapters else context.adapters.find(name)
+    if adapter is None and "*" not in context.model_names:
+        raise ModelNotFound(name[:200])
+    return name, adapter
+
+
+def harmless(body: Mapping[str, Any]) -> list[str]:
+    """Those of HARMLESS that the body has a value for."""
+    return [name for name, value in body.items() if name in HARMLESS and value is not None]

@@ -1,0 +1,80 @@
+"""What OpenAI's two kinds of requests share in being read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidParameter
+from handler.core.framing import KEEP_ALIVE
+from handler.core.values import Names, Request
+from handler.protocols.base import Call
+from handler.protocols.json_schema import takes
+from handler.protocols.openai import errors
+from handler.protocols.openai.parameters import HARMLESS
+from handler.protocols.openai.response import Usage
+from handler.protocols.parameters import Found
+from handler.protocols.validation import show
+
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+"""Of these the last has no effect: nothing is put beside the text here."""
+
+
+def defaults(body: Mapping[str, Any], max_new_tokens: int) -> dict[str, Any]:
+    """`temperature` 0 is greedy; of what is no number, nothing comes but a refusal."""
+    return {"do_sample": body.get("temperature") != 0, "max_new_tokens": max_new_tokens}
+
+
+def unread(body: Mapping[str, Any], read: set[str]) -> list[str]:
+    """The body's names that mean nothing here; null is absent."""
+    return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
+
+
+def names(prompt: str, found: Found) -> Names:
+    """What the client calls what is checked later on."""
+    guide = found.names.get("guide", "response_format")
+    return Names(
+        prompt=prompt,
+        max_new_tokens=found.names.get("max_new_tokens", "max_tokens"),
+        stop_token_ids="stop_token_ids",
+        bad_token_ids="bad_words",
+        logit_bias="logit_bias",
+        guide={"tool_choice": "tools"}.get(guide, guide),  # whose schemas it is made of
+    )
+
+
+def read_stream(body: Mapping[str, Any]) -> tuple[bool, Usage]:
+    """`stream` and `stream_options`."""
+    stream, options = body.get("stream"), body.get("stream_options")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidParameter(f"stream={show(stream)}: must be true or false")
+    if options is None:
+        return bool(stream), Usage()
+    if not stream:
+        raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
+    try:
+        return True, read_usage(options)
+    except ValueError as error:
+        raise InvalidParameter(f"stream_options={show(options)}: {error}") from None
+
+
+@takes(
+    type="object",
+    properties={name: {"type": ["boolean", "null"]} for name in _STREAM_OPTIONS},
+    additionalProperties=False,
+)
+def read_usage(options: Any) -> Usage:
+    """What `stream_options` asks for."""
+    if not isinstance(options, dict):
+        raise ValueError("must be an object")
+    for name, value in options.items():
+        if name not in _STREAM_OPTIONS:
+            raise ValueError(f"{name[:64]!r} is not known")
+        if value is not None and not isinstance(value, bool):
+            raise ValueError(f"{name!r} must be true or false")
+    at_end = bool(options.get("include_usage"))
+    return Usage(at_end, at_end and bool(options.get("continuous_usage_stats")), null=at_end)
+
+
+def streaming(requests: tuple[Request, ...], reply: Any, ignored: list[str]) -> Call:
+    return Call(requests, reply, ignored, streams=True, keep_alive=KEEP_ALIVE, failed=errors.stream_end)

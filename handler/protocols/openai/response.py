@@ -1,0 +1,208 @@
+"""What OpenAI's two kinds of answers share: what they say of themselves, the count of tokens, a stream's course."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON, SSE_DONE, around
+from handler.core.values import NO_TOKEN, Delta, Finish, Token
+from handler.protocols.base import Answer
+from handler.protocols.openai import errors
+from handler.protocols.reply import Continuation, WholeReply
+
+REASONS: Mapping[Finish | None, str | None] = {
+    None: None,
+    Finish.EOS: "stop",
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.ERROR: "stop",
+}
+
+
+class Head(NamedTuple):
+    """What an answer says of itself."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def value(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }
+
+
+def identity(prefix: str) -> tuple[str, int]:
+    """A new id, and the time at which the answer was asked for."""
+    return f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+
+
+class Usage(NamedTuple):
+    """`stream_options`: what a stream says of the number of its tokens, at its end or with every chunk.
+
+    Attributes:
+        null: chunks that do not say it have a null, as TGI's chats always do.
+    """
+
+    at_end: bool = False
+    always: bool = False
+    null: bool = False
+
+
+def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+    }
+
+
+class Choice:
+    """One of a stream's choices, as far as it has come.
+
+    `around` is what stands about the text in a chunk of nothing else, once that is always the same.
+    """
+
+    __slots__ = ("around", "begun", "index")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.begun = False
+        self.around: tuple[bytes, bytes] | None = None
+
+
+class Stream:
+    """A chunk a token, each of one choice; `usage` at the end where it was asked for, and `[DONE]`.
+
+    A subclass says what a choice's part of a chunk is.
+
+    Args:
+        num_sequences: of each request.
+    """
+
+    content_type = SSE_DONE.content_type
+    kind = ""
+
+    def __init__(self, head: Head, choices: Sequence[Choice], num_sequences: int, wanted: Usage) -> None:
+        self._head = head
+        self._choices = choices
+        self._num_sequences = num_sequences
+        self._usage = wanted
+        self._unfinished = len(choices)
+        self._num_prompt_tokens = 0
+        self._num_tokens = 0  # of all choices
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens += num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is not None:
+            self.finished = True
+            return errors.stream_end(delta.error)
+        choice = self._choices[index * self._num_sequences + delta.sequence]
+        around = choice.around
+        if around is not None and delta.finish is None and len(delta.tokens) == 1:  # the hot path: all but the text is
+            self._num_tokens += 1  # always the same
+            return around[0] + JSON.encode(delta.tokens[0].text) + around[1]
+        return self._chunks(choice, delta)
+
+    def _chunks(self, choice: Choice, delta: Delta) -> bytes:
+        tokens = delta.tokens or ((NO_TOKEN,) if delta.finish is not None else ())
+        last = len(tokens) - 1
+        chunks = []
+        for index, token in enumerate(tokens):
+            self._num_tokens += token.id >= 0
+            prefill = delta.prefill or () if not choice.begun else ()
+            part = self._part(choice, token, delta.finish if index == last else None, prefill)
+            if part is not None:
+                chunks.append(self._chunk(part))
+                choice.begun = True
+        if delta.finish is not None:
+            self._unfinished -= 1
+            self.finished = not self._unfinished
+            if self.finished:
+                chunks.append(self._end())
+        elif choice.begun and choice.around is None and self._is_plain:
+            choice.around = around(lambda text: self._chunk(self._text_part(choice, text)))
+        return b"".join(chunks)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Every token's part is its text, and nothing else differs."""
+        raise NotImplementedError
+
+    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+        """What a chunk of nothing but text says of its choice."""
+        raise NotImplementedError
+
+    def _part(
+        self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
+    ) -> dict[str, Any] | None:
+        """What a chunk says of its choice; None: nothing yet.
+
+        Args:
+            prefill: the prompt's tokens, with a choice's first, when they were asked for.
+        """
+        raise NotImplementedError
+
+    def _chunk(self, part: Mapping[str, Any]) -> bytes:
+        value = self._head.value(self.kind, [part])
+        if self._usage.always:
+            value["usage"] = self._count()
+        elif self._usage.null:
+            value["usage"] = None
+        return SSE_DONE.encode(value)
+
+    def _end(self) -> bytes:
+        chunk = b""
+        if self._usage.at_end:
+            chunk = SSE_DONE.encode({**self._head.value(self.kind, []), "usage": self._count()})
+        return chunk + SSE_DONE.end
+
+    def _count(self) -> dict[str, int]:
+        return usage(self._num_prompt_tokens, self._num_tokens)
+
+    def refused(self, error: ServingError) -> Answer:
+        return errors.refused(error)
+
+
+class Whole(WholeReply):
+    """One object; a subclass says what a choice is.
+
+    Args:
+        num_sequences: of each request.
+    """
+
+    kind = ""
+
+    def __init__(self, head: Head, num_requests: int, num_sequences: int) -> None:
+        super().__init__(num_requests * num_sequences)
+        self._head = head
+        self._each = num_sequences
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens += num_prompt_tokens
+
+    def _of(self, index: int, delta: Delta) -> Continuation:
+        return self._sequences[index * self._each + delta.sequence]
+
+    def _document(self) -> dict[str, Any]:
+        num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
+        return {**self._head.value(self.kind, self._choices()), "usage": usage(self._num_prompt_tokens, num_tokens)}
+
+    def _choices(self) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def refused(self, error: ServingError) -> Answer:
+        return errors.refused(error)

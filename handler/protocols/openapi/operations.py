@@ -1,0 +1,121 @@
+"""The routes that are not for inference: what each is, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from handler.protocols.openapi.shapes import COUNT, FLAG, TEXT, Shape, listing, record
+from handler.protocols.tgi.errors import UNHEALTHY
+
+
+class Operation(NamedTuple):
+    """
+    Attributes:
+        answers: status -> content type and schema; None: an empty body.
+        query: names in the query, with their schemas.
+        body: schema of a JSON body, which may be left out.
+        open: needs no key.
+    """
+
+    tag: str
+    summary: str
+    answers: dict[int, tuple[str, Shape, Any] | None]
+    query: Mapping[str, Shape] = MappingProxyType({})
+    body: Shape | None = None
+    open: bool = False
+
+
+_JSON, _TEXT, _HTML = "application/json", "text/plain", "text/html"
+_ERROR = {"$ref": "#/components/schemas/FrontEndError"}
+_NO_MODEL = (_JSON, _ERROR, {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: other"})
+_STATE = record({"status": TEXT, "state": TEXT}, {"reason": TEXT})
+_MODEL = record({"modelName": TEXT, "modelUrl": {"type": ["string", "null"]}, "status": TEXT})
+_UNHEALTHY = record({"error": TEXT, "error_type": TEXT})
+
+_ADAPTER = record({"name": TEXT, "id": COUNT, "src": TEXT, "preload": FLAG, "pin": FLAG})
+_ADAPTER_EXAMPLE = {"name": "sql", "id": 1, "src": "adapters/sql", "preload": True, "pin": False}
+_LIST = record({"adapters": listing(_ADAPTER)}, {"nextPageToken": TEXT})
+_ORDER = {"name": TEXT, "src": TEXT, "preload": FLAG, "pin": FLAG}
+_SAID = record({"status": TEXT}, {"id": COUNT})
+
+
+def _adapter_failures(*statuses: int) -> dict[int, tuple[str, Shape, Any] | None]:
+    texts = {
+        400: ("BadRequestException", "LoRA adapters are not enabled"),
+        404: ("BadRequestException", "The adapter sql was not found"),
+        409: ("BadRequestException", "The adapter sql is already registered"),
+    }
+    return {
+        status: (_JSON, _ERROR, {"code": status, "type": texts[status][0], "message": texts[status][1]})
+        for status in statuses
+    }
+
+
+_ADAPTERS: dict[tuple[str, str], Operation] = {
+    ("GET", "/adapters"): Operation(
+        "Adapters", "List the LoRA adapters",
+        {200: (_JSON, _LIST, {"adapters": [_ADAPTER_EXAMPLE]}),
+         **_adapter_failures(400)},
+        query={"limit": COUNT, "next_page_token": TEXT},
+    ),
+    ("POST", "/adapters"): Operation(
+        "Adapters", "Register one, by the query or by a body",
+        {200: (_JSON, _SAID, {"status": "Adapter sql registered", "id": 1}), **_adapter_failures(400, 409)},
+        query=_ORDER, body=record({}, _ORDER, example={"name": "sql", "src": "adapters/sql"}),
+    ),
+    ("GET", "/adapters/{adapter}"): Operation(
+        "Adapters", "Describe one", {200: (_JSON, _ADAPTER, _ADAPTER_EXAMPLE), **_adapter_failures(400, 404)}
+    ),
+    ("DELETE", "/adapters/{adapter}"): Operation(
+        "Adapters", "Unregister one",
+        {200: (_JSON, _SAID, {"status": "Adapter sql unregistered"}), **_adapter_failures(400, 404)},
+    ),
+    ("POST", "/adapters/{adapter}/update"): Operation(
+        "Adapters", "Load it anew, from where it was or from elsewhere",
+        {200: (_JSON, _SAID, {"status": "Adapter sql updated"}), **_adapter_failures(400, 404)},
+        query=_ORDER, body=record({}, _ORDER, example={"src": "adapters/sql"}),
+    ),
+}  # fmt: skip
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("GET", "/"): Operation(
+        "Page", "The chat page for browsers (Accept: text/html); for others whether the model can serve, as in TGI",
+        {200: (_HTML, TEXT, "<!doctype html>"),
+         503: (_JSON, _UNHEALTHY, UNHEALTHY)}, open=True,
+    ),
+    ("GET", "/docs"): Operation("Page", "This document as a page", {200: (_HTML, TEXT, "<!doctype html>")}, open=True),
+    ("GET", "/api-doc/openapi.json"): Operation(
+        "Page", "This document", {200: (_JSON, {"type": "object"}, {"openapi": "3.1.0"})}
+    ),
+    ("GET", "/ping"): Operation(
+        "State", "Whether the model can serve",
+        {200: (_JSON, _STATE, {"status": "Healthy", "state": "ready"}),
+         503: (_JSON, _STATE, {"status": "Unhealthy", "state": "loading"})}, open=True,
+    ),
+    ("GET", "/models"): Operation(
+        "State", "The model that is served, as a list",
+        {200: (_JSON, record({"models": listing(_MODEL)}),
+               {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
+    ),
+    ("GET", "/models/{model}"): Operation(
+        "State", "The model, its queue and its workers",
+        {200: (_JSON, listing(record({"modelName": TEXT, "models": listing({"type": "object"})})),
+               [{"modelName": "model", "models": [{"modelName": "model", "status": "READY", "requestInQueue": 0}]}]),
+         404: _NO_MODEL},
+    ),
+    ("GET", "/metrics"): Operation(
+        "State", "Figures in Prometheus' text format",
+        {200: (_TEXT, TEXT, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
+    ),
+    **_ADAPTERS,
+    **{(method, "/models/{model}" + path): operation for (method, path), operation in _ADAPTERS.items()},
+}  # fmt: skip
+
+PATH_PARAMETERS: dict[str, str] = {
+    "model": "The model's name (option.model_name)",
+    "version": "1, the only one",
+    "adapter": "The adapter's name",
+    "id": "The model's name or an adapter's",
+}

@@ -1,0 +1,65 @@
+"""The dialects by name. README.md beside this file says how to add one."""
+
+from __future__ import annotations
+
+from handler.protocols.base import Schema
+from handler.protocols.dispatch import ByShape, Refusing
+from handler.protocols.lmi.chat import Chat
+from handler.protocols.lmi.dynamic_batch import DynamicBatch
+from handler.protocols.lmi.request import Lmi
+from handler.protocols.openai.chat import OpenAiChat
+from handler.protocols.openai.completions import OpenAiCompletions
+from handler.protocols.tgi.compat import TgiCompat
+from handler.protocols.tgi.mindie import Mindie
+from handler.protocols.tgi.native import Tgi
+from handler.protocols.triton.request import Route, Triton
+
+TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+"""Where Triton has a model."""
+
+_LMI, _TGI, _BATCH = Lmi(), TgiCompat(), DynamicBatch()
+_COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
+_NO_CHAT = "'messages': chat completions are not available for dynamic batching; they need rolling batch"
+_NO_COMPLETIONS = "'prompt': completions are not available for dynamic batching; they need rolling batch"
+_NO_TRITON = "'text_input': Triton's generate is not available for dynamic batching; it needs rolling batch"
+
+SCHEMAS: dict[str, Schema] = {
+    schema.name: schema
+    for schema in (
+        ByShape(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        ByShape(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        ByShape(
+            _BATCH,
+            {
+                "messages": Refusing(_BATCH, _NO_CHAT),
+                "prompt": Refusing(_BATCH, _NO_COMPLETIONS),
+                "text_input": Refusing(_BATCH, _NO_TRITON),
+            },
+        ),
+    )
+}
+
+
+ROOTS: dict[str, Schema] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
+"""The dialects of `/`, by `option.root_schema`."""
+
+ROUTES: dict[str, Schema] = {
+    "/generate": Tgi("tgi_generate", streams=False),
+    "/generate_stream": Tgi("tgi_generate_stream", streams=True),
+    "/v1/chat/completions": OpenAiChat(),
+    "/v1/completions": _COMPLETIONS,
+    **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
+}
+"""The embedded server's other routes for inference, each with its dialect; `{model}` and `{version}` are checked."""
+
+
+def routes(root_schema: str) -> dict[str, Schema]:
+    """ROUTES, and `/`."""
+    return {"/": ROOTS[root_schema], **ROUTES}
+
+
+def choose(*, rolling_batch: str, tgi_compat: bool) -> Schema:
+    """The dialect of /invocations, chosen once; nothing below asks again."""
+    if rolling_batch == "disable":
+        return SCHEMAS["dynamic_batch"]
+    return SCHEMAS["tgi_compat" if tgi_compat else "lmi"]

@@ -1,0 +1,248 @@
+"""One client's answer being written, as a stream of lines or as one document; a layout says how values look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON, Framing
+from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Token
+from handler.protocols.base import Answer
+from handler.protocols.tensors.outputs import Generated, Lines, Wanted, document
+
+
+class Layout(Protocol):
+    """The values of a dialect (`lmi.Lmi`, `tgi.TgiCompat`, `tgi_native.Tgi`).
+
+    Attributes:
+        special_in_text: the texts of special tokens, where tokens have them, stand in the whole answer's text too.
+    """
+
+    special_in_text: bool
+
+    def prompt_token(self, token: Token) -> dict[str, Any]:
+        """A token of `prefill`."""
+
+    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
+        """The alternatives to a token."""
+
+    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A line of a stream that is not the last; `beside` is what stands beside its token."""
+
+    def last_chunk(
+        self,
+        token: Token,
+        index: int,
+        text: str,
+        details: dict[str, Any] | None,
+        beside: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The last line of a stream."""
+
+    def stream_details(
+        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        """`details` of the last line."""
+
+    def stream_failure(self, error: ServingError) -> Any:
+        """The last line of a stream that broke off."""
+
+    def details(
+        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        """`details` of a document."""
+
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
+        """A whole answer."""
+
+    def refused_as(self, error: ServingError, framing: Framing) -> Answer:
+        """The answer when nothing has been sent yet, to a request whose answer would have been framed so."""
+
+
+class Continuation:
+    """One sequence of a whole answer, as far as it has come; `index` numbers those of one request."""
+
+    def __init__(self, index: int = 0, *, special_in_text: bool = True) -> None:
+        self.index = index
+        self._special_in_text = special_in_text
+        self.tokens: list[Token] = []
+        self.prefill: Sequence[Token] = ()
+        self.rows: list[Sequence[float]] = []  # of logits, for each token
+        self.finish = Finish.ERROR
+
+    @property
+    def text(self) -> str:
+        return "".join([token.text for token in self.tokens if self._special_in_text or not token.special])
+
+    @property
+    def logprob(self) -> float:
+        return sum(token.logprob or 0.0 for token in self.tokens)
+
+
+def finish_of(request: Request, delta: Delta) -> Finish | None:
+    """Why a sequence ended, as the client sees it: its `end_id` is the model's end token."""
+    if delta.finish is Finish.STOP and request.end_id is not None and delta.tokens:
+        return Finish.EOS if delta.tokens[-1].id == request.end_id else Finish.STOP
+    return delta.finish
+
+
+class StreamReply:
+    """A stream of lines, one a token."""
+
+    def __init__(self, layout: Layout, request: Request, framing: Framing, outputs: Wanted | None = None) -> None:
+        self._layout = layout
+        self._request = request
+        self._chunk = layout.chunk
+        self._special_in_text = layout.special_in_text
+        self._framing = framing
+        self._encode = framing.encode
+        self._texts: list[str] = []
+        self._num_tokens = 0
+        self._num_prompt_tokens = 0
+        self._prefill: Sequence[Token] | None = None
+        self._outputs = None if outputs is None else Lines(outputs)
+        self._bare = self._outputs is None and not request.sampling.top_logprobs  # a line is its token alone
+        self.content_type = framing.content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is not None:
+            self.finished = True
+            return self._encode(self._layout.stream_failure(delta.error))
+        if self._bare and delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly all
+            token = delta.tokens[0]
+            self._num_tokens += 1
+            if self._special_in_text or not token.special:
+                self._texts.append(token.text)
+            return self._encode(self._chunk(token, self._num_tokens))
+        if delta.prefill is not None:
+            self._prefill = delta.prefill
+        if self._outputs is not None:
+            self._outputs.take(delta)
+        finish = finish_of(self._request, delta)
+        if finish is None:
+            return b"".join([self._line(token) for token in delta.tokens])
+        *tokens, last = delta.tokens or (NO_TOKEN,)
+        lines = [self._line(token) for token in tokens]
+        return b"".join([*lines, self._encode(self._last(last, finish))])
+
+    def _line(self, token: Token) -> bytes:
+        self._num_tokens += 1
+        if self._special_in_text or not token.special:
+            self._texts.append(token.text)
+        return self._encode(self._chunk(token, self._num_tokens, self._beside(token)))
+
+    def _beside(self, token: Token) -> dict[str, Any] | None:
+        """What the line of a token has beside it."""
+        if self._bare:
+            return None
+        tops = {"top_tokens": self._layout.top_tokens(token)} if self._request.sampling.top_logprobs else {}
+        return tops if self._outputs is None else {**tops, "outputs": self._outputs.line(token)}
+
+    def _last(self, token: Token, finish: Finish) -> Any:
+        self.finished = True
+        self._num_tokens += token.id >= 0
+        if self._special_in_text or not token.special:
+            self._texts.append(token.text)
+        request = self._request
+        text = (request.prompt if request.full_text else "") + "".join(self._texts)
+        details = None
+        if request.details:
+            details = self._layout.stream_details(request, finish, self._num_tokens, self._num_prompt_tokens)
+            if self._prefill is not None:
+                details["prefill"] = [self._layout.prompt_token(token) for token in self._prefill]
+        return self._layout.last_chunk(token, self._num_tokens, text, details, self._beside(token))
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._layout.refused_as(error, self._framing)
+
+
+class WholeReply:
+    """One JSON document, written when all sequences have ended; a subclass says what stands in it."""
+
+    content_type = JSON.content_type
+
+    def __init__(self, num_sequences: int, *, special_in_text: bool = True) -> None:
+        self._sequences = [Continuation(index, special_in_text=special_in_text) for index in range(num_sequences)]
+        self._unfinished = num_sequences
+        self._num_prompt_tokens = 0
+        self._context: Sequence[Sequence[float]] | None = None  # the prompt's logits
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        assert delta.error is None, "a failed document is written by refused()"
+        sequence = self._of(index, delta)
+        sequence.tokens += delta.tokens
+        if delta.prefill is not None:
+            sequence.prefill = delta.prefill
+        if delta.logits is not None:
+            self._context = self._context if delta.logits.context is None else delta.logits.context
+            sequence.rows += delta.logits.generation or ()
+        if delta.finish is None:
+            return b""
+        sequence.finish = self._finish(delta) or delta.finish
+        self._unfinished -= 1
+        self.finished = not self._unfinished
+        return JSON.encode(self._document()) if self.finished else b""
+
+    def _of(self, index: int, delta: Delta) -> Continuation:
+        """The sequence that a delta of request number `index` is of."""
+        return self._sequences[delta.sequence]
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        """Why the delta's sequence ended, as the client sees it."""
+        return delta.finish
+
+    def _document(self) -> Any:
+        raise NotImplementedError
+
+
+class DocumentReply(WholeReply):
+    """LMI's and TGI's whole answer."""
+
+    def __init__(self, layout: Layout, request: Request, outputs: Wanted | None = None) -> None:
+        super().__init__(request.sampling.num_sequences, special_in_text=layout.special_in_text)
+        self._layout = layout
+        self._request = request
+        self._outputs = outputs
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        return finish_of(self._request, delta)
+
+    def _document(self) -> Any:
+        scores = [self._score(sequence) for sequence in self._sequences]
+        best, *others = [self._sequences[index] for index in returned(scores, self._request.sampling)]
+        best.prefill = self._sequences[0].prefill
+        request = self._request
+        text = (request.prompt if request.full_text else "") + best.text
+        details = None
+        if request.details:
+            details = self._layout.details(request, best, others, self._num_prompt_tokens)
+        return self._layout.document(text, details, self._tensors(best, *others))
+
+    def _score(self, sequence: Continuation) -> float:
+        """By which the sequences are ranked."""
+        return sequence.logprob
+
+    def _tensors(self, *sequences: Continuation) -> dict[str, Any] | None:
+        if self._outputs is None:
+            return None
+        return document(self._outputs, [Generated(one.tokens, one.rows) for one in sequences], self._context)
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._layout.refused_as(error, JSON)
+
+
+def returned(scores: Sequence[float], sampling: Sampling) -> list[int]:
+    """The sequences that the client gets, by index, the best first; beams come ranked by the engine."""
+    ranked = list(range(len(scores)))
+    if sampling.num_beams == 1:
+        ranked.sort(key=lambda index: -scores[index])
+    return ranked[: sampling.n] if sampling.n > 1 else ranked

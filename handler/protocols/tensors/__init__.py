@@ -1,0 +1,1 @@
+"""GptManager's tensors as parameters and outputs."""

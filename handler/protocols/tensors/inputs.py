@@ -1,0 +1,277 @@
+"""GptManager's input tensors as parameters (seeds 000 and 001): each with its shapes, range, and what it is to us.
+
+A name that LMI has too takes LMI's plain value and the tensor. What GptManager could do and no engine of today can is
+refused by name. The offsets in lists of words follow seed 001.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from handler.protocols.adapters import numbered_adapter
+from handler.protocols.base import Context
+from handler.protocols.json_schema import taken, takes
+from handler.protocols.parameters import MAX_STOPS, PARAMETERS, SEVERAL, Parameter, Table, boolean, integer, number
+from handler.protocols.tensors.outputs import LOGITS, OUTPUTS
+
+_INT32 = (1 << 31) - 1
+_UINT64 = (1 << 64) - 1
+_NGRAM_OFF = 1 << 30  # what TensorRT-LLM itself means by "none may be too long": no sequence has so many tokens
+
+_TENSOR: dict[str, Any] = {"type": "array", "minItems": 1}
+_ID = {"type": "integer", "minimum": -1, "maximum": _INT32}
+
+Words = tuple[tuple[int, ...], ...]
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------
+
+
+def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
+    """The JSON schemas of a value, and of the tensors that hold it and nothing else."""
+    forms = [schema]
+    for _ in range(depth):
+        forms.append({"type": "array", "minItems": 1, "maxItems": 1, "items": forms[-1]})
+    return forms
+
+
+def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], Any]:
+    """A tensor of one element, or that element by itself."""
+    depth = shape.count("1")
+
+    @takes(anyOf=one_of(taken(read) or {}, depth))
+    def read_one(value: Any) -> Any:
+        for _ in range(depth):
+            if isinstance(value, list):
+                if len(value) != 1:
+                    raise ValueError(f"must be one value, or a tensor of shape {shape}")
+                value = value[0]
+        return read(value)
+
+    return read_one
+
+
+def _row(value: Any, shape: str) -> list[Any]:
+    """The row of a tensor of shape [1, N], or the row by itself."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a tensor of shape {shape}")
+    return value
+
+
+def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
+    if not all(type(id) is int and least <= id <= _INT32 for id in row):
+        raise ValueError(f"must hold integers from {least} to {_INT32}")
+    return list(row)
+
+
+# -- what needs more than its own value ----------------------------------------------------------------------------
+
+
+def _known(ids: Sequence[int], context: Context) -> None:
+    """Refuse ids that no prompt could have; where each prompt brings its own vocabulary, intake does."""
+    if context.vocabulary is not None and (worst := max(ids, default=0)) >= len(context.vocabulary):
+        raise ValueError(f"{worst} is not in the vocabulary of {len(context.vocabulary)} tokens")
+
+
+def _no_vocabulary(context: Context) -> ValueError:
+    return ValueError(f"the engine {context.engine} lacks it: it has no vocabulary of its own")
+
+
+@takes(**_TENSOR, items={"type": ["integer", "array"]})
+def input_ids(value: Any, context: Context) -> tuple[int, ...]:
+    ids = _ids(_row(value, "[1, num_input_tokens] or [num_input_tokens]"))
+    if not ids:
+        raise ValueError("must hold a token")
+    if context.vocabulary is None:
+        raise _no_vocabulary(context)
+    _known(ids, context)
+    return tuple(ids)
+
+
+@takes(anyOf=one_of(_ID))
+def end_id(value: Any, context: Context) -> dict[str, Any]:
+    """-1 is no end token at all; another one takes the place of the model's own."""
+    id = single(integer(-1))(value)
+    if id < 0:
+        return {"ignore_eos": True}
+    _known((id,), context)
+    return {"ignore_eos": True, "end_id": id}
+
+
+@takes(anyOf=one_of(_ID))
+def pad_id(value: Any, context: Context) -> int:
+    id: int = single(integer(-1))(value)
+    _known((id,), context)
+    return id
+
+
+@takes(**_TENSOR, items={"type": ["number", "array"]})
+def embedding_bias(value: Any, context: Context) -> tuple[tuple[int, float], ...]:
+    read = number(-math.inf)
+    bias = [read(item) for item in _row(value, "[1, vocab_size] or [vocab_size]")]
+    found = tuple((id, item) for id, item in enumerate(bias) if item)
+    if found and context.vocabulary is None:
+        raise _no_vocabulary(context)
+    if context.vocabulary is not None and len(bias) != len(context.vocabulary):
+        raise ValueError(f"holds {len(bias)} numbers; the vocabulary has {len(context.vocabulary)} tokens")
+    return found
+
+
+def word_list(value: Any) -> Words:
+    """Shape [2, N] (seed 000) or [1, 2, N] (seed 001): the words' ids one after another, and where each word ends."""
+    shape = "[2, N] or [1, 2, N]"
+    rows = _row(value, shape) if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(rows, list) or len(rows) != 2 or not all(isinstance(row, list) for row in rows):
+        raise ValueError(f"must be a tensor of shape {shape}")
+    ids, ends = _ids(rows[0], -1), _ids(rows[1], -1)
+    if len(ids) != len(ends):
+        raise ValueError(f"must be a tensor of shape {shape}: its rows hold {len(ids)} and {len(ends)} numbers")
+    offsets = [end for end in ends if end >= 0]
+    used = offsets[-1] if offsets else 0
+    spans = list(itertools.pairwise([0, *offsets]))
+    if ends[: len(offsets)] != offsets or used > len(ids) or any(a >= b for a, b in spans):
+        raise ValueError("must have the words' ends in its second row, growing, at most its length, then -1")
+    if any(id < 0 for id in ids[:used]) or any(id > 0 for id in ids[used:]):
+        raise ValueError("must have token ids up to the last word's end, and 0 or -1 after it")
+    if len(offsets) > MAX_STOPS:
+        raise ValueError(f"must hold at most {MAX_STOPS} words")
+    return tuple(tuple(ids[a:b]) for a, b in spans)
+
+
+def words(strings: str, singles: str) -> Callable[[Any, Context], dict[str, Any]]:
+    """Words of one token go to the field `singles`, as they are; longer ones, as their text, to `strings`."""
+
+    @takes(**_TENSOR, maxItems=2, items={"type": "array"})
+    def read(value: Any, context: Context) -> dict[str, Any]:
+        found = word_list(value)
+        for word in found:
+            _known(word, context)
+        one = tuple(word[0] for word in found if len(word) == 1)
+        more = tuple(_text(word, context) for word in found if len(word) > 1)
+        return {**({singles: one} if one else {}), **({strings: more} if more else {})}
+
+    return read
+
+
+def _text(word: tuple[int, ...], context: Context) -> str:
+    """What a word of several tokens is as text: engines and stop strings know words by that."""
+    vocabulary = context.vocabulary
+    if vocabulary is None:
+        raise _no_vocabulary(context)
+    if not vocabulary.special.isdisjoint(word):
+        raise ValueError("has a special token in a word of several, which has no text")
+    try:
+        return b"".join([vocabulary.pieces[id] for id in word]).decode()
+    except UnicodeDecodeError:
+        raise ValueError("has a word of several tokens that begins or ends within a character") from None
+
+
+# -- what has a meaning of its own here ----------------------------------------------------------------------------
+
+
+@takes(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
+def _top_k(value: Any) -> dict[str, Any]:
+    """TensorRT-LLM has no `do_sample`: more than one candidate is sampling."""
+    k = max(single(integer(-1))(value), 0)
+    return {"top_k": k, "do_sample": True} if k > 1 else {"top_k": k}
+
+
+@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+def _top_p(value: Any) -> dict[str, Any]:
+    """0 is off, as it is TensorRT-LLM's own default; another value is sampling."""
+    p = single(number(0, 1))(value)
+    return {"top_p": p, "do_sample": True} if p else {"top_p": 1.0}
+
+
+@takes(anyOf=one_of({"enum": [True, False, 0, 1]}))
+def _early_stopping(value: Any) -> bool:
+    """LMI's boolean, or TensorRT-LLM's integer, whose other values have other searches."""
+    value = single(lambda item: item)(value)
+    if isinstance(value, bool):
+        return value
+    if type(value) is not int or value not in (0, 1):
+        raise ValueError("must be true or false, 1 or 0, or a tensor of shape [1] with one of these")
+    return bool(value)
+
+
+@takes(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
+def _ngram(value: Any) -> int:
+    size: int = single(integer(0))(value)
+    return 0 if size >= _NGRAM_OFF else size
+
+
+@takes(type="array", items={"enum": list(OUTPUTS)})
+def _outputs(value: Any) -> dict[str, Any]:
+    if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
+        raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
+    found: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
+    return {**found, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
+
+
+def _never(why: str) -> Parameter:
+    """Accepted when it holds nothing."""
+
+    @takes(enum=[[], [[]], 0, [0]])
+    def read(value: Any) -> None:
+        if value not in ([], [[]], 0, [0]) or isinstance(value, bool):
+            raise ValueError(f"is not supported: {why}")
+
+    return Parameter("", read)
+
+
+def _tensor_too(name: str) -> Parameter:
+    """A name that LMI has as well."""
+    return Parameter(PARAMETERS[name].field, single(PARAMETERS[name].read))
+
+
+_P_TUNING = "no engine here takes prompt embeddings (P-tuning) with a request"
+_WEIGHTS = "weights do not come with a request; register the adapter, then name it or its lora_task_id"
+_DRAFT = "draft tokens are the engine's own affair (option.speculative_*); a request cannot bring them"
+
+TENSORS: Mapping[str, Parameter] = {
+    "request_output_len": Parameter("max_new_tokens", single(integer(1), "[1,1]")),
+    "input_ids": Parameter("prompt_ids", input_ids, informed=True),
+    "streaming": Parameter("stream", single(boolean)),
+    "beam_width": Parameter("num_beams", single(integer(1))),
+    "temperature": _tensor_too("temperature"),
+    "runtime_top_k": Parameter(SEVERAL, _top_k),
+    "runtime_top_p": Parameter(SEVERAL, _top_p),
+    "len_penalty": Parameter("length_penalty", single(number(-20, 20))),
+    "early_stopping": Parameter("early_stopping", _early_stopping),
+    "repetition_penalty": _tensor_too("repetition_penalty"),
+    "min_length": _tensor_too("min_length"),
+    "presence_penalty": _tensor_too("presence_penalty"),
+    "frequency_penalty": _tensor_too("frequency_penalty"),
+    "no_repeat_ngram_size": Parameter("no_repeat_ngram_size", _ngram),
+    "random_seed": Parameter("seed", single(integer(0, _UINT64))),
+    "end_id": Parameter(SEVERAL, end_id, informed=True),
+    "pad_id": Parameter("pad_id", pad_id, informed=True),
+    "embedding_bias": Parameter("logit_bias", embedding_bias, informed=True),
+    "bad_words_list": Parameter(SEVERAL, words("bad_sequences", "bad_token_ids"), informed=True),
+    "stop_words_list": Parameter(SEVERAL, words("stop", "stop_token_ids"), informed=True),
+    "prompt_embedding_table": _never(_P_TUNING),
+    "prompt_vocab_size": _never(_P_TUNING),
+    "lora_task_id": Parameter(
+        "adapter",
+        takes(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
+            lambda value, context: numbered_adapter(single(integer(0, _UINT64))(value), context)
+        ),
+        informed=True,
+    ),
+    "lora_weights": _never(_WEIGHTS),
+    "lora_config": _never(_WEIGHTS),
+    "return_log_probs": Parameter("return_log_probs", single(boolean)),
+    "return_context_logits": Parameter("return_context_logits", single(boolean)),
+    "return_generation_logits": Parameter("return_generation_logits", single(boolean)),
+    "draft_input_ids": _never(_DRAFT),
+    "draft_logits": _never(_DRAFT),
+}
+"""All thirty of seed 000; the fields that Sampling lacks are `Found.others`."""
+
+TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, _outputs)}, "parameters.")
+"""All that `parameters` may hold in LMI's dialects and that `read_all` reads."""

@@ -1,0 +1,1 @@
+"""TGI's and MindIE's dialects."""

@@ -1,0 +1,45 @@
+"""TGI_COMPAT: LMI's schema in the layout that strict TGI clients parse (contract generate_apis.md, 7 and 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON, SSE
+from handler.core.values import Request
+from handler.protocols.base import Answer, Context
+from handler.protocols.lmi.request import Lmi
+from handler.protocols.reply import Continuation
+from handler.protocols.tgi.response_format import TgiLayout, seed_of
+
+
+class TgiCompat(TgiLayout, Lmi):
+    """An array when not streaming, server-sent events when streaming.
+
+    Details are on unless switched off, as in LMI's own compatibility mode. Stop strings stay in the text, as in TGI.
+    """
+
+    name = "tgi_compat"
+    stream_framing = SSE
+    defaults: Mapping[str, Any] = MappingProxyType({"include_stop": True})
+    details_default = True
+
+    def details(
+        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        value = super().details(request, best, others, num_prompt_tokens)
+        return {"seed": seed_of(request, best.index), "prefill": [], **value}
+
+    def other(self, request: Request, other: Continuation) -> dict[str, Any]:
+        return {"seed": seed_of(request, other.index), "prefill": [], **super().other(request, other)}
+
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
+        return [super().document(text, details, outputs)]
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return Answer(error.status, JSON.content_type, JSON.encode(self.stream_failure(error)))
+
+    def stream_failure(self, error: ServingError) -> Any:
+        return {"error": error.message, "error_type": error.kind, "code": error.status}

@@ -1,0 +1,173 @@
+"""MindIE's text and stream inference at `/` (seed 003): TGI 0.9.4 as its document has it, with answers of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON
+from handler.core.values import Finish, Request, Token
+from handler.protocols.base import Answer, Call, Context
+from handler.protocols.parameters import PARAMETERS as LMI
+from handler.protocols.parameters import Parameter, Table, integer, read_all
+from handler.protocols.reply import Continuation
+from handler.protocols.tgi.errors import failure
+from handler.protocols.tgi.native import DEFAULTS, Document, Stream
+from handler.protocols.tgi.request import (
+    PARAMETERS,
+    TOP_LEVEL,
+    Body,
+    Kind,
+    check_sampling,
+    check_truncate,
+    read_body,
+    require,
+    unknown,
+)
+from handler.protocols.tgi.response_format import TgiLayout, finish_shown
+
+MAX_CHARACTERS = 512 << 10
+
+_LACKING = ("best_of", "frequency_penalty", "top_n_tokens", "grammar")
+"""TGI's parameters that the seed does not have."""
+
+KINDS: Mapping[str, Kind] = {
+    name: kind._replace(null=True) for name, kind in PARAMETERS.items() if name not in _LACKING
+}
+_TOP_LEVEL: Mapping[str, Kind] = {
+    **TOP_LEVEL,
+    **{name: TOP_LEVEL[name]._replace(null=True) for name in ("parameters", "stream")},
+}
+
+_AS_LMI = (
+    "temperature", "repetition_penalty", "top_k", "top_p", "do_sample", "stop", "decoder_input_details", "seed",
+    "adapter_id",
+)  # fmt: skip
+
+TABLE = Table(
+    {
+        **{name: LMI[name] for name in _AS_LMI},
+        "max_new_tokens": Parameter("max_new_tokens", integer(1, (1 << 32) - 1)),
+    },
+    "parameters.",
+)
+
+_WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
+"""The seed takes them and does nothing with them; other values than these are reported."""
+
+
+class Mindie(TgiLayout):
+    """An object when not streaming. Nulls stand for absent values everywhere, as in the seed's own example."""
+
+    name = "mindie"
+    any_media = False
+    special_in_text = False
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def parse(self, body: Any, context: Context) -> Call:
+        read = read_body(body, _TOP_LEVEL, KINDS)
+        _check_limits(read, context)
+        request = _request(read, context)
+        idle = [
+            f"parameters.{name}"
+            for name, neutral in _WITHOUT_EFFECT.items()
+            if read.parameters.get(name, neutral) != neutral
+        ]
+        ignored = unknown(body, context, KINDS) + idle
+        if read.stream:
+            return Call((request,), Stream(self, request), ignored, streams=True)
+        return Call((request,), Document(self, request), ignored)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def token(self, token: Token) -> dict[str, Any]:
+        return {"id": token.id, "logprob": None, "special": None, "text": token.text}
+
+    def prompt_token(self, token: Token) -> dict[str, Any]:
+        return self.token(token)
+
+    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
+        return []
+
+    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {
+            "token": {"id": token.id, "text": token.text, "logprob": None, "special": None},
+            "generated_text": None,
+            "details": None,
+        }
+
+    def stream_details(
+        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "finish_reason": finish_shown(request, finish, num_tokens).value,
+            "generated_tokens": num_tokens,
+            "seed": request.sampling.seed,
+        }
+
+    def details(
+        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        num_tokens = len(best.tokens)
+        return {
+            "finish_reason": finish_shown(request, best.finish, num_tokens).value,
+            "generated_tokens": num_tokens,
+            "prefill": [self.prompt_token(token) for token in best.prefill],
+            "prompt_tokens": num_prompt_tokens,
+            "seed": request.sampling.seed,
+            "tokens": [self.token(token) for token in best.tokens],
+        }
+
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
+        return {"generated_text": text} if details is None else {"details": details, "generated_text": text}
+
+    # -- failures ------------------------------------------------------------------------------------------------
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return self.failed(error, stream=False)
+
+    def failed(
+        self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
+    ) -> Answer:
+        """`error` alone, under its real status as long as nothing was sent."""
+        said = failure(error, request, begun=begun)
+        return Answer(said.status, JSON.content_type, JSON.encode({"error": said.error}))
+
+    def stream_failure(self, error: ServingError) -> Any:
+        return {"error": failure(error, begun=True).error}
+
+
+def _check_limits(read: Body, context: Context) -> None:
+    """The seed's ranges."""
+    given = read.parameters
+    no_prefill = not (read.stream and given.get("decoder_input_details"))
+    require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")
+    require(read.inputs != "", "`inputs` cannot be empty")
+    size = len(read.inputs)
+    require(size <= MAX_CHARACTERS, f"`inputs` must have at most {MAX_CHARACTERS} characters. Given: {size}")
+    check_sampling({name: value for name, value in given.items() if name != "typical_p"})
+    require(0 < given.get("typical_p", 1) <= 1, "`typical_p` must be > 0.0 and <= 1.0")
+    most = (1 << 31) - 1 if context.vocabulary is None else len(context.vocabulary) - 1
+    require(given.get("top_k", 1) <= most, f"`top_k` must be <= {most}. Given: {given.get('top_k')}")
+    require(given.get("seed", 1) > 0, "`seed` must be strictly positive")
+    require(given.get("max_new_tokens", 1) > 0, "`max_new_tokens` must be strictly positive")
+    check_truncate(given, context)
+
+
+def _request(read: Body, context: Context) -> Request:
+    given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
+    found = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": 20}, table=TABLE)
+    seed = found.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
+    return Request(
+        prompt=read.inputs,
+        sampling=replace(found.sampling, seed=seed),
+        truncate=given.get("truncate"),
+        details=given.get("details", False) or found.sampling.prompt_logprobs,
+        full_text=given.get("return_full_text", False),
+        adapter=found.others.get("adapter"),
+    )

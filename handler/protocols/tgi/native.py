@@ -1,0 +1,211 @@
+"""TGI's own routes: `/`, `/generate` and `/generate_stream` as TGI 3 has them (contract generate_apis.md, 1 and 2)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON, KEEP_ALIVE, SSE
+from handler.core.values import Finish, Request
+from handler.protocols.base import Answer, Call, Context, Headers, Timing
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, integer, read_all
+from handler.protocols.reply import Continuation, DocumentReply, Layout, StreamReply
+from handler.protocols.tgi.errors import SLICE, failure
+from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
+from handler.protocols.tgi.response_format import TgiLayout, finish_shown, seed_of
+
+_AS_LMI = (
+    "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample", "stop",
+    "watermark", "decoder_input_details", "seed", "top_n_tokens", "grammar", "adapter_id", "best_of",
+)  # fmt: skip
+
+TABLE = Table(
+    {
+        **{name: PARAMETERS[name] for name in _AS_LMI},
+        "max_new_tokens": Parameter("max_new_tokens", integer(1, (1 << 32) - 1)),
+    },
+    "parameters.",
+)
+"""What shapes the answer, once types and limits are as TGI has them: onto Sampling, and what the engine lacks."""
+
+DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
+"""Tokens show special marks, and stop strings are looked for among them; the whole text has none."""
+
+
+class Dialect(Layout, Protocol):
+    """A layout whose refusals depend on what was asked."""
+
+    def failed(
+        self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
+    ) -> Answer: ...
+
+
+class Document(DocumentReply):
+    """A whole answer; the best of several is the one with the highest mean log-probability."""
+
+    def __init__(self, dialect: Dialect, request: Request) -> None:
+        super().__init__(dialect, request)
+        self._dialect = dialect
+
+    def _score(self, sequence: Continuation) -> float:
+        return sequence.logprob / max(1, len(sequence.tokens))
+
+    def refused(self, error: ServingError) -> Answer:
+        begun = any(sequence.tokens for sequence in self._sequences)
+        return self._dialect.failed(error, stream=False, request=self._request, begun=begun)
+
+
+class Stream(StreamReply):
+    def __init__(self, dialect: Dialect, request: Request) -> None:
+        super().__init__(dialect, request, SSE)
+        self._dialect = dialect
+
+    def refused(self, error: ServingError) -> Answer:
+        return self._dialect.failed(error, stream=True, request=self._request)
+
+
+class Tgi(TgiLayout):
+    """One of TGI's routes.
+
+    Args:
+        array: a whole answer is the only element of an array.
+        streams: None: the body says so.
+        full_text: the answer begins with the prompt unless the body says otherwise.
+    """
+
+    any_media = False
+    special_in_text = False
+
+    def __init__(self, name: str, *, array: bool = False, streams: bool | None = None, full_text: bool = False) -> None:
+        self.name = name
+        self._array = array
+        self._streams = streams
+        self._full_text = full_text
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def parse(self, body: Any, context: Context) -> Call:
+        read = read_body(body)
+        stream = read.stream if self._streams is None else self._streams
+        check_limits(read, context, stream=stream)
+        request = self._request(read, context)
+        ignored = unknown(body, context)
+        if read.stream and not stream:
+            ignored.append("stream")  # this route does not look at it
+        told = headers(request, context)
+        if stream:
+
+            def failed(error: ServingError) -> bytes:
+                return SSE.encode(self.stream_failure(error, request))
+
+            reply = Stream(self, request)
+            return Call((request,), reply, ignored, True, headers=told, keep_alive=KEEP_ALIVE, failed=failed)
+        return Call((request,), Document(self, request), ignored, headers=told)
+
+    def _request(self, read: Body, context: Context) -> Request:
+        given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
+        if given.get("best_of", 1) > 1:  # then the limits saw to it that something says so
+            given["do_sample"] = True
+        defaults = {**DEFAULTS, "do_sample": not read.has_parameters}
+        found = read_all(given, context, defaults=defaults, table=TABLE)
+        sampling = found.sampling
+        if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
+            sampling = replace(sampling, seed=random.getrandbits(53))
+        return Request(
+            prompt=read.inputs,
+            sampling=sampling,
+            truncate=given.get("truncate"),
+            details=given.get("details", False) or sampling.prompt_logprobs,
+            full_text=given.get("return_full_text", self._full_text),
+            adapter=found.others.get("adapter"),
+            fill="max_new_tokens" not in given,
+            room=SLICE,
+        )
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def stream_details(
+        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        return super().stream_details(request, finish_shown(request, finish, num_tokens), num_tokens, num_prompt_tokens)
+
+    def details(
+        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        value = self._sequence(request, best)
+        if others:
+            value["best_of_sequences"] = [self._other(request, other) for other in others]
+        if request.sampling.top_logprobs:
+            value["top_tokens"] = [self.top_tokens(token) for token in best.tokens]
+        return value
+
+    def _sequence(self, request: Request, sequence: Continuation) -> dict[str, Any]:
+        num_tokens = len(sequence.tokens)
+        return {
+            "finish_reason": finish_shown(request, sequence.finish, num_tokens).value,
+            "generated_tokens": num_tokens,
+            "seed": seed_of(request, sequence.index),
+            "prefill": [self.prompt_token(token) for token in sequence.prefill],
+            "tokens": [self.token(token) for token in sequence.tokens],
+        }
+
+    def _other(self, request: Request, other: Continuation) -> dict[str, Any]:
+        text = (request.prompt if request.full_text else "") + other.text
+        value = {"generated_text": text, **self._sequence(request, other)}
+        if request.sampling.top_logprobs:
+            value["top_tokens"] = [self.top_tokens(token) for token in other.tokens]
+        return value
+
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
+        value: dict[str, Any] = {"generated_text": text}
+        if details is not None:
+            value["details"] = details
+        return [value] if self._array else value
+
+    # -- failures ------------------------------------------------------------------------------------------------
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        asked = isinstance(body, dict) and body.get("stream") is True
+        return self.failed(error, stream=asked if self._streams is None else self._streams)
+
+    def failed(
+        self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
+    ) -> Answer:
+        said = failure(error, request, begun=begun)
+        value = {"error": said.error, "error_type": said.error_type}
+        if stream and said.in_stream:
+            return Answer(200, SSE.content_type, SSE.encode(value))
+        return Answer(said.status, JSON.content_type, JSON.encode(value))
+
+    def stream_failure(self, error: ServingError, request: Request | None = None) -> Any:
+        said = failure(error, request, begun=True)
+        return {"error": said.error, "error_type": said.error_type}
+
+
+def headers(request: Request, context: Context) -> Callable[[Timing | None], Headers]:
+    """TGI's own, with times in whole milliseconds but for x-compute-time, which has seconds."""
+    start = [("x-compute-type", context.engine), ("x-compute-characters", str(len(request.prompt)))]
+
+    def of(timing: Timing | None) -> Headers:
+        return start if timing is None else [*start, *_times(timing)]
+
+    return of
+
+
+def _times(timing: Timing) -> Headers:
+    seconds = {
+        "x-total-time": timing.total,
+        "x-validation-time": timing.validation,
+        "x-queue-time": timing.queue,
+        "x-inference-time": timing.inference,
+        "x-time-per-token": timing.inference / max(1, timing.num_tokens),
+    }
+    return [
+        ("x-compute-time", f"{timing.total:.6f}"),
+        *((name, str(int(value * 1000))) for name, value in seconds.items()),
+        ("x-prompt-tokens", str(timing.num_prompt_tokens)),
+        ("x-generated-tokens", str(timing.num_tokens)),
+    ]

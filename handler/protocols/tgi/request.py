@@ -1,0 +1,204 @@
+"""TGI's request (contract generate_apis.md, 1.2): types as its JSON library sees them, then limits in its order.
+
+MindIE imitates it, so `mindie.py` reads its own with the same pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from handler.protocols.base import Context
+from handler.protocols.readers import reported
+from handler.protocols.structured_output import tgi_grammar
+from handler.protocols.tgi.errors import Misshapen, Rejected
+from handler.protocols.validation import show
+
+MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS = 2, 4, 5
+"""The defaults of TGI's launcher."""
+
+
+class Kind(NamedTuple):
+    """A JSON type.
+
+    Attributes:
+        name: what TGI's library calls it.
+        null: null stands for an absent value.
+        integral: an integer that does not fit is out of range.
+        items: of a list.
+    """
+
+    name: str
+    fits: Callable[[Any], bool]
+    null: bool = True
+    integral: bool = False
+    items: Kind | None = None
+
+
+def _unsigned(name: str, bits: int) -> Kind:
+    return Kind(name, lambda value: type(value) is int and 0 <= value < 1 << bits, integral=True)
+
+
+_F32 = Kind("f32", lambda value: type(value) in (int, float))
+_BOOL = Kind("a boolean", lambda value: isinstance(value, bool), null=False)
+_STRING = Kind("a string", lambda value: isinstance(value, str))
+_USIZE, _U32, _U64 = _unsigned("usize", 64), _unsigned("u32", 32), _unsigned("u64", 64)
+_I32 = Kind("i32", lambda value: type(value) is int and -(1 << 31) <= value < 1 << 31, integral=True)
+_STRINGS = Kind("a sequence", lambda value: isinstance(value, list), null=False, items=_STRING)
+_OBJECT = Kind("an object", lambda value: isinstance(value, dict), null=False)
+
+PARAMETERS: Mapping[str, Kind] = {
+    "best_of": _USIZE,
+    "temperature": _F32,
+    "repetition_penalty": _F32,
+    "frequency_penalty": _F32,
+    "top_k": _I32,
+    "top_p": _F32,
+    "typical_p": _F32,
+    "do_sample": _BOOL,
+    "max_new_tokens": _U32,
+    "return_full_text": _BOOL._replace(null=True),
+    "stop": _STRINGS,
+    "truncate": _USIZE,
+    "watermark": _BOOL,
+    "details": _BOOL,
+    "decoder_input_details": _BOOL,
+    "seed": _U64,
+    "top_n_tokens": _U32,
+    "grammar": _OBJECT._replace(null=True),
+    "adapter_id": _STRING,
+}
+
+TOP_LEVEL: Mapping[str, Kind] = {"inputs": _STRING._replace(null=False), "parameters": _OBJECT, "stream": _BOOL}
+
+
+class Body(NamedTuple):
+    """A body whose types are right; absent values and nulls are gone.
+
+    Attributes:
+        has_parameters: TGI samples where there are none at all.
+    """
+
+    inputs: str
+    parameters: Mapping[str, Any]
+    has_parameters: bool
+    stream: bool
+
+
+def read_body(
+    body: Any, top_level: Mapping[str, Kind] = TOP_LEVEL, parameters: Mapping[str, Kind] = PARAMETERS
+) -> Body:
+    """The body's fields.
+
+    Raises:
+        Misshapen: the first one of a wrong type, or `inputs` missing.
+    """
+    _check("the body", body, _OBJECT)
+    found = _typed(body, top_level, "")
+    if "inputs" not in found:
+        raise Misshapen("missing field `inputs`")
+    given = found.get("parameters")
+    typed = {} if given is None else _typed(given, parameters, "parameters.")
+    return Body(found["inputs"], typed, given is not None, bool(found.get("stream")))
+
+
+def _typed(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
+    found = {}
+    for name, value in given.items():
+        kind = kinds.get(name)
+        if kind is None or (value is None and kind.null):
+            continue
+        _check(f"{prefix}{name}", value, kind)
+        found[name] = value
+    return found
+
+
+def _check(where: str, value: Any, kind: Kind) -> None:
+    if not kind.fits(value):
+        raise Misshapen(f"{where}: {_said(value, kind)}, expected {kind.name}")
+    if kind.items is not None:
+        for index, item in enumerate(value):
+            _check(f"{where}[{index}]", item, kind.items)
+
+
+def _said(value: Any, kind: Kind) -> str:
+    """What TGI's library calls a value that it did not expect."""
+    match value:
+        case None:
+            return "invalid type: null"
+        case bool():
+            return f"invalid type: boolean `{show(value)}`"
+        case int():
+            return f"invalid {'value' if kind.integral else 'type'}: integer `{show(value)}`"
+        case float():
+            return f"invalid type: floating point `{show(value)}`"
+        case str():
+            return f"invalid type: string {show(value)}"
+        case list():
+            return "invalid type: sequence"
+    return "invalid type: map"
+
+
+def unknown(body: Mapping[str, Any], context: Context, parameters: Mapping[str, Kind] = PARAMETERS) -> list[str]:
+    """Names that mean nothing here, to be reported."""
+    found = [name for name in body if name not in TOP_LEVEL]
+    found += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
+    return reported(found, body, context)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+def require(right: bool, otherwise: str) -> None:
+    if not right:
+        raise Rejected(otherwise)
+
+
+def check_limits(body: Body, context: Context, *, stream: bool) -> None:
+    """What TGI refuses, the first thing that it would.
+
+    Raises:
+        Rejected: in its words.
+    """
+    given = body.parameters
+    best_of, do_sample = given.get("best_of", 1), given.get("do_sample", not body.has_parameters)
+    if stream:
+        require(best_of == 1, "`best_of` != 1 is not supported when streaming tokens")
+        no_prefill = not given.get("decoder_input_details")
+        require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")
+    require(best_of <= MAX_BEST_OF, f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {best_of}")
+    sampled = do_sample or not given.keys().isdisjoint(("temperature", "top_k", "top_p", "typical_p"))
+    require(best_of <= 1 or sampled, "you must use sampling when `best_of` is > 1")
+    check_sampling(given)
+    require(given.get("max_new_tokens") != 0, "`max_new_tokens` must be strictly positive")
+    num_stops = len(given.get("stop", ()))
+    require(num_stops <= MAX_STOPS, f"`stop` supports up to {MAX_STOPS} stop sequences. Given: {num_stops}")
+    require(best_of <= 1 or "seed" not in given, "`seed` must not be set when `best_of` > 1")
+    top = given.get("top_n_tokens", 0)
+    require(top <= MAX_TOP_TOKENS, f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_TOKENS}. Given: {top}")
+    require(body.inputs != "", "`inputs` cannot be empty")
+    check_truncate(given, context)
+    if "grammar" in given:
+        try:
+            tgi_grammar(given["grammar"])
+        except ValueError as error:
+            raise Rejected(f"grammar is not valid: it {error}") from None
+
+
+def check_sampling(given: Mapping[str, Any]) -> None:
+    """Where TGI and MindIE have the same ranges."""
+    for name in ("temperature", "repetition_penalty"):
+        require(given.get(name, 1) > 0, f"`{name}` must be strictly positive")
+    frequency = given.get("frequency_penalty", 0)
+    require(-2 <= frequency <= 2, "`frequency_penalty` must be >= -2.0 and <= 2.0")
+    for name in ("top_p", "typical_p"):
+        require(0 < given.get(name, 0.5) < 1, f"`{name}` must be > 0.0 and < 1.0")
+    require(given.get("top_k", 1) > 0, "`top_k` must be strictly positive")
+
+
+def check_truncate(given: Mapping[str, Any], context: Context) -> None:
+    """The prompt has to leave room for one token."""
+    truncate, total = given.get("truncate", 1), context.most_tokens()
+    most = (1 << 32) if total is None else total - 1
+    text = "`truncate` must be strictly positive and less than"
+    require(0 < truncate <= most, f"{text} {most}. Given: {truncate}")

@@ -1,0 +1,1 @@
+"""The dialect of Triton's generate extension."""

@@ -1,0 +1,255 @@
+"""What a request of Triton's generate extension may hold: TensorRT-LLM's names, as its Triton backend has them.
+
+Those of its `ensemble` and `tensorrt_llm_bls` models and of its `llmapi` model (`sampling_param_...`, `streaming`),
+onto the fields that LMI's names set too (contract trtllm.md, sections 6.3 and 6.4). Some names of vLLM's backend stand
+with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidParameter
+from handler.core.values import Adapter, Guide
+from handler.protocols.adapters import named_adapter
+from handler.protocols.base import Context
+from handler.protocols.json_schema import takes
+from handler.protocols.parameters import (
+    PARAMETERS,
+    Parameter,
+    Table,
+    boolean,
+    integer,
+    number,
+    show,
+    string,
+    strings,
+    top_k,
+)
+from handler.protocols.structured_output import grammar, json_schema, regex
+from handler.protocols.tensors.inputs import TENSORS, one_of, single
+
+
+class Input(NamedTuple):
+    """One name: Triton's type for it, and what it is to us."""
+
+    datatype: str
+    parameter: Parameter
+
+
+# -- values ------------------------------------------------------------------------------------------------------
+
+
+@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
+def _words(value: Any) -> tuple[str, ...]:
+    """A string or a list of them; empty ones are none at all, as TensorRT-LLM's examples send them."""
+    found = [value] if isinstance(value, str) else value
+    return strings([item for item in found if item != ""] if isinstance(found, list) else found)
+
+
+@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
+def _stop(value: Any) -> tuple[str, ...] | None:
+    """vLLM's stop strings; of TensorRT-LLM, the flag that cancels an earlier request."""
+    if isinstance(value, bool):
+        if value:
+            raise ValueError("is not supported: a request is cancelled by closing its connection")
+        return None
+    return _words(value)
+
+
+@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+def _top_p(value: Any) -> float:
+    return single(number(0, 1))(value) or 1.0  # TensorRT-LLM's 0 is off
+
+
+@takes(anyOf=one_of({"type": "string"}))
+def _adapter_name(value: Any, context: Context) -> Adapter | None:
+    return named_adapter(single(string)(value), context)
+
+
+def _any_json(value: Any) -> Guide:
+    if value != "":
+        raise ValueError("must be left out with guided_decoding_guide_type=json, which is any JSON object")
+    return Guide("json_object", "")
+
+
+_GUIDES: Mapping[str, Callable[[Any], Guide]] = {
+    "json": _any_json,
+    "json_schema": json_schema,
+    "regex": regex,
+    "ebnf_grammar": grammar,
+}
+"""By guided_decoding_guide_type."""
+
+
+@takes(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
+def _guide(value: Mapping[str, Any]) -> Guide:
+    """`{type: guide}`, which `joined` makes of two inputs."""
+    ((kind, content),) = value.items()
+    return _GUIDES[kind](content)
+
+
+def _only_empty(why: str) -> Callable[[Any], None]:
+    @takes(enum=["", [], [""], 0, [0], False, [False]])
+    def read(value: Any) -> None:
+        if value not in ("", [], [""], 0, [0]):
+            raise ValueError(f"is not supported: {why}")
+
+    return read
+
+
+def _never(datatype: str, why: str) -> Input:
+    """Accepted when it holds nothing."""
+    return Input(datatype, Parameter("", _only_empty(why)))
+
+
+def _same(datatype: str, name: str) -> Input:
+    """What LMI has under `name`, as a tensor of one element too."""
+    field, read, informed = PARAMETERS[name]
+    assert not informed, "single() gives its value alone"
+    return Input(datatype, Parameter(field, single(read)))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------
+
+_FLAG = single(boolean)
+_EMBEDDINGS = "no engine here takes prompt embeddings with a request"
+_MEDIA = "there is text only"
+_BIAS = "words are weighed by their tokens; send /invocations a logit_bias"
+_METRICS = "the engines tell no such figures of one request; /metrics has the server's"
+
+PROMPT = "text_input"
+
+INPUTS: Mapping[str, Input] = {
+    "max_tokens": _same("INT32", "max_new_tokens"),
+    "stream": Input("BOOL", Parameter("stream", _FLAG)),
+    "exclude_input_in_output": Input("BOOL", Parameter("exclude_prompt", _FLAG)),
+    "stop_words": Input("BYTES", Parameter("stop", _words)),
+    "bad_words": Input("BYTES", Parameter("bad_sequences", _words)),
+    "end_id": Input("INT32", TENSORS["end_id"]),
+    "pad_id": Input("INT32", TENSORS["pad_id"]),
+    "temperature": _same("FP32", "temperature"),
+    "top_k": Input("INT32", Parameter("top_k", single(top_k))),
+    "top_p": Input("FP32", Parameter("top_p", _top_p)),
+    "min_p": _same("FP32", "min_p"),
+    "repetition_penalty": _same("FP32", "repetition_penalty"),
+    "presence_penalty": _same("FP32", "presence_penalty"),
+    "frequency_penalty": _same("FP32", "frequency_penalty"),
+    "no_repeat_ngram_size": Input("INT32", TENSORS["no_repeat_ngram_size"]),
+    "min_length": Input("INT32", TENSORS["min_length"]),
+    "min_tokens": Input("INT32", TENSORS["min_length"]),
+    "random_seed": Input("UINT64", TENSORS["random_seed"]),
+    "seed": Input("UINT64", TENSORS["random_seed"]),
+    "ignore_eos": Input("BOOL", Parameter("ignore_eos", _FLAG)),
+    "stop": Input("BYTES", Parameter("stop", _stop)),
+    "beam_width": Input("INT32", Parameter("num_beams", single(integer(1)))),
+    "length_penalty": _same("FP32", "length_penalty"),
+    "early_stopping": Input("INT32", TENSORS["early_stopping"]),
+    "num_return_sequences": Input("INT32", Parameter("n", single(integer(1)))),
+    "return_log_probs": Input("BOOL", Parameter("return_log_probs", _FLAG)),
+    "return_context_logits": Input("BOOL", Parameter("return_context_logits", _FLAG)),
+    "return_generation_logits": Input("BOOL", Parameter("return_generation_logits", _FLAG)),
+    "return_finish_reason": Input("BOOL", Parameter("finish_reason", _FLAG)),
+    "return_cumulative_logprob": Input("BOOL", Parameter("cumulative_logprob", _FLAG)),
+    "return_num_input_tokens": Input("BOOL", Parameter("num_input_tokens", _FLAG)),
+    "return_num_output_tokens": Input("BOOL", Parameter("num_output_tokens", _FLAG)),
+    "guided_decoding_guide_type": Input("BYTES", Parameter("", _guide)),  # `joined` takes it away
+    "guided_decoding_guide": Input("BYTES", Parameter("guide", _guide)),
+    "lora_task_id": Input("UINT64", TENSORS["lora_task_id"]),
+    "lora_id": Input("UINT64", TENSORS["lora_task_id"]),
+    "lora_name": Input("BYTES", Parameter("adapter", _adapter_name, informed=True)),
+    # the llmapi model's
+    "streaming": Input("BOOL", Parameter("stream", _FLAG)),
+    "sampling_param_max_tokens": _same("INT32", "max_new_tokens"),
+    "sampling_param_temperature": _same("FP32", "temperature"),
+    "sampling_param_top_k": Input("INT32", Parameter("top_k", single(top_k))),
+    "sampling_param_top_p": Input("FP32", Parameter("top_p", _top_p)),
+    "sampling_param_stop": Input("BYTES", Parameter("stop", _words)),
+    "sampling_param_seed": Input("UINT64", TENSORS["random_seed"]),
+    "sampling_param_best_of": _same("INT32", "best_of"),
+    "sampling_param_presence_penalty": _same("FP32", "presence_penalty"),
+    "sampling_param_frequency_penalty": _same("FP32", "frequency_penalty"),
+    "sampling_param_exclude_input_from_output": Input("BOOL", Parameter("exclude_prompt", _FLAG)),
+    # what no engine here can do
+    "decoder_text_input": _never("BYTES", "there are no encoder-decoder models"),
+    "image_input": _never("FP16", _MEDIA),
+    "image_bytes_input": _never("UINT8", _MEDIA),
+    "image_url_input": _never("BYTES", _MEDIA),
+    "image_url": _never("BYTES", _MEDIA),
+    "prompt_embedding_table": _never("FP16", _EMBEDDINGS),
+    "prompt_table_extra_id": _never("UINT64", _EMBEDDINGS),
+    "prompt_vocab_size": _never("INT32", _EMBEDDINGS),
+    "embedding_bias_words": _never("BYTES", _BIAS),
+    "embedding_bias_weights": _never("FP32", _BIAS),
+    "lora_weights": Input("FP16", TENSORS["lora_weights"]),
+    "lora_config": Input("INT32", TENSORS["lora_config"]),
+    "lora_path": _never("BYTES", "register the adapter, then name it by lora_name or lora_task_id"),
+    "return_stop_reason": _never("BOOL", "which of the stop words ended an answer is not told; see finish_reason"),
+    "return_perf_metrics": _never("BOOL", _METRICS),
+    "return_kv_cache_reuse_stats": _never("BOOL", _METRICS),
+    "sampling_param_return_perf_metrics": _never("BOOL", _METRICS),
+}
+"""All but the prompt; the fields that Sampling lacks are `Found.others`."""
+
+TABLE = Table({name: input.parameter for name, input in INPUTS.items()})
+
+LLMAPI = ("sampling_param_", "streaming")
+"""What the names begin with that only the llmapi model has: its answers leave the prompt out unless told otherwise."""
+
+
+# -- what several inputs say together ------------------------------------------------------------------------------
+
+
+def joined(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs with the guide's two in one.
+
+    Raises:
+        InvalidParameter: one of the two lacks the other, or there is no such type.
+    """
+    found = dict(given)
+    kind = _unpacked(found.pop("guided_decoding_guide_type", ""))
+    guide = _unpacked(found.pop("guided_decoding_guide", ""))
+    if kind == "":
+        if guide != "":
+            raise InvalidParameter(f"guided_decoding_guide={show(guide)}: needs guided_decoding_guide_type")
+        return found
+    if not isinstance(kind, str) or kind not in _GUIDES:
+        raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDES)}")
+    return {**found, "guided_decoding_guide": {kind: guide}}
+
+
+def samples(given: Mapping[str, Any]) -> bool:
+    """Whether tokens are drawn: TensorRT-LLM says so by these three (its LLM API's rule; top_p 0 is off, as in Triton).
+
+    Raises:
+        InvalidParameter: beams are asked for as well.
+    """
+    temperature = _number(given, "temperature", "sampling_param_temperature")
+    k = _number(given, "top_k", "sampling_param_top_k")
+    p = _number(given, "top_p", "sampling_param_top_p")
+    beams = _number(given, "beam_width")
+    if temperature == 0 or k == 1:
+        return False
+    if beams is None or beams <= 1:
+        return temperature is not None or bool(k and k > 1) or bool(p)
+    if temperature not in (None, 1) or (k and k > 1) or (p and p < 1):
+        raise InvalidParameter(
+            f"beam_width={beams}: beam search does not sample; leave out temperature, top_k and top_p"
+        )
+    return False
+
+
+def _number(given: Mapping[str, Any], *names: str) -> float | None:
+    """The value of the first of `names` that is there; of what is no number, the table's readers tell."""
+    for name in names:
+        if name in given:
+            value = _unpacked(given[name])
+            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None
+
+
+def _unpacked(value: Any) -> Any:
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value

@@ -1,0 +1,207 @@
+"""Triton's generate extension (seed 002), as its TensorRT-LLM models have it.
+
+What a real Triton server says stands in the contract generate_apis.md, in its section on one that was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.values import Names, Request, Sampling
+from handler.protocols.base import Answer, Call, Context
+from handler.protocols.parameters import MAX_NAME, Found, read_all, show
+from handler.protocols.readers import reported
+from handler.protocols.tensors.outputs import wanted
+from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, joined, samples
+from handler.protocols.triton.response import Asked, OneEventReply, OneResponse, ResponseReply, StreamReply, refusal
+
+VERSION = "1"
+"""Of the one model."""
+
+Datatypes = Mapping[str, str]
+"""Names of tensors, each with Triton's type for it."""
+
+_EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
+
+
+class Route(Enum):
+    """How many responses there are: what the path says, or the body's `stream` where one path is for both."""
+
+    GENERATE = "generate"
+    STREAM = "generate_stream"
+    SHAPE = "shape"
+
+
+class Triton:
+    """`/generate` and `/generate_stream`, and a body with `text_input` at other routes."""
+
+    any_media = True  # Triton looks at no content type
+
+    def __init__(self, route: Route) -> None:
+        self.name = f"triton_{route.value}"
+        self._route = route
+
+    def parse(self, body: Any, context: Context) -> Call:
+        if not isinstance(body, dict):
+            raise InvalidPayload("attempt to get members for non-object")
+        id = body.get("id", "")
+        if not isinstance(id, str):
+            raise InvalidPayload("Unable to parse 'id': attempt to access JSON non-string as string")
+        if len(id) > MAX_NAME:  # each response repeats it
+            raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; at most {MAX_NAME}")
+        given, unknown = _read_names(body)
+        prompt = _read_prompt(given, id, context)
+        given = joined(given)
+        found = read_all(given, context, defaults={"do_sample": samples(given)}, table=TABLE)
+        ignored = reported(unknown, body, context)
+        streams = self._streams(found)
+        request = _request(prompt, found, ignores_end=given.get("ignore_eos") in (True, [True]))
+        fixed = {**({"id": id} if id else {}), "model_name": context.model_names[0], "model_version": VERSION}
+        asked = Asked(
+            request,
+            fixed,
+            wanted((), _tensors(found), -1),
+            frozenset(name for name in _EXTRAS if found.others.get(name)),
+            "" if _without_prompt(given, found, streams) else prompt,
+        )
+        if streams:
+            _check_one(request.sampling, found)
+            return Call((request,), StreamReply(asked), ignored, streams=True)
+        if self._route is Route.STREAM:
+            return Call((request,), OneEventReply(asked), ignored, streams=True)
+        return Call((request,), ResponseReply(asked), ignored)
+
+    def _streams(self, found: Found) -> bool:
+        """Whether there is a response a token.
+
+        `/generate_stream` streams unless told otherwise: its path says so, where TensorRT-LLM waits for `stream`.
+        """
+        stream = found.others.get("stream")
+        if self._route is Route.STREAM:
+            return stream is not False
+        if stream and self._route is Route.GENERATE:
+            raise OneResponse
+        return bool(stream)
+
+    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+        return refusal(error)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The inputs, flat or under `parameters`, and the names that are none.
+
+    Those may hold what Triton takes for a request's parameters: it does not ask whether anyone reads them.
+    """
+    parameters = body.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidPayload("Expected JSON object for keyword: 'parameters'")
+    given: dict[str, Any] = {}
+    unknown: list[str] = []
+    for prefix, names in (("", body), ("parameters.", parameters)):
+        for name, value in names.items():
+            if not prefix and name in ("id", "parameters"):
+                continue
+            if value is None or isinstance(value, dict) or (isinstance(value, list) and not _is_input(name)):
+                where = "Converting keyword: 'parameters': " if prefix else ""
+                kinds = "It should be either 'int', 'bool', or 'string'."
+                raise InvalidParameter(f"{where}parameter '{name[:64]}' has invalid type. {kinds}")
+            if not _is_input(name):
+                unknown.append(prefix + name)
+            elif name in given:
+                raise InvalidPayload(f"input '{name}' already exists in request")
+            else:
+                given[name] = value
+    return given, unknown
+
+
+def _is_input(name: str) -> bool:
+    return name == PROMPT or name in INPUTS
+
+
+def _read_prompt(given: dict[str, Any], id: str, context: Context) -> str:
+    """Takes the prompt from the inputs."""
+    if PROMPT not in given:
+        one = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(given)} inputs"
+        raise InvalidPayload(
+            f"[request id: {id or '<id_unknown>'}] {one} for model '{context.model_names[0]}'. Got input(s) "
+            f"{sorted(given)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
+        )
+    prompt = given.pop(PROMPT)
+    if isinstance(prompt, list):
+        if len(prompt) != 1:
+            raise InvalidPayload(f"The schema can not convert input '{PROMPT}' to tensor with proper shape")
+        (prompt,) = prompt
+    if not isinstance(prompt, str):
+        raise InvalidPayload(f"Unable to parse '{PROMPT}': attempt to access JSON non-string as string")
+    return prompt
+
+
+def _request(prompt: str, found: Found, *, ignores_end: bool) -> Request:
+    sampling, names, end_id = found.sampling, found.names, found.others.get("end_id")
+    if end_id is not None:  # in the place of the model's own end token
+        if ignores_end:
+            raise InvalidParameter(f"end_id={end_id}: contradicts ignore_eos=true")
+        sampling = replace(sampling, stop_token_ids=(end_id,))
+    ranked = sampling.num_sequences > 1 or bool(found.others.get("cumulative_logprob"))
+    return Request(
+        prompt=prompt,
+        sampling=replace(sampling, logprobs=ranked or bool(found.others.get("return_log_probs"))),
+        adapter=found.others.get("adapter"),
+        end_id=end_id,
+        names=Names(
+            prompt=PROMPT,
+            max_new_tokens=names.get("max_new_tokens", "max_tokens"),
+            stop_token_ids="end_id",
+            logits=names.get("return_generation_logits", "return_context_logits"),
+            guide="guided_decoding_guide",
+        ),
+    )
+
+
+def _tensors(found: Found) -> Mapping[str, bool | None]:
+    return {
+        "return_log_probs": found.others.get("return_log_probs"),
+        "return_context_logits": found.sampling.return_context_logits,
+        "return_generation_logits": found.sampling.return_generation_logits,
+    }
+
+
+def _without_prompt(given: Mapping[str, Any], found: Found, streams: bool) -> bool:
+    """TensorRT-LLM's text begins with the prompt; not in a stream, and not from its llmapi model, unless told so."""
+    exclude = found.others.get("exclude_prompt")
+    if exclude is not None:
+        return bool(exclude)
+    return streams or any(name.startswith(LLMAPI) for name in given)
+
+
+def _check_one(sampling: Sampling, found: Found) -> None:
+    for field in ("n", "best_of", "num_beams"):
+        if (count := getattr(sampling, field)) > 1:
+            raise InvalidParameter(f"{found.names[field]}={show(count)}: must be 1 when streaming")
+
+
+# -- what the model is said to have ------------------------------------------------------------------------------
+
+
+def inputs() -> Datatypes:
+    """All that a request may hold, the required one first."""
+    return {PROMPT: "BYTES", **{name: one.datatype for name, one in INPUTS.items()}}
+
+
+def outputs() -> Datatypes:
+    """All that a response may hold, beside its names."""
+    floats = ("cum_log_probs", "output_log_probs", "context_logits", "generation_logits", "cumulative_logprob")
+    counts = ("num_input_tokens", "num_output_tokens")
+    return {
+        "text_output": "BYTES",
+        "finish_reason": "BYTES",
+        **dict.fromkeys(floats, "FP32"),
+        **dict.fromkeys(counts, "INT32"),
+    }

@@ -1,0 +1,213 @@
+"""Answers of Triton's generate extension being written: one response, or one a token; and what it says of errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.errors import (
+    GenerationFailed,
+    InternalError,
+    InvalidPayload,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotJson,
+    ServingError,
+    TooSlow,
+    Unavailable,
+)
+from handler.core.framing import JSON, SSE, around
+from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
+from handler.protocols.base import Answer
+from handler.protocols.reply import Continuation, WholeReply, finish_of, returned
+from handler.protocols.tensors.outputs import Generated, Lines, Wanted, document
+
+EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")
+
+_REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
+"""TensorRT-LLM's names."""
+
+
+# -- errors ------------------------------------------------------------------------------------------------------
+
+
+class OneResponse(InvalidPayload):
+    """`/generate` was asked for a stream. Triton tells it under 200, the status of the responses that it had."""
+
+    status = 200
+
+    def __init__(self) -> None:
+        super().__init__(
+            "generate expects model to produce exactly 1 response, use generate stream for model that generates "
+            "various number of responses"
+        )
+
+
+def refusal(error: ServingError) -> Answer:
+    """The answer to a request that no response has been sent to.
+
+    Triton itself has 500 for values of a wrong type and for bodies that are not JSON; its own document says 400.
+    """
+    kept = OneResponse, InternalError, MethodNotAllowed, ModelNotFound, TooSlow, Unavailable
+    status = error.status if isinstance(error, kept) else 400
+    message = error.message
+    if isinstance(error, NotJson):
+        message = f"failed to parse the request JSON buffer: {message}"
+    elif isinstance(error, MethodNotAllowed):
+        message = "Method Not Allowed"
+    elif isinstance(error, ModelNotFound):
+        message = _not_found(error)
+    return Answer(status, JSON.content_type, JSON.encode({"error": message}))
+
+
+def _not_found(error: ModelNotFound) -> str:
+    if error.version in ("", "1"):
+        return f"Request for unknown model: '{error.name}' is not found"
+    if error.version.isascii() and error.version.isdecimal():
+        return f"Request for unknown model: '{error.name}' version {error.version} is not found"
+    return "Not Found"  # Triton's routes have versions of digits only
+
+
+# -- responses ---------------------------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """What a request wants in its responses.
+
+    Attributes:
+        fixed: what each of them says: the request's id and the model.
+        tensors: those of `outputs` that stand beside the text.
+        extras: the others: finish_reason, cumulative_logprob, num_input_tokens, num_output_tokens.
+        before: the prompt, where the text begins with it.
+    """
+
+    request: Request
+    fixed: Mapping[str, str]
+    tensors: Wanted | None
+    extras: frozenset[str]
+    before: str
+
+    def response(self, text: str | Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+        """Names in alphabetical order; of `values`, tensors of one element by themselves, others flat."""
+        found = {**self.fixed, **{name: _flat(value) for name, value in values.items()}, "text_output": text}
+        return dict(sorted(found.items()))
+
+
+def _flat(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    while value and isinstance(value[0], list):
+        value = list(itertools.chain.from_iterable(value))
+    return value[0] if len(value) == 1 else value
+
+
+class ResponseReply(WholeReply):
+    """One response: the text, or a list of them where several sequences were asked for."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked.request.sampling.num_sequences)
+        self._asked = asked
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        return finish_of(self._asked.request, delta)
+
+    def _document(self) -> dict[str, Any]:
+        asked = self._asked
+        sequences = self._returned()
+        texts = [asked.before + one.text for one in sequences]
+        lengths = [sum(token.id >= 0 for token in one.tokens) for one in sequences]
+        extras: dict[str, Any] = {
+            "finish_reason": [_REASONS.get(one.finish) for one in sequences],
+            "cumulative_logprob": [one.logprob for one in sequences],
+            "num_input_tokens": self._num_prompt_tokens,
+            "num_output_tokens": lengths,
+        }
+        values = {name: extras[name] for name in asked.extras}
+        if asked.tensors is not None:
+            generated = [Generated(one.tokens, one.rows) for one in sequences]
+            values |= document(asked.tensors, generated, self._context)
+        return asked.response(texts[0] if len(texts) == 1 else texts, values)
+
+    def _returned(self) -> list[Continuation]:
+        """In the order of their seeds, unless the best of more were asked for; beams as the engine ranks them."""
+        sampling = self._asked.request.sampling
+        if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
+            return self._sequences
+        ranked = returned([one.logprob for one in self._sequences], sampling)
+        count = sampling.n if sampling.n > 1 or sampling.num_beams == 1 else sampling.num_beams
+        return [self._sequences[index] for index in ranked[:count]]
+
+    def refused(self, error: ServingError) -> Answer:
+        return refusal(error)
+
+
+class _Events:
+    """What all replies on a stream's route say of a failure."""
+
+    content_type = EVENTS.content_type
+
+    def refused(self, error: ServingError) -> Answer:
+        """An event where the model failed, as its first response; what comes before the model is plain JSON."""
+        answer = refusal(error)
+        if not isinstance(error, GenerationFailed):
+            return answer
+        return Answer(answer.status, self.content_type, EVENTS.before + answer.body + EVENTS.after)
+
+
+class OneEventReply(_Events, ResponseReply):
+    """The whole response as the only event."""
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        data = super().feed(index, delta)
+        return EVENTS.before + data + EVENTS.after if data else b""
+
+
+class StreamReply(_Events):
+    """An event a token."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._before = asked.before
+        self._lines = None if asked.tensors is None else Lines(asked.tensors)
+        self._num_prompt_tokens = 0
+        self._logprob = 0.0
+        self._around: tuple[bytes, bytes] | None = None  # what stands about the text where nothing else changes
+        if self._lines is None and asked.extras <= {"finish_reason"}:
+            self._around = around(lambda text: EVENTS.encode(asked.response(text, {})))
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self.finished = delta.finish is not None
+        if delta.error is not None:
+            return EVENTS.encode({"error": delta.error.message})
+        if self._lines is not None:
+            self._lines.take(delta)
+        if delta.finish is None:
+            return b"".join([self._event(token) for token in delta.tokens])
+        *tokens, last = delta.tokens or (NO_TOKEN,)
+        finish = finish_of(self._asked.request, delta)
+        return b"".join([*map(self._event, tokens), self._event(last, finish)])
+
+    def _event(self, token: Token, finish: Finish | None = None) -> bytes:
+        text = token.text
+        if self._before:
+            text, self._before = self._before + text, ""
+        extras = self._asked.extras
+        if self._around is not None and (finish is None or not extras):  # nearly all
+            before, after = self._around
+            return before + JSON.encode(text) + after
+        self._logprob += token.logprob or 0.0
+        values: dict[str, Any] = {} if self._lines is None else self._lines.line(token)
+        beside = {
+            "cumulative_logprob": self._logprob,
+            "num_input_tokens": self._num_prompt_tokens,
+            "num_output_tokens": int(token.id >= 0),
+        }
+        values |= {name: value for name, value in beside.items() if name in extras}
+        if finish is not None and "finish_reason" in extras:
+            values["finish_reason"] = _REASONS.get(finish)
+        return EVENTS.encode(self._asked.response(text, values))

@@ -1,0 +1,98 @@
+"""What parameters must be to each other, and to the engine; and how a refusal names one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidParameter
+from handler.core.values import Sampling
+from handler.protocols.base import Context
+
+SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
+"""Sampling fields that have no effect on a greedy choice."""
+
+_NOT_WITH_BEAMS: Sequence[str] = (
+    "prompt_logprobs", "top_logprobs", "min_new_tokens", "ignore_eos", "guide", "logit_bias",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "bad_sequences",
+    "bad_token_ids",
+)  # fmt: skip
+"""Sampling fields that the engines' beam searches do not honour."""
+
+_ONLY_WITH_BEAMS: Sequence[str] = ("length_penalty", "early_stopping")
+
+DEFAULTS = {field.name: field.default for field in fields(Sampling)}
+
+
+class Named(NamedTuple):
+    """A parameter as the client gave it."""
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}={show(self.value)}"
+
+    def refused(self, why: str) -> InvalidParameter:
+        return InvalidParameter(f"{self}: {why}")
+
+
+def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Context) -> None:
+    """What parameters must be to each other."""
+
+    def named(field: str) -> Named:
+        return names.get(field) or Named(field, getattr(sampling, field))
+
+    if sampling.min_new_tokens > sampling.max_new_tokens:
+        raise named("min_new_tokens").refused(f"must be at most max_new_tokens={sampling.max_new_tokens}")
+    if "best_of" in names and sampling.best_of < sampling.n:
+        raise named("best_of").refused(f"must be at least n={sampling.n}")
+    for field in ("n", "best_of", "num_beams"):
+        if getattr(sampling, field) > context.max_sequences:
+            raise named(field).refused(f"must be at most {context.max_sequences} (option.max_rolling_batch_size)")
+    if sampling.guide is not None:
+        for field in ("ignore_eos", "min_new_tokens"):
+            if getattr(sampling, field) != DEFAULTS[field]:
+                raise named(field).refused(f"a guide says itself where an answer ends; leave out {named('guide').name}")
+    if sampling.num_beams > 1:
+        if sampling.do_sample:
+            raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")
+        if max(sampling.n, sampling.best_of) > sampling.num_beams:
+            raise named("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
+        refuse, why = _NOT_WITH_BEAMS, "is not available with num_beams > 1"
+    else:
+        refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
+    for field in refuse:
+        if getattr(sampling, field) != DEFAULTS[field]:
+            raise named(field).refused(why)
+
+
+def check_support(sampling: Sampling, names: Mapping[str, Named], context: Context) -> None:
+    """What the engine lacks must not be asked for."""
+    for field, why in context.lacks.items():
+        value = getattr(sampling, field)
+        greedy = field in SAMPLED and not sampling.do_sample
+        # The chosen token's own log-probability comes with every answer: one "alternative" asks for no more than that.
+        neutral = value == DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
+        if not greedy and not neutral:
+            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} lacks it: {why}")
+
+    for field, most in context.most.items():
+        value = getattr(sampling, field)
+        if value > most and not (field in SAMPLED and not sampling.do_sample):
+            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} takes at most {most:g}")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
+def show(value: Any) -> str:
+    """A value in a message, cut short."""
+    text = ""
+    for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # millions would take seconds
+        text += piece
+        if len(text) > 80:
+            return text[:77] + "..."
+    return text

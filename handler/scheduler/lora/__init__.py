@@ -1,0 +1,1 @@
+"""LoRA adapters: which there are, and how they change."""

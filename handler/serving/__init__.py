@@ -1,0 +1,1 @@
+"""A loaded model and its requests in flight, whatever drives it."""

@@ -1,0 +1,110 @@
+"""Drives a batcher from an event loop: every message of the engine is one wake-up, whatever it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from handler.core.errors import InternalError
+from handler.core.text import Prompt
+from handler.core.values import Delta, Finish, Request
+from handler.http.streaming import Writer
+from handler.scheduler.batcher import Batcher
+
+log = logging.getLogger("handler.pump")
+
+Sink = Callable[[Delta], None]
+
+_TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too long
+_SHORT_TICK = 0.2  # while no engine is ready, or requests wait
+
+
+class Pump:
+    """All methods belong to the event loop's thread.
+
+    Attributes:
+        sinks: who gets a delta, by the batcher's id.
+        num_tokens: that have come so far.
+    """
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self.sinks: dict[int, Sink] = {}
+        self.num_tokens = 0
+        self._chunks: list[tuple[Writer, bytes, bool]] = []
+        self._loop = asyncio.get_running_loop()
+        self._fd: int | None = None
+        self._timer = self._loop.call_later(_SHORT_TICK, self._tick)
+
+    def watch(self, fd: int | None) -> None:
+        """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+        self._fd = fd
+        if fd is not None:
+            self._loop.add_reader(fd, self._step)
+        else:  # the next one is started by a tick
+            self._tick_in(_SHORT_TICK)
+
+    def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
+        """`sink` gets the request's deltas until the finishing one, `started` is called when the engine gets it.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
+        id = self._batcher.submit(request, prompt, started)
+        self.sinks[id] = sink
+        return id
+
+    def cancel(self, id: int) -> None:
+        if self.sinks.pop(id, None) is not None:
+            self._batcher.cancel(id)
+
+    def write(self, writer: Writer, data: bytes, *, last: bool) -> None:
+        """Send `data` at the end of this step.
+
+        All of a step's chunks are written in a row: a write between two computations finds its reader asleep again,
+        and waking it costs more than all that we compute for a token.
+        """
+        self._chunks.append((writer, data, last))
+
+    def close(self) -> None:
+        self.watch(None)
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._step()
+        nobody_waits = self._batcher.ready and not self._batcher.num_queued
+        self._tick_in(_TICK if nobody_waits else _SHORT_TICK)
+
+    def _tick_in(self, seconds: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._tick)
+
+    def _step(self) -> None:
+        sinks = self.sinks
+        for delta in self._batcher.step():
+            self.num_tokens += len(delta.tokens)
+            sink = sinks.get(delta.id)
+            if sink is None:
+                continue
+            try:
+                sink(delta)
+            except Exception as error:  # one client's answer must not stop the others'
+                log.exception("an answer could not be written: a bug")
+                self.cancel(delta.id)
+                failure = InternalError.of(error)
+                with contextlib.suppress(Exception):
+                    sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was written; a step does so at its end, who writes at another time does it himself."""
+        chunks, self._chunks = self._chunks, []
+        for writer, data, last in chunks:
+            try:
+                writer.write(data, last=last)
+            except Exception:
+                log.exception("a chunk could not be sent: a bug")

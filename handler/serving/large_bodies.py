@@ -1,0 +1,207 @@
+"""Large request bodies, read in a process of their own.
+
+Parsing JSON holds the GIL until it is done, and so does freeing what came of it: a list of 30 million numbers stops
+all other requests for seconds. So a copy of a small process parses, checks how much there is, and sends only what is
+little enough, in parts that take milliseconds each to unpickle.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from handler.core.errors import NotJson, Overloaded, TooLarge, Unavailable
+from handler.core.values import Request
+from handler.engines.structured_output.sandbox import NotTried, Purpose, TooMuch, TooMuchMemory, TrialProcess
+from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
+from handler.protocols.readers import decode, decode_text
+
+T = TypeVar("T")
+
+LARGE = 1 << 20  # bytes from which on a body is read here
+
+MAX_VALUES = 1 << 17  # objects, lists, texts and names of a large body
+MAX_NUMBERS = 1 << 21
+MAX_TEXT = 1 << 23  # characters of one text
+
+SECONDS = 20.0  # of computing
+_PATIENCE = 120.0  # seconds by the clock
+_MEMORY = 256 << 20  # bytes, and
+_MEMORY_FACTOR = 12  # for each of the body's
+_NICE = 2
+_THREADS = 2  # bodies that are read at a time
+MAX_WAITING = 16  # bodies, those being read included
+
+_LONG = 1 << 18  # characters of a prompt, or ids
+
+_SHORT = 64  # characters of a text, and numbers of a list, that are not sent apart
+_PART = 1 << 16  # characters or numbers in a part, about
+
+_PURPOSE = Purpose("large request bodies", "are read")
+_NUMBERS = {int, float}
+
+
+class LargeBodies:
+    """Reads large bodies, on threads that wait for the process. It is started by the first one. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._process = TrialProcess(_make, _PURPOSE)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="large-bodies")
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Have a function called on one of the threads.
+
+        Raises:
+            Overloaded: too many wait.
+        """
+        with self._lock:
+            if self._num_waiting >= MAX_WAITING:
+                raise Overloaded(f"{MAX_WAITING} large request bodies are being read")
+            self._num_waiting += 1
+        future = self._threads.submit(function, *arguments)
+        future.add_done_callback(self._ended)
+        return future
+
+    def decode(self, body: bytes, *, plain: bool) -> Any:
+        """The body as a value. Call it on one of the threads: the process ends with the thread that started it.
+
+        Args:
+            plain: it is text, the value of `inputs`.
+
+        Raises:
+            NotJson: as `schemas.reading.decode`.
+            TooLarge: it holds too much, or to read it takes too much.
+            Unavailable: the process cannot be had.
+        """
+        memory = _MEMORY + _MEMORY_FACTOR * len(body)
+        job = Job(plain, Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
+        try:
+            parts, _ = self._process.done(job, body)
+        except TooMuchMemory:
+            raise TooLarge(f"the body needs more than {memory >> 20} MiB to be read") from None
+        except TooMuch:
+            raise TooLarge(f"the body needs more than {SECONDS:g} s to be read, or breaks what reads it") from None
+        except NotTried as error:
+            raise Unavailable(f"the body cannot be read: {error}") from None
+        return _Unpickler(parts.pop(), parts).load()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where it runs."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ended(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+
+
+def is_long(request: Request) -> bool:
+    """Whether a thread that turns its prompt into ids is busy with it for so long that others must not wait."""
+    texts = (request.prompt, request.prompt_ids or (), *(message["content"] for message in request.messages))
+    return sum(map(len, texts)) >= _LONG
+
+
+# -- in the process ----------------------------------------------------------------------------------------------
+
+
+def _make() -> Work:
+    return _read
+
+
+def _read(plain: bool, data: memoryview) -> Iterator[Any]:
+    """Parts of the value, and at last its pickle, which names them."""
+    gc.disable()  # there is nothing to be found, in millions of objects
+    value = {"inputs": decode_text(data)} if plain else decode(data)
+    check_amount(value)
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(value)
+    except RecursionError:  # it takes more of the stack than parsing
+        raise NotJson("the body is not valid JSON: nested too deeply") from None
+    yield from pickler.parts()
+    yield file.getvalue()
+
+
+def check_amount(value: Any) -> None:
+    """Raises TooLarge where a value holds more than what can be handled between two tokens of others."""
+    num_values = num_numbers = 0
+    pending: list[Any] = [[value]]
+    while pending:
+        item = pending.pop()
+        members = itertools.chain(item, item.values()) if isinstance(item, dict) else item
+        for member in itertools.islice(members, MAX_VALUES + MAX_NUMBERS + 1):
+            if isinstance(member, str | list | dict):
+                num_values += 1
+                if not isinstance(member, str):
+                    pending.append(member)
+                elif len(member) > MAX_TEXT:
+                    raise TooLarge(f"the body has a text of {len(member)} characters; at most {MAX_TEXT} are read")
+            else:
+                num_numbers += 1
+        if num_values > MAX_VALUES:
+            raise TooLarge(f"the body holds more than {MAX_VALUES} texts, names, lists and objects")
+        if num_numbers > MAX_NUMBERS:
+            raise TooLarge(f"the body holds more than {MAX_NUMBERS} numbers")
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves long texts, and long lists of numbers, to `parts`."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._apart: list[str | list[Any]] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        is_text = type(value) is str
+        if not is_text and type(value) is not list:
+            return None
+        if len(value) <= _SHORT or not (is_text or _NUMBERS.issuperset(map(type, value))):
+            return None
+        self._apart.append(value)
+        return len(self._apart) - 1
+
+    def parts(self) -> Iterator[list[tuple[int, Any]]]:
+        """Texts and lists in their order, a list that is longer than a part in several."""
+        part: list[tuple[int, Any]] = []
+        size = 0
+        for index, value in enumerate(self._apart):
+            step = len(value) if isinstance(value, str) else _PART
+            for start in range(0, len(value), step):
+                piece = value[start : start + step]
+                part.append((index, piece))
+                size += len(piece)
+                if size >= _PART:
+                    yield part
+                    part, size = [], 0
+        yield part
+
+
+class _Unpickler(pickle.Unpickler):
+    """The other end of `_Pickler`."""
+
+    def __init__(self, data: bytes, parts: list[list[tuple[int, Any]]]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._found: dict[int, Any] = {}
+        for part in parts:
+            for index, piece in part:
+                if index in self._found:
+                    self._found[index].extend(piece)
+                else:
+                    self._found[index] = piece
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._found.pop(pid)

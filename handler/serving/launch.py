@@ -1,0 +1,211 @@
+"""From options to a running engine: which engine, which model, what it needs to know."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from pathlib import Path
+
+from handler import __version__, engines
+from handler.config.loader import BY_ROLLING_BATCH, Config
+from handler.core.errors import ConfigError
+from handler.core.framing import FRAMINGS
+from handler.engines.base import EngineConfig, Tokenizer
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import RemoteEngine
+from handler.engines.structured_output.validator import GuideChecks
+from handler.plugins.loading import Formatters, choose, find_formatters
+from handler.protocols.base import Context
+from handler.scheduler.batcher import Batcher
+from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry, adapters_of
+
+log = logging.getLogger("handler.launch")
+
+_MOST_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
+"""How many adapters SageMaker means to have in the container at once."""
+
+
+def choose_engine(config: Config) -> str:
+    """The engine's name, installed and able to run the model.
+
+    Raises:
+        ConfigError: the options contradict each other, or the engine is not installed.
+    """
+    name = config.engine
+    if not name:
+        raise ConfigError(
+            f"option.rolling_batch={config.rolling_batch} asks for {BY_ROLLING_BATCH[config.rolling_batch]}, "
+            f"but option.llm_engine={config.llm_engine}"
+        )
+    if not engines.entry(name).spreads and config.tensor_parallel_degree not in ("1", "max"):
+        raise ConfigError(
+            f"option.tensor_parallel_degree={config.tensor_parallel_degree}: the engine {name} runs on one device"
+        )
+    return name
+
+
+def engine_spec(config: Config) -> Spec:
+    """What a worker is to load; fetches or converts the model's files where that is needed.
+
+    Raises:
+        ConfigError: there is no such engine or model.
+    """
+    name = choose_engine(config)
+    try:
+        model = engines.prepare(name, config.model_id, config.dtype, config.engine_options)
+    except OSError as error:
+        raise ConfigError(f"the model's files cannot be had: {error}") from error
+    return Spec(
+        name,
+        EngineConfig(
+            model=model,
+            dtype=config.dtype,
+            max_sequences=config.max_rolling_batch_size,
+            max_tokens_per_step=config.max_num_batched_tokens,
+            max_total_tokens=config.max_model_len,
+            cache_gib=config.kv_cache_gib,
+            prefix_cache=config.enable_prefix_caching,
+            devices=config.tensor_parallel_degree,
+            options=config.engine_options,
+        ),
+    )
+
+
+def start_engine(config: Config, spec: Spec) -> RemoteEngine:
+    isolated = engines.entry(spec.engine).isolated
+    if config.engine_isolation != "auto":
+        isolated = config.engine_isolation == "process"
+    return RemoteEngine(
+        spec, isolated=isolated, timeout=config.engine_timeout, load_timeout=config.model_loading_timeout
+    )
+
+
+def guide_checks(spec: Spec, engine: RemoteEngine | None = None) -> GuideChecks | None:
+    """What tries clients' guides; None where the engine takes none, or none can harm it."""
+    if not engines.tries_guides(spec.engine) or "guide" in engines.capabilities(spec.engine, spec.config).lacks:
+        return None
+    seconds = spec.config.options["guide_timeout"]
+    if not seconds:
+        return None
+    return GuideChecks(functools.partial(engines.guide_trial, spec.engine, spec.config), seconds=seconds, engine=engine)
+
+
+def make_batcher(config: Config, engine: RemoteEngine) -> Batcher:
+    return Batcher(
+        engine,
+        max_active=config.max_rolling_batch_size,
+        max_queued=config.job_queue_size,
+        queue_timeout=config.predict_timeout,
+        time_limit=config.request_time_limit or 0.0,
+    )
+
+
+def load_tokenizer(spec: Spec) -> Tokenizer:
+    """The tokenizer of what a worker loads.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    try:
+        return engines.load_tokenizer(spec.engine, spec.config)
+    except ConfigError:
+        raise
+    except Exception as error:  # foreign code reading a foreign file
+        raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says: OpenVINO says it last, after its own source files' names, others at once."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
+
+
+def model_formatters(config: Config, directory: Path | None = None) -> Formatters:
+    """What a model.py brings; importing it runs it.
+
+    Args:
+        config: may name which formatters are meant.
+        directory: where model.py lies; by default beside serving.properties, else in the model's own directory.
+
+    Raises:
+        ConfigError: model.py cannot be used, or an option names what it does not have.
+    """
+    found = find_formatters(directory or _directory(config))
+    try:
+        key, name = "option.input_formatter", config.input_formatter
+        read = choose(found.inputs, name, "input")
+        key, name = "option.output_formatter", config.output_formatter
+        write = None if name in FRAMINGS else choose(found.outputs, name, "output")
+    except ValueError as error:
+        raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} by {key}") from None
+    if write is not None and config.rolling_batch == "disable":
+        raise ConfigError(
+            f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
+            f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
+        )
+    return Formatters(read, write, config)
+
+
+def _directory(config: Config) -> Path | None:
+    """Where DJL would have model.py: beside serving.properties, which lies in the model's own directory if anywhere."""
+    if config.directory is not None:
+        return config.directory
+    return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
+
+
+def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> AdapterHome:
+    """The adapters that lie beside the model, in `adapters/`.
+
+    Args:
+        directory: where serving.properties lies, or would; by default where it does.
+
+    Raises:
+        ConfigError: one of them cannot be used; or the environment's number of adapters is none.
+    """
+    registry = AdapterRegistry(_most_adapters())
+    places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
+    homes = [path for place in dict.fromkeys(places) if place and (path := place.absolute() / "adapters").is_dir()]
+    if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
+        if homes:
+            log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
+        return AdapterHome(registry)
+    at_start: dict[str, Path] = {}
+    for home in homes:
+        for name, path in adapters_of(home).items():
+            if (other := at_start.setdefault(name, path)).resolve() != path.resolve():
+                raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
+    first = next((place for place in places if place and place.is_dir()), None)
+    return AdapterHome(
+        registry, homes[0] if homes else first and first.absolute() / "adapters", dict(sorted(at_start.items()))
+    )
+
+
+def _most_adapters() -> int | None:
+    text = os.environ.get(_MOST_ADAPTERS)
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"environment variable {_MOST_ADAPTERS}={text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Context:
+    able = engines.capabilities(spec.engine, spec.config)
+    return Context(
+        engine=spec.engine,
+        lacks=able.lacks,
+        most=able.most,
+        no_adapters=able.no_adapters,
+        sampling_defaults=able.sampling_defaults,
+        adapters=adapters,
+        output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
+        refuse_unknown=config.unknown_parameters == "refuse",
+        max_sequences=config.max_rolling_batch_size,
+        enable_streaming=config.enable_streaming,
+        model_names=tuple(
+            name for name in (config.model_name, config.model_id, *(config.served_model_name or ())) if name
+        ),
+        fingerprint=f"lmi-{__version__}-{spec.engine}",
+        tool_call_parser=config.tool_call_parser,
+    )

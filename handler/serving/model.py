@@ -1,0 +1,42 @@
+"""A model as a host serves it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from handler.config.loader import Config
+from handler.engines.base import Tokenizer
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import RemoteEngine
+from handler.engines.structured_output.validator import GuideChecks
+from handler.plugins.loading import Formatters
+from handler.protocols import registry
+from handler.protocols.base import Context, Schema
+from handler.scheduler.lora.registry import AdapterHome
+from handler.serving.launch import guide_checks, schema_context
+
+
+class LoadedModel(NamedTuple):
+    """All that a host needs; the engine may still be loading."""
+
+    config: Config
+    engine: RemoteEngine
+    tokenizer: Tokenizer
+    schema: Schema
+    context: Context
+    formatters: Formatters
+    adapters: AdapterHome
+    guides: GuideChecks | None = None
+
+
+def loaded_model(
+    config: Config,
+    spec: Spec,
+    engine: RemoteEngine,
+    tokenizer: Tokenizer,
+    formatters: Formatters,
+    adapters: AdapterHome,
+) -> LoadedModel:
+    schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
+    context = schema_context(config, spec, adapters.registry)
+    return LoadedModel(config, engine, tokenizer, schema, context, formatters, adapters, guide_checks(spec, engine))

@@ -1,0 +1,317 @@
+"""From a request as it arrives, headers and bytes, to what the engine gets: the same for every host."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Adapter, Request
+from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.structured_output.validator import GuideChecks
+from handler.plugins.custom_request import CustomReader
+from handler.plugins.custom_response import with_formatter
+from handler.plugins.loading import Formatters
+from handler.protocols import registry
+from handler.protocols.adapters import agreed, named_adapter, shown
+from handler.protocols.base import Call, Context, Schema
+from handler.protocols.readers import decode, decode_text
+from handler.serving.large_bodies import LARGE, LargeBodies
+from handler.serving.model import LoadedModel
+
+Headers = Mapping[str, str]
+"""A request's headers, names in lower case."""
+
+NO_FORMATTERS = Formatters()
+
+_JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
+"""What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+_REFUSED = (
+    ("x-amzn-sagemaker-session-id", "stateful sessions are"),
+    ("x-amzn-sagemaker-target-model", "multi-model hosting is"),
+)
+"""SageMaker's and DJL's headers that ask for what is not there."""
+
+_ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")
+"""SageMaker's and DJL's headers that name the LoRA adapter of a request."""
+
+MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageMaker lets 25 through
+
+
+class Decoded(NamedTuple):
+    """A body as a value, and what a model.py made of it where one reads bodies."""
+
+    value: Any
+    given: Any = None
+
+
+class Intake:
+    """Reads and checks requests. Thread-safe.
+
+    Args:
+        schema: the dialect of the bodies, where a route has no dialect of its own.
+        context: what the schema needs to know of the rest.
+        tokenizer: the engine's.
+        engine_info: what the engine says of itself; None while it has not been loaded.
+        formatters: what a model.py has the bodies read and the answers written by.
+        guides: tries what clients send; None where nothing has to be tried.
+        routes: the other dialects', by path.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        context: Context,
+        tokenizer: Tokenizer,
+        engine_info: Callable[[], EngineInfo | None],
+        formatters: Formatters = NO_FORMATTERS,
+        guides: GuideChecks | None = None,
+        routes: Mapping[str, Schema] | None = None,
+    ) -> None:
+        self.schema = schema
+        self.routes = routes or {}
+        self.large_bodies = LargeBodies()
+        self.runs_model_py = formatters.input is not None or formatters.output is not None
+        self._output_formatter = formatters.output
+        self._reader: CustomReader | None = None
+        self.input_formatter = "" if formatters.input is None else formatters.input.title  # for messages
+        if formatters.input is not None:
+            keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
+            self._reader = CustomReader(formatters.input, _decoded, keywords)
+        self._any_media = formatters.input is not None and not formatters.input.takes_payload
+        self.context = replace(
+            context,
+            vocabulary=tokenizer.vocabulary,
+            chat_template=tokenizer.chat_template,
+            most_tokens=self._most_tokens,
+        )
+        self.model_name = context.model_names[0]
+        self._tokenizer = tokenizer
+        self._engine_info = engine_info
+        self._guides = guides
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> Intake:
+        """That of a model that a host serves."""
+        engine = loaded.engine
+        return cls(
+            loaded.schema,
+            loaded.context,
+            loaded.tokenizer,
+            lambda: engine.info,
+            loaded.formatters,
+            loaded.guides,
+            registry.routes(loaded.config.root_schema),
+        )
+
+    def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
+        """Turn away, before the body is read, what no body could make good.
+
+        Args:
+            schema: the route's own dialect.
+
+        Raises:
+            InvalidPayload, UnsupportedMedia: naming the header.
+        """
+        for name, what in _REFUSED:
+            if headers.get(name):
+                raise InvalidPayload(f"header {name}: {what} not supported by the engine")
+        self._adapter(headers)
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
+        media = _media_type(headers)
+        if self._any_media if schema is None else schema.any_media:
+            return
+        is_prompt = media == "text/plain" and schema is None
+        if not is_prompt and not _JSON_TYPES.fullmatch(media):
+            others = "" if schema is not None else " or text/plain"
+            raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json{others}")
+
+    def read(self, body: bytes, headers: Headers) -> Call:
+        """What the body asks for, plain text being a prompt.
+
+        Raises:
+            ServingError: what the schema says of a body that it refuses, or FormatterFailed.
+        """
+        return self.parse(self.decode(body, headers), headers)
+
+    def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
+        """The body as a value. Call it for a large one by `large_bodies.submit`.
+
+        Args:
+            schema: the route's own dialect, whose bodies no model.py reads.
+
+        Raises:
+            NotJson, TooLarge, Unavailable, FormatterFailed.
+        """
+        if schema is None and self._reader is not None:
+            return Decoded(*self._reader.read(body, headers))
+        if len(body) >= LARGE:
+            return Decoded(self.large_bodies.decode(body, plain=schema is None and _is_plain(headers)))
+        return Decoded(decode(body) if schema is not None else _decoded(body, headers))
+
+    def close(self) -> None:
+        self.large_bodies.close()
+
+    def parse(self, body: Decoded, headers: Headers, schema: Schema | None = None) -> Call:
+        """What a decoded body asks for.
+
+        Raises:
+            ServingError: what the schema says of a body that it refuses.
+        """
+        call = (schema or self.schema).parse(body.value, self.context)
+        if (adapter := self._adapter(headers)) is not None:
+            call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
+        if schema is not None or self._output_formatter is None:
+            return call
+        compat = self.schema.name == "tgi_compat"
+        return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat)
+
+    def encode(self, request: Request) -> tuple[Request, Prompt]:
+        """The request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
+
+        Raises:
+            InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
+        """
+        if request.prompt_ids is not None:
+            prompt = self._given(request, request.prompt_ids)
+        elif request.messages:
+            prompt = self._tokenizer.encode_chat(request.messages, request.tools)
+        else:
+            try:
+                prompt = self._tokenizer.encode(request.prompt)
+            except PromptTooLong as error:
+                raise error.named(request.names.prompt) from None
+        if request.truncate is not None:
+            prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
+        self._check(request, prompt)
+        return self._filled(request, prompt), prompt
+
+    def try_guide(self, request: Request) -> Future[str] | None:
+        """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""
+        guide = request.sampling.guide
+        return None if guide is None or self._guides is None else self._guides.check(guide)
+
+    def _given(self, request: Request, ids: Sequence[int]) -> Prompt:
+        """A prompt that came as ids."""
+        vocabulary = self._tokenizer.vocabulary
+        if vocabulary is None:
+            raise InvalidPayload(f"'{request.names.prompt}': the engine has no vocabulary of its own; send text")
+        _check_ids(request.names.prompt, ids, vocabulary)
+        return Prompt(request.prompt, list(ids), vocabulary)
+
+    def _adapter(self, headers: Headers) -> Adapter | None:
+        """The adapter that the headers name."""
+        found = None
+        for name in _ADAPTER:
+            given = headers.get(name, "")
+            try:
+                one = named_adapter(given, self.context)
+            except ValueError as error:
+                raise InvalidPayload(f"header {name}: {shown(given)}: {error}") from None
+            found = agreed(found, one, f"header {name}")
+        return found
+
+    def _check(self, request: Request, prompt: Prompt) -> None:
+        num_prompt, wanted, names = len(prompt.ids), request.sampling.max_new_tokens, request.names
+        if not num_prompt:
+            raise InvalidPayload(f"'{names.prompt}' has no tokens")
+        sampling, vocabulary = request.sampling, prompt.vocabulary
+        _check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
+        _check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
+        _check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
+        rows = num_prompt * sampling.return_context_logits
+        rows += wanted * sampling.num_sequences * sampling.return_generation_logits
+        if rows * len(vocabulary) > MAX_LOGITS:
+            raise InvalidParameter(
+                f"{names.logits}: {rows} rows of {len(vocabulary)} logits are too many for an answer; at most "
+                f"{MAX_LOGITS // len(vocabulary)} by a shorter prompt or a smaller {names.max_new_tokens}"
+            )
+        info = self._engine_info()
+        if info is None:  # nothing was ever loaded: the host turns requests away
+            return
+        limit = info.max_total_tokens
+        if num_prompt >= limit:
+            raise PromptTooLong(names.prompt, num_prompt, limit - 1)
+        needed = wanted if request.room is None else min(wanted, request.room)
+        if num_prompt + needed > limit and not request.fill:
+            raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
+
+    def _filled(self, request: Request, prompt: Prompt) -> Request:
+        limit, wanted = self._most_tokens(), request.sampling.max_new_tokens
+        if limit is None:
+            return request
+        left = limit - len(prompt.ids)
+        if not request.fill and wanted <= left:
+            return request
+        return replace(request, sampling=replace(request.sampling, max_new_tokens=left))
+
+    def _most_tokens(self) -> int | None:
+        info = self._engine_info()
+        return None if info is None else info.max_total_tokens
+
+
+def check_guide(request: Request, why: str) -> None:
+    """Raises InvalidParameter where a guide was tried, and `why` says what is wrong with it."""
+    if why:
+        raise InvalidParameter(f"{request.names.guide}: the engine cannot follow it: {why}")
+
+
+def _for_adapter(request: Request, adapter: Adapter) -> Request:
+    return replace(request, adapter=agreed(adapter, request.adapter, "the body"))
+
+
+def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
+    for id in ids:
+        if not 0 <= id < len(vocabulary):
+            raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
+
+
+def request_id(headers: Headers) -> str:
+    """DJL's or SageMaker's own id, or the client's where it sends a harmless one, else a new one."""
+    for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
+        if _REQUEST_ID.fullmatch(found := headers.get(name, "").strip()):
+            return found
+    return str(uuid.uuid4())
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """The answer's header that reports names that mean nothing here.
+
+    They are the client's own text: quoted, so that they fit a header, and cut to what SageMaker lets through.
+    """
+    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
+    return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
+
+
+class FormatterTokenizer:
+    """What input formatters get as `tokenizer`. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text).ids
+
+
+def _decoded(body: bytes, headers: Headers) -> Any:
+    return {"inputs": decode_text(body)} if _is_plain(headers) else decode(body)
+
+
+def _is_plain(headers: Headers) -> bool:
+    """Whether the body is a prompt."""
+    return _media_type(headers) == "text/plain"
+
+
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
