@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app.server import serve
 from tests.formatters_model import ANSWER, LEGACY, LEGACY_ANSWER, LINES, OWN, PAYLOADS, write_model
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer, http
 
 BAD = """
 import time
@@ -90,7 +91,7 @@ def test_the_output_formatter_sees_the_input_formatters_own_fields(lines_server:
 
 
 def test_any_content_type_reaches_an_input_formatter(lines_server: LiveServer) -> None:
-    found = httpx.post(
+    found = http.post(
         lines_server.url + "/invocations", content=b'{"question": "a b"}', headers={"content-type": "text/csv"}
     )
     assert found.text == ANSWER
@@ -223,7 +224,7 @@ def test_one_that_hangs_fails_alone(bad_server: LiveServer, hung: dict[str, Any]
 
 def test_one_that_raises_too_late_is_forgotten(bad_server: LiveServer) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(bad_server.url + "/invocations", json=ask("a", bad_input="late"), timeout=0.5)
+        http.post(bad_server.url + "/invocations", json=ask("a", bad_input="late"), timeout=0.5)
     assert bad_server.post(ask("late b")).status_code == 424
     assert bad_server.post(ask("a b")).text == " a b a"
     time.sleep(1.5)
@@ -232,7 +233,7 @@ def test_one_that_raises_too_late_is_forgotten(bad_server: LiveServer) -> None:
 
 
 def test_a_client_that_leaves_takes_its_formatting_along(bad_server: LiveServer) -> None:
-    with httpx.stream("POST", bad_server.url + "/invocations", json=ask("a b", stream=True, tokens=4000)) as found:
+    with http.stream("POST", bad_server.url + "/invocations", json=ask("a b", stream=True, tokens=4000)) as found:
         assert next(found.iter_bytes())
     assert bad_server.post(ask("a b")).text == " a b a"
 
@@ -249,7 +250,7 @@ def test_an_engines_failure_ends_a_stream_with_an_error(bad_server: LiveServer) 
 def test_a_hung_formatter_does_not_hold_up_the_end(tmp_path: Path) -> None:
     with serve("--engine", "echo", "--properties", str(write_model(tmp_path, BAD))) as server:
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + "/invocations", json=ask("a", bad_input="sleep600"), timeout=0.5)
+            http.post(server.url + "/invocations", json=ask("a", bad_input="sleep600"), timeout=0.5)
         began = time.monotonic()
         server.process.terminate()
         time.sleep(1)

@@ -24,7 +24,8 @@ from handler.protocols.readers import decode
 from handler.protocols.validation import show
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
-from tests.servers import LiveServer, serve, wait_for
+from tests.app.server import serve
+from tests.servers import LiveServer, http, wait_for
 from tests.unit.serving.test_rolling import Bench, ask, item
 
 MIB = 1 << 20
@@ -263,7 +264,7 @@ def resident(pid: int) -> float:
 
 def send(server: LiveServer, body: bytes, path: str = "/invocations") -> httpx.Response:
     headers = {"content-type": "application/json"}
-    return httpx.post(server.url + path, content=body, headers=headers, timeout=120)
+    return http.post(server.url + path, content=body, headers=headers, timeout=120)
 
 
 def test_the_servers_process_does_not_parse_large_bodies_and_keeps_nothing_of_them() -> None:
