@@ -17,6 +17,7 @@ from handler.http import server as http_server
 from handler.http import stop_signals
 from handler.http.routes import inference
 from tests.environment import clean_environment
+from tests.process_tree import descendants
 from tests.servers import LiveServer
 
 _starting = threading.Lock()
@@ -41,6 +42,7 @@ class AppServer(LiveServer):
             AssertionError: it could not start; the message holds its log.
         """
         self._arguments = ["serve", "--port", "0", *arguments]
+        self._others = _engines()
         root = logging.getLogger()
         root.addHandler(self._handler)
         root.setLevel(environment.get("LMI_LOG_LEVEL", "INFO").upper())  # basicConfig leaves a root with handlers alone
@@ -57,6 +59,11 @@ class AppServer(LiveServer):
     @property
     def ended(self) -> bool:
         return self._thread.ident is not None and not self._thread.is_alive()
+
+    def engine_pid(self) -> int:
+        """The engine process, where it has one."""
+        (pid,) = _engines() - self._others
+        return pid
 
     def send_signal(self, number: signal.Signals) -> None:
         self._signals.receive(number)
@@ -80,6 +87,10 @@ class AppServer(LiveServer):
             self.status = cli.main(self._arguments)
         finally:
             _threads.discard(threading.get_ident())
+
+
+def _engines() -> set[int]:
+    return {pid for pid, command in descendants(os.getpid()).items() if "engine_process" in command}
 
 
 class _Signals(stop_signals.StopSignals):

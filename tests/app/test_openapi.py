@@ -209,7 +209,7 @@ SOME = st.one_of(
     st.booleans(),
     st.integers(-3, 70),
     st.integers(),
-    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False, width=32),
     st.text(max_size=3),
     st.lists(st.one_of(st.integers(-2, 5), st.text(max_size=2), st.lists(st.integers(-1, 3), max_size=2)), max_size=3),
     st.dictionaries(st.sampled_from(["1", "5", "x", "type", "value"]), st.integers(-200, 200), max_size=2),

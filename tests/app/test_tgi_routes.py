@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +95,7 @@ def test_a_stream_that_has_only_said_that_it_is_there_ends_with_an_event() -> No
         wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "it does not wait")
         time.sleep(0.7)
         for _ in range(2):  # the second ends what is under way
-            server.process.send_signal(signal.SIGTERM)
+            server.send_signal(signal.SIGTERM)
             time.sleep(0.3)
         body = waiting.result().partition(b"\r\n\r\n")[2]
     event = b'data: {"error":"Incomplete generation","error_type":"incomplete_generation"}\n\n'
@@ -249,7 +249,7 @@ def test_an_engine_that_dies_ends_each_stream_with_an_event(paced: LiveServer) -
         whole = pool.submit(paced.post, {"inputs": "c", "parameters": {"max_new_tokens": 1000}}, "/generate")
         wait_for(lambda: paced.metric("lmi_active_sequences") == 3, 5, "they do not run")
         time.sleep(0.2)
-        subprocess.run(["kill", "-9", str(paced.engine_pid())], check=True)
+        os.kill(paced.engine_pid(), signal.SIGKILL)
         for future in streams:
             *tokens, last = future.result()
             assert words(tokens) == ([" a", " b"] * 500)[: len(tokens)]
@@ -270,9 +270,9 @@ def test_an_answer_that_a_stop_cuts_off_is_incomplete() -> None:
             stream, whole = pool.submit(events, server, "/", long), pool.submit(server.post, long, "/")
             wait_for(lambda: server.metric("lmi_active_sequences") == 2, 5, "they do not run")
             time.sleep(0.3)
-            server.process.send_signal(signal.SIGTERM)  # lets them end
+            server.send_signal(signal.SIGTERM)  # lets them end
             time.sleep(0.3)
-            server.process.send_signal(signal.SIGTERM)  # does not
+            server.send_signal(signal.SIGTERM)  # does not
             *tokens, last = stream.result()
             assert tokens
             assert last == incomplete

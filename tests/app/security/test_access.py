@@ -97,7 +97,7 @@ def test_https_with_a_chain(files: Files) -> None:
         with httpx.stream("POST", f"{server.url}/invocations", json={**ASK, "stream": True}, verify=trust) as stream:
             assert len([*stream.iter_lines()]) == 3
         with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-            http.post(f"{server.url}/invocations", json=ASK)
+            httpx.post(f"{server.url}/invocations", json=ASK)
         with pytest.raises(httpx.RemoteProtocolError):
             http.get(server.url.replace("https", "http") + "/ping")
         assert "a bug" not in server.log
