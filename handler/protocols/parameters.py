@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS
 from handler.core.values import Sampling
-from handler.protocols.adapters import named_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import takes
-from handler.protocols.structured_output import choice, grammar, json_object, json_schema, regex, tgi_grammar
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.structured_output import choice, grammar, json_object, json_schema, regex, tgi_grammar
+from handler.protocols.readers.values import takes
 from handler.protocols.validation import DEFAULTS, Named, check_agreement, check_support
 from handler.protocols.validation import show as show
 

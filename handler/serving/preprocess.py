@@ -19,9 +19,9 @@ from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.loading import Formatters
 from handler.protocols import registry
-from handler.protocols.adapters import agreed, named_adapter, shown
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
-from handler.protocols.readers import decode, decode_text
+from handler.protocols.readers.adapters import agreed, named_adapter, shown
+from handler.protocols.readers.body import decode, decode_text
 from handler.serving.large_bodies import LARGE, LargeBodies
 from handler.serving.model import LoadedModel
 

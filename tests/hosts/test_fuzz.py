@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handler.protocols.lmi.chat import TABLE as CHAT
-from handler.protocols.messages import ROLES
 from handler.protocols.parameters import REQUEST_FIELDS
+from handler.protocols.readers.messages import ROLES
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.triton.inputs import INPUTS
 from tests.servers import LiveServer, serve

@@ -20,7 +20,7 @@ from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Una
 from handler.engines.base import EngineInfo
 from handler.engines.structured_output.sandbox import TrialProcess
 from handler.engines.structured_output.sandbox_tasks import Work
-from handler.protocols.readers import decode
+from handler.protocols.readers.body import decode
 from handler.protocols.validation import show
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies

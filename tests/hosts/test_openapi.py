@@ -17,14 +17,13 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from handler.core.framing import dumps
 from handler.protocols.base import Schema, ServerContext
-from handler.protocols.dispatch import ByShape
 from handler.protocols.lmi import chat
 from handler.protocols.openai import parameters as openai_parameters
-from handler.protocols.openapi import ALL_OPERATIONS, Served, document
 from handler.protocols.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED
+from handler.protocols.openapi.document import ALL_OPERATIONS, Served, document
 from handler.protocols.openapi.shapes import parameters, taken_by
 from handler.protocols.parameters import Parameter, integer, number
-from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS
+from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS, ByShape
 from handler.protocols.tensors import inputs as tensors
 from handler.protocols.triton import inputs as triton_inputs
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES

@@ -9,7 +9,7 @@ from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Finish, Logits, Token
 from handler.protocols.base import HttpResponse, Schema, ServerContext
-from handler.protocols.readers import decode
+from handler.protocols.readers.body import decode
 from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS
 
 DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values())}}

@@ -15,7 +15,7 @@ from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.loading import InputFormatter, OutputFormatter, Style
 from handler.protocols.base import ParsedRequest
-from handler.protocols.readers import decode
+from handler.protocols.readers.body import decode
 from handler.protocols.registry import SCHEMAS
 from tests.schemas.answers import CONTEXT, deltas, with_tops
 

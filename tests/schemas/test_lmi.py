@@ -12,7 +12,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Delta, Finish, Request, Sampling
 from handler.protocols.base import ParsedRequest
 from handler.protocols.parameters import PARAMETERS
-from handler.protocols.readers import decode
+from handler.protocols.readers.body import decode
 from handler.protocols.registry import SCHEMAS
 from tests.schemas.answers import CONTEXT, answer, deltas, value
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
 from handler.protocols.base import Schema
-from handler.protocols.messages import ROLES_WITH_TOOLS
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
-from handler.protocols.tools.parsing import Begun, CallParser, Piece
+from handler.protocols.openai.tools.parsing import Begun, CallParser, Piece
+from handler.protocols.readers.messages import ROLES_WITH_TOOLS
 from tests.schemas.openai import CHAT, COMPLETIONS, NAMED
 
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=9)

@@ -14,7 +14,7 @@ from handler.core.framing import dumps
 from handler.http.asgi import Endpoint, Handle, Headers, send_answer, send_json
 from handler.http.routes.inference import Inference
 from handler.protocols.base import HttpResponse
-from handler.protocols.openapi import Served, document
+from handler.protocols.openapi.document import Served, document
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.serving.service import Service
 

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 from handler.core.errors import InvalidParameter, ServingError
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import FieldNames, Request
-from handler.protocols.adapters import read_adapters
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, Completion, Failures
-from handler.protocols.messages import read_messages
 from handler.protocols.openai.parameters import CHAT_OF_LMI
 from handler.protocols.openai.request import read_usage
 from handler.protocols.openai.response import Usage
 from handler.protocols.parameters import Found, Parameter, Table, nothing, read_all, show, string
-from handler.protocols.readers import read_stream, reported
+from handler.protocols.readers.adapters import read_adapters
+from handler.protocols.readers.body import read_stream, reported
+from handler.protocols.readers.messages import read_messages
 
 TABLE = Table(
     {

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, FieldNames, Finish, Request, Sampling, Token
-from handler.protocols.adapters import agreed, read_adapters
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext, front_end_error
+from handler.protocols.lmi.postprocess import Reshaped
 from handler.protocols.parameters import Found, read_all, show
-from handler.protocols.postprocess import Reshaped
-from handler.protocols.readers import read_field, read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.readers.adapters import agreed, read_adapters
+from handler.protocols.readers.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.tensors.outputs import Wanted, wanted

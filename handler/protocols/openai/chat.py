@@ -10,16 +10,16 @@ from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import Request
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.lmi.chat_response import Completion
-from handler.protocols.messages import read_messages
 from handler.protocols.openai import errors
 from handler.protocols.openai.chat_response import ChatDocument, ChatStream, Form
 from handler.protocols.openai.parameters import CHAT, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
 from handler.protocols.openai.response import Head, identity
+from handler.protocols.openai.tools.formats import plain_messages, takes_tools
+from handler.protocols.openai.tools.request import Tools, read_tools
 from handler.protocols.parameters import Found, Parameter, Table, read_all
-from handler.protocols.readers import reported
-from handler.protocols.tools.formats import plain_messages, takes_tools
-from handler.protocols.tools.request import Tools, read_tools
+from handler.protocols.readers.body import reported
+from handler.protocols.readers.messages import read_messages
 
 _READ = {
     *CHAT.parameters,

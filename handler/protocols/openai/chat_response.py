@@ -10,8 +10,8 @@ from handler.core.framing import JSON, around
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.lmi.chat_response import Completion
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
+from handler.protocols.openai.tools.parsing import Arguments, Begun, Parser, Piece
 from handler.protocols.reply import SequenceOutput
-from handler.protocols.tools.parsing import Arguments, Begun, Parser, Piece
 
 
 class Form(NamedTuple):

@@ -15,7 +15,7 @@ from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_mode
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
 from handler.protocols.openai.response import Head, identity
 from handler.protocols.parameters import integer, read_all
-from handler.protocols.readers import reported
+from handler.protocols.readers.body import reported
 
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client

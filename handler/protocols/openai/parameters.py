@@ -9,7 +9,6 @@ from typing import Any
 from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import takes
 from handler.protocols.parameters import (
     MAX_NAME,
     MAX_TOP_TOKENS,
@@ -23,7 +22,7 @@ from handler.protocols.parameters import (
     string,
     strings,
 )
-from handler.protocols.structured_output import (
+from handler.protocols.readers.structured_output import (
     choice,
     grammar,
     json_object,
@@ -32,6 +31,7 @@ from handler.protocols.structured_output import (
     response_format,
     tgi_grammar,
 )
+from handler.protocols.readers.values import takes
 
 
 @takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)

@@ -9,11 +9,11 @@ from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
 from handler.protocols.base import ParsedRequest
-from handler.protocols.json_schema import takes
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
 from handler.protocols.parameters import Found
+from handler.protocols.readers.values import takes
 from handler.protocols.validation import show
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")

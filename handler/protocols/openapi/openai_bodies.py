@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from handler.protocols.base import ServerContext
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, COMPLETIONS
+from handler.protocols.openai.tools.request import MAX_TOOLS
 from handler.protocols.openapi.base import Components, Dialect, always
 from handler.protocols.openapi.shapes import (
     COUNT,
@@ -20,7 +21,6 @@ from handler.protocols.openapi.shapes import (
     record,
     ref,
 )
-from handler.protocols.tools.request import MAX_TOOLS
 
 _FINISH = nullable({"enum": ["stop", "length", "tool_calls", "content_filter", "function_call"]})
 _STREAM = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handler.protocols import structured_output
-from handler.protocols.adapters import named_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import taken
 from handler.protocols.parameters import MAX_TOP_TOKENS, REQUEST_FIELDS, Parameter
+from handler.protocols.readers import structured_output
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.values import taken
 
 Shape = dict[str, Any]
 

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from handler.protocols.adapters import numbered_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import taken, takes
 from handler.protocols.parameters import MAX_STOPS, PARAMETERS, SEVERAL, Parameter, Table, boolean, integer, number
+from handler.protocols.readers.adapters import numbered_adapter
+from handler.protocols.readers.values import taken, takes
 from handler.protocols.tensors.outputs import LOGITS, OUTPUTS
 
 _INT32 = (1 << 31) - 1

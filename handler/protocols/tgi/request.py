@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from handler.protocols.base import ServerContext
-from handler.protocols.readers import reported
-from handler.protocols.structured_output import tgi_grammar
+from handler.protocols.readers.body import reported
+from handler.protocols.readers.structured_output import tgi_grammar
 from handler.protocols.tgi.errors import Misshapen, Rejected
 from handler.protocols.validation import show
 

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import Adapter, StructuredOutput
-from handler.protocols.adapters import named_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import takes
 from handler.protocols.parameters import (
     PARAMETERS,
     Parameter,
@@ -27,7 +25,9 @@ from handler.protocols.parameters import (
     strings,
     top_k,
 )
-from handler.protocols.structured_output import grammar, json_schema, regex
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.structured_output import grammar, json_schema, regex
+from handler.protocols.readers.values import takes
 from handler.protocols.tensors.inputs import TENSORS, one_of, single
 
 

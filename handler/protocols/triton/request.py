@@ -14,7 +14,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import FieldNames, Request, Sampling
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.parameters import MAX_NAME, Found, read_all, show
-from handler.protocols.readers import reported
+from handler.protocols.readers.body import reported
 from handler.protocols.tensors.outputs import wanted
 from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, joined, samples
 from handler.protocols.triton.response import Asked, OneEventReply, OneResponse, ResponseReply, StreamReply, refusal

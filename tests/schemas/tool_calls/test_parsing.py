@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from handler.protocols.tools.formats import HERMES, LLAMA3
-from handler.protocols.tools.parsing import Arguments, Begun, CallParser, JsonEnd, NamedCall, Piece
+from handler.protocols.openai.tools.formats import HERMES, LLAMA3
+from handler.protocols.openai.tools.parsing import Arguments, Begun, CallParser, JsonEnd, NamedCall, Piece
 
 ONE = '{"name": "f", "arguments": {"a": "x}]\\"</tool_call>", "b": [1, {"c": {}}]}}'
 TWO = '{"name":"g_2","parameters":{}}'

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
 from handler.protocols.base import ServerContext
-from handler.protocols.structured_output import json_schema
-from handler.protocols.tools.formats import Format, choose
-from handler.protocols.tools.parsing import CallParser, NamedCall, Parser
+from handler.protocols.openai.tools.formats import Format, choose
+from handler.protocols.openai.tools.parsing import CallParser, NamedCall, Parser
+from handler.protocols.readers.structured_output import json_schema
 from handler.protocols.validation import Named
 
 MAX_TOOLS = 128  # OpenAI's limit
