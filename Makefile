@@ -54,7 +54,7 @@ test-deploy: dev
 # What TensorRT-LLM needs of the system, without it and without a GPU: MPI workers under Open MPI 4 (Debian's, installed
 # where there is none, which needs root) and 5 (from PyPI), and a minute of streams.
 test-trtllm: dev
-	$(BIN)/pytest $(PARALLEL) -m trtllm tests/engines
+	$(BIN)/pytest $(PARALLEL) -m trtllm tests/process/trtllm
 
 # Real client libraries, each in an environment of its own; those in JavaScript and Java need Node with npm, a JDK and Maven.
 # Java's own HttpClient, and curl.
@@ -80,7 +80,7 @@ environments: dev
 
 # The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
 accept-vllm:
-	python=$$($(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest -m vllm tests/engines --ignore=tests/engines/openvino
+	python=$$($(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest -m vllm tests/gpu tests/process/engines tests/unit/engines
 
 # On a GPU machine: PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
 accept-trtllm:
@@ -94,7 +94,7 @@ image-check: dev
 	@for name in debootstrap buildah podman crun; do command -v $$name >/dev/null || missing=yes; done; test -z "$$missing" || { \
 		apt-get -o DPkg::Lock::Timeout=300 update -q && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
 		install -qy --no-install-recommends buildah podman debootstrap crun conmon; }
-	$(BIN)/python -m tests.container.check $(IMAGES)
+	$(BIN)/python -m tests.container.images.check $(IMAGES)
 
 # In a real AWS account, where it costs money: up, invoke, stream, scale, update, down, and a verdict (docs/deploy.md).
 # LMI_ACCEPT_AWS=yes allows it; SPEC is a deployment's file, OPTIONS as `--set name=...`.

@@ -13,9 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = (
-    "protocol", "upgrade", "connections", "body", "listen", "http", "allowed_hosts"
-)  # fmt: skip
+TESTS = ("tests/app/http", "tests/app/test_http.py", "tests/app/security", "tests/process/http/test_connections.py")
 
 
 def main(directory: Path) -> None:
@@ -28,7 +26,7 @@ def main(directory: Path) -> None:
         if not Path(file).is_relative_to(target) or (name == "lowest" and version != lowest):
             sys.exit(f"the tests would run on uvicorn {version} in {file}")
         print(f"the HTTP tests on uvicorn {version}", flush=True)
-        _run("pytest", "-q", *(f"tests/hosts/test_{name}.py" for name in TESTS), env=environment)
+        _run("pytest", "-q", *TESTS, env=environment)
 
 
 _VERSION = "import uvicorn; print(uvicorn.__version__, uvicorn.__file__)"

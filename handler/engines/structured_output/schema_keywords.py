@@ -2,7 +2,7 @@
 
 xgrammar takes each subschema by one keyword: the first of `$ref`, `const`, `enum`, `anyOf`, `oneOf` and `allOf` that it
 has, else its `type`. What stands beside the former is lost, and so are some of the combinations that belong to a type.
-What is said here was found by experiment (`tests/engines/schema_cases.py`). Names that are no keywords, and those that
+Found by experiment (`tests/unit/engines/schema_cases.py`). Names that are no keywords, and those that
 only describe, pass, as the standard has it; `oneOf` passes though its branches may overlap. Answers may be narrower
 than the schema: without properties that it does not name, for one.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.openapi.base import Components, Dialect
 from handler.protocols.openapi import lmi_bodies, openai_bodies, tgi_bodies, triton_bodies
+from handler.protocols.openapi.base import Components, Dialect
 
 COMPONENTS: Components = {
     **lmi_bodies.COMPONENTS,

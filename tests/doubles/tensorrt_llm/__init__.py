@@ -4,7 +4,7 @@ Strict where the real one is (contract trtllm.md, sections 0.2, 2, 3, 10 and 11)
 goes wrong in silence: see `_manners.misuse`. What it shall do wrong is said by TLLM_DOUBLE: see `_manners`.
 """
 
-from tensorrt_llm._manners import MANNERS, MISUSES
+from tensorrt_llm._double.manners import MANNERS, MISUSES
 from tensorrt_llm.llm import LLM
 from tensorrt_llm.sampling_params import SamplingParams
 
