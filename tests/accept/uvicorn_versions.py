@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import install
+
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/app/http", "tests/app/test_http.py", "tests/app/security", "tests/process/http/test_connections.py")
 
@@ -20,7 +22,7 @@ def main(directory: Path) -> None:
     lowest, bounds = requirement((ROOT / "pyproject.toml").read_text())
     for name, wanted in (("lowest", f"uvicorn=={lowest}"), ("newest", f"uvicorn{bounds}")):
         target = directory / name
-        _run("pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade", "--target", str(target), wanted)
+        install.packages("--python", sys.executable, "--upgrade", "--target", str(target), wanted)
         environment = {**os.environ, "PYTHONPATH": str(target)}
         version, file = _run("-c", _VERSION, env=environment, capture=True).split(" ", 1)
         if not Path(file).is_relative_to(target) or (name == "lowest" and version != lowest):
