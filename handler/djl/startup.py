@@ -151,7 +151,7 @@ def step_driver(loaded: LoadedModel) -> StepDriver:
     config = loaded.config
     if loaded.guides is not None:
         loaded.guides.start()
-    batcher = make_batcher(config, loaded.engine)
+    batcher = make_batcher(config, loaded.engine, loaded.adapters.registry)
     driver = StepDriver(batcher, Intake.of(loaded), log_prompts=config.log_prompts)
     driver.look_after(_TICK)
     return driver

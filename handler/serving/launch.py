@@ -18,7 +18,8 @@ from handler.engines.structured_output.validator import GuideChecks
 from handler.plugins.loading import Formatters, choose, find_formatters
 from handler.protocols.base import Context
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry, adapters_of
+from handler.scheduler.lora.files import adapters_of
+from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 
 log = logging.getLogger("handler.launch")
 
@@ -91,9 +92,10 @@ def guide_checks(spec: Spec, engine: RemoteEngine | None = None) -> GuideChecks 
     return GuideChecks(functools.partial(engines.guide_trial, spec.engine, spec.config), seconds=seconds, engine=engine)
 
 
-def make_batcher(config: Config, engine: RemoteEngine) -> Batcher:
+def make_batcher(config: Config, engine: RemoteEngine, adapters: AdapterRegistry) -> Batcher:
     return Batcher(
         engine,
+        adapters,
         max_active=config.max_rolling_batch_size,
         max_queued=config.job_queue_size,
         queue_timeout=config.predict_timeout,
@@ -163,22 +165,21 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
     Raises:
         ConfigError: one of them cannot be used; or the environment's number of adapters is none.
     """
-    registry = AdapterRegistry(_most_adapters())
+    limit = _most_adapters()
     places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
     homes = [path for place in dict.fromkeys(places) if place and (path := place.absolute() / "adapters").is_dir()]
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
         if homes:
             log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
-        return AdapterHome(registry)
+        return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
     at_start: dict[str, Path] = {}
     for home in homes:
         for name, path in adapters_of(home).items():
             if (other := at_start.setdefault(name, path)).resolve() != path.resolve():
                 raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
     first = next((place for place in places if place and place.is_dir()), None)
-    return AdapterHome(
-        registry, homes[0] if homes else first and first.absolute() / "adapters", dict(sorted(at_start.items()))
-    )
+    base = homes[0] if homes else first and first.absolute() / "adapters"
+    return AdapterHome(AdapterRegistry(limit, base), dict(sorted(at_start.items())))
 
 
 def _most_adapters() -> int | None:
