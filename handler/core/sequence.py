@@ -8,7 +8,7 @@ from handler.core.text import Detokenizer, Prompt, StopMatcher, Vocabulary
 from handler.core.values import Finish, Sampling, Token
 
 
-class Generation:
+class SequenceState:
     """Turns one sequence's ids into tokens with text, and notices its end.
 
     Stop strings are found here and not in the engines, so that they mean the same with all of them; when a STOP is

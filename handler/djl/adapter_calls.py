@@ -22,7 +22,7 @@ from handler.core.framing import JSON, dumps
 from handler.djl.replies import PieceWriter, one_line, output, refusal
 from handler.djl.requests import is_of_http
 from handler.djl.versions import Dialect
-from handler.protocols.base import Answer, front_end_error
+from handler.protocols.base import HttpResponse, front_end_error
 from handler.scheduler.lora.calls import Order, read_order, required
 from handler.scheduler.lora.registry import AdapterRegistry, Change, Outcome, Registered, Then
 from handler.serving.daemon_thread import aside
@@ -146,7 +146,7 @@ class AsyncAdapters:
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as error:
             failure = _failure(error, inputs, what)
-            answer = Answer(failure.status, JSON.content_type, dumps(front_end_error(failure)))
+            answer = HttpResponse(failure.status, JSON.content_type, dumps(front_end_error(failure)))
             return output(self._writer.failure(answer), _JSON)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 
 
-def named_adapter(value: Any, context: Context) -> Adapter | None:
+def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
     """The adapter of that name; "" is the model itself.
 
     Raises:
@@ -27,7 +27,7 @@ def named_adapter(value: Any, context: Context) -> Adapter | None:
     return found
 
 
-def numbered_adapter(number: int, context: Context) -> Adapter:
+def numbered_adapter(number: int, context: ServerContext) -> Adapter:
     """The adapter of that number; ValueError says that there is none."""
     check_adapters(context)
     found = context.adapters.by_number(number)
@@ -36,13 +36,13 @@ def numbered_adapter(number: int, context: Context) -> Adapter:
     return found
 
 
-def check_adapters(context: Context) -> None:
+def check_adapters(context: ServerContext) -> None:
     """ValueError where the engine serves none."""
     if context.no_adapters:
         raise ValueError(f"the engine {context.engine} serves no LoRA adapters: {context.no_adapters}")
 
 
-def read_adapters(body: Mapping[str, Any], num_prompts: int, context: Context) -> Sequence[Adapter | None]:
+def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerContext) -> Sequence[Adapter | None]:
     """`adapters` of a body, one for each of its prompts: a name for all of them, or a list of as many (LMI).
 
     Raises:
@@ -59,7 +59,7 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: Context) -
     return [_one(name, context) for name in names]
 
 
-def _one(name: Any, context: Context) -> Adapter | None:
+def _one(name: Any, context: ServerContext) -> Adapter | None:
     try:
         return named_adapter(name, context)
     except ValueError as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.protocols.base import Answer, Call, Context, Schema
+from handler.protocols.base import HttpResponse, ParsedRequest, Schema, ServerContext
 
 
 class ByShape:
@@ -30,7 +30,7 @@ class ByShape:
         """All that it chooses from, the mode first."""
         return self._mode, *self._others.values()
 
-    def parse(self, body: Any, context: Context) -> Call:
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return self._dialect(body).parse(body, context)
 
     def _dialect(self, body: Any) -> Schema:
@@ -40,7 +40,7 @@ class ByShape:
                     return dialect
         return self._mode
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self._dialect(body).refused(error, body, context)
 
 
@@ -53,8 +53,8 @@ class Refusing:
         self._mode = mode
         self._why = why
 
-    def parse(self, body: Any, context: Context) -> Call:
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         raise InvalidPayload(self._why)
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self._mode.refused(error, body, context)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from handler.core.values import Token
-from handler.protocols.reply import Layout
+from handler.protocols.reply import ResponseFormat
 
 
 class Reshaped:
     """A layout whose lines and documents go through `change`; failures and all else are the layout's own."""
 
-    def __init__(self, layout: Layout, change: Callable[[Any], Any]) -> None:
+    def __init__(self, layout: ResponseFormat, change: Callable[[Any], Any]) -> None:
         self._layout = layout
         self._change = change
         self.special_in_text = layout.special_in_text

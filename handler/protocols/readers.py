@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.parameters import REQUEST_FIELDS, show
 from handler.protocols.tensors.inputs import TABLE
 
@@ -103,14 +103,14 @@ def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streamin
     return bool(streaming if stream is None else stream)
 
 
-def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: Context) -> list[str]:
+def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
     """Names that mean nothing here: never silently dropped."""
     found = [name for name in body if name not in _TOP_LEVEL]
     found += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
     return reported(found, body, context)
 
 
-def reported(found: list[str], body: Mapping[str, Any], context: Context) -> list[str]:
+def reported(found: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
     """The names that no one has read, to be named in the answer, unless they are refused."""
     if found and context.refuse_unknown:
         some = ", ".join(name[:64] for name in found[:8])

@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 
 MAX_CHARACTERS = 1 << 14  # of a schema as JSON, an expression, a grammar, or all choices together
 MAX_CHOICES = 256
 
 
-def json_schema(value: Any) -> Guide:
+def json_schema(value: Any) -> StructuredOutput:
     """A JSON schema, as an object or as the text of one."""
     if isinstance(value, str):
         value = _parsed(_bounded(value))
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema, which is an object")
-    return Guide("json_schema", _json(value))
+    return StructuredOutput("json_schema", _json(value))
 
 
 def _parsed(text: str) -> Any:
@@ -34,37 +34,37 @@ def _parsed(text: str) -> Any:
         raise ValueError("must be a JSON schema: its text is not JSON") from None
 
 
-def json_object(value: Any) -> Guide | None:
+def json_object(value: Any) -> StructuredOutput | None:
     """true: any JSON object."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
-    return Guide("json_object", "") if value else None
+    return StructuredOutput("json_object", "") if value else None
 
 
-def regex(value: Any) -> Guide:
+def regex(value: Any) -> StructuredOutput:
     """A regular expression for the whole answer; its dialect is the engine's.
 
     Not even its form is looked at: some of a few thousand characters keep `re.compile` for seconds, with the GIL held,
     and this runs where all clients wait for it.
     """
-    return Guide("regex", _text(value, "a regular expression"))
+    return StructuredOutput("regex", _text(value, "a regular expression"))
 
 
-def grammar(value: Any) -> Guide:
+def grammar(value: Any) -> StructuredOutput:
     """A grammar in EBNF."""
-    return Guide("grammar", _text(value, "a grammar in EBNF"))
+    return StructuredOutput("grammar", _text(value, "a grammar in EBNF"))
 
 
-def choice(value: Any) -> Guide:
+def choice(value: Any) -> StructuredOutput:
     """The answers that there are."""
     if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES:
         raise ValueError(f"must be a list of 1 to {MAX_CHOICES} strings")
     if not all(isinstance(item, str) and item for item in value):
         raise ValueError("must hold non-empty strings")
-    return Guide("choice", _json(value))
+    return StructuredOutput("choice", _json(value))
 
 
-def tgi_grammar(value: Any) -> Guide:
+def tgi_grammar(value: Any) -> StructuredOutput:
     """TGI's `{"type", "value"}` (contract generate_apis.md, section 1)."""
     if not isinstance(value, dict):
         raise ValueError("must be an object with 'type' and 'value'")
@@ -73,7 +73,7 @@ def tgi_grammar(value: Any) -> Guide:
     if kind == "json" or (kind == "json_object" and content is not None):
         return json_schema(content)
     if kind == "json_object":
-        return Guide("json_object", "")
+        return StructuredOutput("json_object", "")
     if kind == "json_schema":
         if not isinstance(content, dict) or "schema" not in content:
             raise ValueError("must have a 'value' with 'schema'")
@@ -84,7 +84,7 @@ def tgi_grammar(value: Any) -> Guide:
     raise ValueError("must have a 'type' that is json, json_object, json_schema or regex")
 
 
-def response_format(value: Any) -> Guide | None:
+def response_format(value: Any) -> StructuredOutput | None:
     """OpenAI's; `strict` changes nothing, as guides are followed as far as the engine's backend can (docs/wire.md)."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
@@ -92,7 +92,7 @@ def response_format(value: Any) -> Guide | None:
         return None
     if kind == "json_object":
         _only(value, "type")
-        return Guide("json_object", "")
+        return StructuredOutput("json_object", "")
     if kind != "json_schema":
         raise ValueError("must be an object with a 'type' that is text, json_object or json_schema")
     _only(value, "type", "json_schema")

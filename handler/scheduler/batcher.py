@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from handler.core.errors import GenerationFailed, Overloaded, ServingError
-from handler.core.sequence import Generation, alternatives
+from handler.core.sequence import SequenceState, alternatives
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Token
 from handler.engines.base import Output, Step, SteppedEngine
@@ -41,10 +41,10 @@ class _Place:
 
     __slots__ = ("active", "first", "generations", "single")
 
-    def __init__(self, active: _Active, first: int, generations: list[Generation]) -> None:
+    def __init__(self, active: _Active, first: int, generations: list[SequenceState]) -> None:
         self.active = active
         self.first = first  # the number of its first sequence
-        self.generations: list[Generation | None] = list(generations)  # None: that sequence has ended
+        self.generations: list[SequenceState | None] = list(generations)  # None: that sequence has ended
         self.single = generations[0]
 
 
@@ -230,7 +230,7 @@ class Batcher:
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._places[key] = _Place(active, first, [Generation(active.prompt, sampling) for _ in range(width)])
+            self._places[key] = _Place(active, first, [SequenceState(active.prompt, sampling) for _ in range(width)])
             own = replace(
                 sampling,
                 seed=sampling.seed_of(first),

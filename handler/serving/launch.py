@@ -16,7 +16,7 @@ from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import RemoteEngine
 from handler.engines.structured_output.validator import GuideChecks
 from handler.plugins.loading import Formatters, choose, find_formatters
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -84,7 +84,10 @@ def start_engine(config: Config, spec: Spec) -> RemoteEngine:
 
 def guide_checks(spec: Spec, engine: RemoteEngine | None = None) -> GuideChecks | None:
     """What tries clients' guides; None where the engine takes none, or none can harm it."""
-    if not engines.tries_guides(spec.engine) or "guide" in engines.capabilities(spec.engine, spec.config).lacks:
+    if (
+        not engines.tries_guides(spec.engine)
+        or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
+    ):
         return None
     seconds = spec.config.options["guide_timeout"]
     if not seconds:
@@ -191,12 +194,12 @@ def _most_adapters() -> int | None:
     return int(text)
 
 
-def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Context:
+def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     able = engines.capabilities(spec.engine, spec.config)
-    return Context(
+    return ServerContext(
         engine=spec.engine,
-        lacks=able.lacks,
-        most=able.most,
+        unsupported=able.unsupported,
+        limits=able.limits,
         no_adapters=able.no_adapters,
         sampling_defaults=able.sampling_defaults,
         adapters=adapters,

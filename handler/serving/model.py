@@ -11,7 +11,7 @@ from handler.engines.process.supervisor import RemoteEngine
 from handler.engines.structured_output.validator import GuideChecks
 from handler.plugins.loading import Formatters
 from handler.protocols import registry
-from handler.protocols.base import Context, Schema
+from handler.protocols.base import Schema, ServerContext
 from handler.scheduler.lora.registry import AdapterHome
 from handler.serving.launch import guide_checks, schema_context
 
@@ -23,7 +23,7 @@ class LoadedModel(NamedTuple):
     engine: RemoteEngine
     tokenizer: Tokenizer
     schema: Schema
-    context: Context
+    context: ServerContext
     formatters: Formatters
     adapters: AdapterHome
     guides: GuideChecks | None = None

@@ -17,7 +17,7 @@ from handler.core.values import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.process.supervisor import State
 from handler.plugins.formatter_thread import FormatterThread
-from handler.protocols.base import Answer, Call, Schema
+from handler.protocols.base import HttpResponse, ParsedRequest, Schema
 from handler.scheduler.lora.registry import Change, Outcome, Registered
 from handler.serving.daemon_thread import aside
 from handler.serving.dynamic_batcher import BatchGate
@@ -227,7 +227,7 @@ class Service:
             return decoded
         return await self.aside(len(body), decode)
 
-    async def parse(self, body: Decoded, size: int, headers: Headers, schema: Schema | None = None) -> Call:
+    async def parse(self, body: Decoded, size: int, headers: Headers, schema: Schema | None = None) -> ParsedRequest:
         """What a decoded body of `size` bytes asks for; a large one is read off the event loop."""
         return await self.aside(size, functools.partial(self.intake.parse, body, headers, schema))
 
@@ -243,11 +243,13 @@ class Service:
         """What `use` makes of the tokenizer, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, use, self._tokenizer)
 
-    async def read(self, body: bytes, headers: Headers) -> Call:
+    async def read(self, body: bytes, headers: Headers) -> ParsedRequest:
         """What a body asks for, as the configured schema reads it."""
         return await self.parse(await self.decode(body, headers), len(body), headers)
 
-    def refuse(self, error: ServingError, request_id: str, body: Any = None, schema: Schema | None = None) -> Answer:
+    def refuse(
+        self, error: ServingError, request_id: str, body: Any = None, schema: Schema | None = None
+    ) -> HttpResponse:
         """The answer to a request that was never put to the engine.
 
         Args:
@@ -258,7 +260,7 @@ class Service:
         record.close("overloaded" if isinstance(error, Unavailable) else "refused")
         return (schema or self.schema).refused(error, body, self.intake.context)
 
-    def exchange(self, call: Call, request_id: str) -> Exchange:
+    def exchange(self, call: ParsedRequest, request_id: str) -> Exchange:
         """Put a call's requests to the engine."""
         record = Record(request_id, call, log_prompts=self.config.log_prompts, metrics=self.metrics)
         exchange = Exchange(

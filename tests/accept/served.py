@@ -61,13 +61,13 @@ class Served:
         except BaseException:
             self.engine.close()
             raise
-        self.lacks = engines.capabilities("trtllm", config).lacks
+        self.unsupported = engines.capabilities("trtllm", config).unsupported
         self.batcher = Batcher(self.engine, max_active=config.max_sequences)
 
     def needs(self, *fields: str) -> None:
         for field in fields:
-            if field in self.lacks:
-                raise Skip(f"lacks {field}: {self.lacks[field]}")
+            if field in self.unsupported:
+                raise Skip(f"lacks {field}: {self.unsupported[field]}")
 
     def submit(self, prompt: str = PROMPT, adapter: Adapter | None = None, **sampling: Any) -> int:
         sampling.setdefault("max_new_tokens", 16)

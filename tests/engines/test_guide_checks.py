@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import Unavailable
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.structured_output import sandbox
 from handler.engines.structured_output.sandbox import TooMuch, TrialProcess
 from handler.engines.structured_output.sandbox_tasks import Job, Limits
@@ -36,7 +36,7 @@ def checks() -> Iterator[GuideChecks]:
 
 
 def outcome(checks: GuideChecks, value: str) -> str:
-    return checks.check(Guide("regex", value)).result(PATIENCE)
+    return checks.check(StructuredOutput("regex", value)).result(PATIENCE)
 
 
 def alive(pid: int) -> bool:
@@ -69,8 +69,8 @@ def test_a_busy_machine_is_not_the_guides_fault(checks: GuideChecks) -> None:
 
 
 def test_each_is_tried_once(checks: GuideChecks, tmp_path: Path) -> None:
-    count, bad = tmp_path / "count", Guide("regex", "compute 61")
-    together = [checks.check(Guide("regex", f"count {count}")) for _ in range(5)]
+    count, bad = tmp_path / "count", StructuredOutput("regex", "compute 61")
+    together = [checks.check(StructuredOutput("regex", f"count {count}")) for _ in range(5)]
     assert [future.result(PATIENCE) for future in together] == [""] * 5
     assert outcome(checks, f"count {count}") == ""
     assert count.read_text() == "."
@@ -82,7 +82,7 @@ def test_each_is_tried_once(checks: GuideChecks, tmp_path: Path) -> None:
 
 def test_what_is_not_the_clients_needs_no_trial() -> None:
     checks = GuideChecks(fake_guides.broken, seconds=1.0)
-    assert checks.check(Guide("json_object", "")).result(0) == ""
+    assert checks.check(StructuredOutput("json_object", "")).result(0) == ""
     assert checks.pid is None
 
 
@@ -96,7 +96,7 @@ def test_nothing_that_libraries_write_of_a_guide_reaches_the_log(
 def test_good_ones_go_past_bad_ones() -> None:
     """Good ones wait for a fifth of a second of each bad one, in either of two places."""
     checks = GuideChecks(fake_guides.make, seconds=0.3)
-    bad = [checks.check(Guide("regex", f"compute {60 + n}.5")) for n in range(20)]
+    bad = [checks.check(StructuredOutput("regex", f"compute {60 + n}.5")) for n in range(20)]
     assert outcome(checks, "fine in company") == ""
     assert not all(one.done() for one in bad)
     outcomes = [future.exception(PATIENCE) or future.result() for future in bad]
@@ -140,9 +140,9 @@ def test_what_cannot_be_sent_to_the_process_turns_guides_away(caplog: pytest.Log
 def test_who_waits_is_told_when_it_is_closed_and_who_comes_later_too() -> None:
     checks = GuideChecks(fake_guides.make, seconds=1000.0)
     assert outcome(checks, "fine") == ""
-    waiting = [checks.check(Guide("regex", f"sleep 100{n}")) for n in range(5)]
+    waiting = [checks.check(StructuredOutput("regex", f"sleep 100{n}")) for n in range(5)]
     checks.close()
-    for future in [*waiting, checks.check(Guide("regex", "late"))]:
+    for future in [*waiting, checks.check(StructuredOutput("regex", "late"))]:
         assert future.done()
         with pytest.raises(Unavailable, match="stopping"):
             future.result()
@@ -152,7 +152,7 @@ def test_it_can_be_closed_while_it_loads() -> None:
     """Threads that raise fail the test."""
     before = threading.enumerate()
     checks = GuideChecks(fake_guides.slow_to_make, seconds=1.0)
-    waiting = checks.check(Guide("regex", "fine"))
+    waiting = checks.check(StructuredOutput("regex", "fine"))
     wait_for(lambda: checks.pid is not None, 10, "no process")
     pid = checks.pid
     assert pid is not None
@@ -203,7 +203,7 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
 
     monkeypatch.setattr(process, "_outcome", outcome)
     try:
-        assert process.done(Job(Guide("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0)))[0] == [Verdict()]
+        assert process.done(Job(StructuredOutput("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0)))[0] == [Verdict()]
         assert process.pid not in (None, first)
     finally:
         process.close()
@@ -230,7 +230,7 @@ def test_it_can_be_loaded_before_anybody_asks_and_ends_with_its_host() -> None:
     wait_for(lambda: checks.pid is not None, 10, "no process")
     pid = checks.pid
     assert pid is not None
-    checks.check(Guide("regex", "sleep 1000"))
+    checks.check(StructuredOutput("regex", "sleep 1000"))
     time.sleep(0.2)
     checks.close()
     wait_for(lambda: not alive(pid), 10, "it lives on")
@@ -274,14 +274,14 @@ def test_an_engine_that_keeps_guides_is_replaced_in_time_and_gets_no_more_than_i
 
 _HOST = """
 import sys
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.structured_output.validator import GuideChecks
 from tests.engines import fake_guides
 checks = GuideChecks(fake_guides.make, seconds=1000.0)
-assert checks.check(Guide("regex", "fine")).result() == ""
-checks.check(Guide("regex", sys.argv[1]))
+assert checks.check(StructuredOutput("regex", "fine")).result() == ""
+checks.check(StructuredOutput("regex", sys.argv[1]))
 print(checks.pid, flush=True)
-checks.check(Guide("regex", sys.argv[1])).result()
+checks.check(StructuredOutput("regex", sys.argv[1])).result()
 """
 
 

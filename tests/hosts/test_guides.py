@@ -20,7 +20,7 @@ from handler.engines.echo import EchoTokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import GuideChecks
 from handler.plugins.loading import Formatters
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -45,14 +45,14 @@ def checks() -> Iterator[GuideChecks]:
     found.close()
 
 
-def item(text: str, guide: str | None = None, **parameters: Any) -> Item:
-    guided = {} if guide is None else {"guided_regex": guide}
+def item(text: str, structured_output: str | None = None, **parameters: Any) -> Item:
+    guided = {} if structured_output is None else {"guided_regex": structured_output}
     body = {"inputs": text, "parameters": {"max_new_tokens": 3, **guided, **parameters}}
     return Item(json.dumps(body).encode(), {})
 
 
 def steps(checks: GuideChecks, schema: str = "lmi") -> StepDriver:
-    context = Context(engine="scripted")
+    context = ServerContext(engine="scripted")
     intake = Intake(SCHEMAS[schema], context, EchoTokenizer(), lambda: INFO, guides=checks)
     return StepDriver(Batcher(Scripted()), intake)
 
@@ -113,7 +113,7 @@ def run(checks: GuideChecks | None, story: Any, *options: str) -> None:
         loaded = loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
         assert loaded.guides is None, "echo has no guides"
         if checks is not None:
-            loaded = loaded._replace(guides=checks, context=replace(loaded.context, lacks={}))
+            loaded = loaded._replace(guides=checks, context=replace(loaded.context, unsupported={}))
         service = Service(loaded)
         service.start()
         await service.opened

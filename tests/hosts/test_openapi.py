@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from handler.core.framing import dumps
-from handler.protocols.base import Context, Schema
+from handler.protocols.base import Schema, ServerContext
 from handler.protocols.dispatch import ByShape
 from handler.protocols.lmi import chat
 from handler.protocols.openai import parameters as openai_parameters
@@ -31,10 +31,10 @@ from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
 from tests.servers import LiveServer, serve
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-ECHO = Context("echo")
+ECHO = ServerContext("echo")
 
 
-def validator(name: str, context: Context = ECHO) -> Draft202012Validator:
+def validator(name: str, context: ServerContext = ECHO) -> Draft202012Validator:
     """Of one component, among the others."""
     shapes = {one: shape(context) for one, shape in COMPONENTS.items()}
     return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": shapes}})
@@ -246,7 +246,7 @@ def test_numbers_have_the_bounds_that_are_described(value: Any) -> None:
 
 
 def test_what_the_engine_lacks_is_said() -> None:
-    lacking = Context("some", lacks={"min_p": "it cannot"})
+    lacking = ServerContext("some", unsupported={"min_p": "it cannot"})
     found = parameters(tensors.TABLE.parameters, lacking)
     assert found["min_p"]["description"] == "Refused: the engine some lacks it: it cannot"
     assert "description" not in found["top_p"]

@@ -58,7 +58,7 @@ def test_the_seeds_example_is_answered() -> None:
 def test_defaults() -> None:
     request = read()
     assert (request.sampling.max_new_tokens, request.sampling.do_sample, request.full_text) == (20, False, False)
-    assert (request.fill, request.room, request.details) == (False, None, False)
+    assert (request.fill_context, request.min_free_tokens, request.details) == (False, None, False)
     assert ROOT.parse({"inputs": "a"}, ABLE).streams is False
     assert ROOT.parse({"inputs": "a", "stream": True}, ABLE).streams is True
 

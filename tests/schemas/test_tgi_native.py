@@ -20,8 +20,8 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.values import Finish, Guide, Request
-from handler.protocols.base import Context, Timing
+from handler.core.values import Finish, Request, StructuredOutput
+from handler.protocols.base import ServerContext, Timing
 from handler.protocols.registry import ROUTES, routes
 from handler.protocols.tgi.errors import Misshapen, Rejected
 from tests.schemas.answers import CAPABLE, deltas, value
@@ -30,7 +30,7 @@ ROOT, GENERATE, STREAM = routes("tgi")["/"], ROUTES["/generate"], ROUTES["/gener
 ABLE = replace(CAPABLE, most_tokens=lambda: 100)
 
 
-def read(parameters: dict[str, Any] | None = None, *, context: Context = ABLE, **more: Any) -> Request:
+def read(parameters: dict[str, Any] | None = None, *, context: ServerContext = ABLE, **more: Any) -> Request:
     body = {"inputs": "a", **({} if parameters is None else {"parameters": parameters}), **more}
     (request,) = ROOT.parse(body, context).requests
     return request
@@ -172,7 +172,7 @@ def test_a_grammar_that_is_none_is_refused(value: dict[str, Any]) -> None:
 
 
 def test_what_the_engine_lacks_is_named() -> None:
-    context = replace(ABLE, lacks={"guide": "no grammars here"})
+    context = replace(ABLE, unsupported={"structured_output": "no grammars here"})
     with pytest.raises(ServingError) as found:
         read({"grammar": {"type": "regex", "value": "a"}}, context=context)
     assert "parameters.grammar=" in found.value.message
@@ -196,9 +196,9 @@ def test_no_parameters_at_all_samples_and_empty_ones_do_not() -> None:
 
 
 def test_the_default_fills_the_context_and_a_number_may_be_cut() -> None:
-    assert read({}).fill
+    assert read({}).fill_context
     asked = read({"max_new_tokens": 100_000})
-    assert (asked.fill, asked.sampling.max_new_tokens, asked.room) == (False, 100_000, 1024)
+    assert (asked.fill_context, asked.sampling.max_new_tokens, asked.min_free_tokens) == (False, 100_000, 1024)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_everything_reaches_the_engine() -> None:
     assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.seed) == (3, 0.25, 0.75, 5)
     assert (sampling.max_new_tokens, sampling.stop, sampling.include_stop) == (7, ("x", "y"), True)
     assert (sampling.top_logprobs, sampling.prompt_logprobs, sampling.skip_special_tokens) == (2, True, False)
-    assert sampling.guide == Guide("json_schema", '{"properties": {}}')
+    assert sampling.structured_output == StructuredOutput("json_schema", '{"properties": {}}')
     assert (asked.truncate, asked.details) == (2, True)
 
 

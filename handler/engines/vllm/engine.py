@@ -15,13 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Finish, Guide, Sampling
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
 from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.process.process_group import end_with_children, end_with_this_process
 from handler.engines.process.warm_up import warm_up
 from handler.engines.vllm.adapter_weights import check_weights
-from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments, sampling_arguments
+from handler.engines.vllm.arguments import (
+    engine_arguments,
+    environment,
+    sampling_arguments,
+    structured_output_arguments,
+)
 from handler.engines.vllm.beam import BeamSearch
 from handler.engines.vllm.lora_exclusion import Turns
 from handler.engines.vllm.patches.sync_client import polled_clients
@@ -104,7 +109,7 @@ class Vllm:
     def _warm_up_guides(self, id: int) -> None:
         """The first guide decides with which backend vLLM's core compiles all others, so that is not a client's."""
         try:
-            warm_up(self, id, Sampling(max_new_tokens=2, guide=Guide("json_object", "")))
+            warm_up(self, id, Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
         except (RuntimeError, ValueError) as error:
             print(f"guides cannot be followed with this model: {error}", file=sys.stderr, flush=True)
 
@@ -146,8 +151,10 @@ class Vllm:
 
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
-        if sampling.guide is not None:
-            arguments["structured_outputs"] = self._structured_outputs(**guide_arguments(sampling.guide))
+        if sampling.structured_output is not None:
+            arguments["structured_outputs"] = self._structured_outputs(
+                **structured_output_arguments(sampling.structured_output)
+            )
         return self._sampling_params(**arguments)
 
     def _submit(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
@@ -257,14 +264,14 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    lacks, no_adapters = dict(_LACKS), NO_LORA
+    unsupported, no_adapters = dict(_LACKS), NO_LORA
     if engine_arguments(config, 1, cpu=False).get("enable_lora"):
         # Measured with 0.32: in company of other requests such a one brings the whole engine down.
-        lacks["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
+        unsupported["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
     if not config.options.get("guided_decoding", True):
-        lacks["guide"] = "option.guided_decoding=false"
-    return Capabilities(lacks, most={"temperature": 2.0}, no_adapters=no_adapters)
+        unsupported["structured_output"] = "option.guided_decoding=false"
+    return Capabilities(unsupported, limits={"temperature": 2.0}, no_adapters=no_adapters)
 
 
 def load(config: EngineConfig) -> Vllm:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from handler import __version__
-from handler.protocols.base import Context, Schema
+from handler.protocols.base import Schema, ServerContext
 from handler.protocols.dispatch import ByShape
 from handler.protocols.openapi.base import Dialect
 from handler.protocols.openapi.client_operations import CLIENT_OPERATIONS
@@ -37,7 +37,7 @@ class Served(NamedTuple):
     schema: Schema | None = None
 
 
-def document(routes: Iterable[Served], context: Context, *, locked: bool) -> dict[str, Any]:
+def document(routes: Iterable[Served], context: ServerContext, *, locked: bool) -> dict[str, Any]:
     """The whole of it.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, COMPLETIONS
 from handler.protocols.openapi.base import Components, Dialect, always
@@ -50,7 +50,7 @@ _COLUMNS = nullable(
 )
 
 
-def _chat_request(context: Context) -> Shape:
+def _chat_request(context: ServerContext) -> Shape:
     tool = record(
         {
             "type": {"const": "function"},
@@ -67,7 +67,7 @@ def _chat_request(context: Context) -> Shape:
     )
 
 
-def _completion_request(context: Context) -> Shape:
+def _completion_request(context: ServerContext) -> Shape:
     ids = listing(COUNT, minItems=1)
     several = listing({"anyOf": [TEXT, ids]}, minItems=1, maxItems=MAX_PROMPTS)
     known = parameters(COMPLETIONS.parameters, context)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import Guide
-from handler.protocols.base import Context
+from handler.core.values import StructuredOutput
+from handler.protocols.base import ServerContext
 from handler.protocols.structured_output import json_schema
 from handler.protocols.tools.formats import Format, choose
 from handler.protocols.tools.parsing import CallParser, NamedCall, Parser
@@ -32,7 +32,7 @@ class Tools(NamedTuple):
         choice: auto, required, or "" where there are none to call; of a named one `name` is set.
         single: no more than one call.
         format: how the model writes calls by itself.
-        guide: what makes the answer a call.
+        structured_output: what makes the answer a call.
         unknown: names that mean nothing here.
     """
 
@@ -41,21 +41,21 @@ class Tools(NamedTuple):
     name: str = ""
     single: bool = False
     format: Format | None = None
-    guide: Guide | None = None
+    structured_output: StructuredOutput | None = None
     unknown: Sequence[str] = ()
 
     def parser(self) -> Parser | None:
         """A new one, for one answer; None where there are no calls to read."""
         if self.name:
             return NamedCall(self.name)
-        if self.guide is not None:
+        if self.structured_output is not None:
             return CallParser(inside=True)
         if self.format is None:
             return None
         return CallParser(self.format.begin, self.format.end, inside=not self.format.end)
 
 
-def read_tools(body: Mapping[str, Any], context: Context) -> Tools:
+def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     """
     Raises:
         InvalidParameter: naming which of the three is wrong.
@@ -75,9 +75,9 @@ def read_tools(body: Mapping[str, Any], context: Context) -> Tools:
     found = Tools(tools, wanted or "auto", name, single.value is False, unknown=unknown)
     if name:
         (named,) = [tool for tool in tools if tool["function"]["name"] == name]
-        return found._replace(guide=_guide(choice, _parameters(named)))
+        return found._replace(structured_output=_guide(choice, _parameters(named)))
     if wanted == "required":
-        return found._replace(guide=_guide(choice, _calls(tools, choice, single=found.single)))
+        return found._replace(structured_output=_guide(choice, _calls(tools, choice, single=found.single)))
     format = choose(context.tool_call_parser, context.chat_template)
     if format is None:
         raise InvalidParameter(
@@ -162,7 +162,7 @@ def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -
     return {**definitions, "type": "array", "minItems": 1, **({"maxItems": 1} if single else {}), "items": calls}
 
 
-def _guide(choice: Named, schema: dict[str, Any]) -> Guide:
+def _guide(choice: Named, schema: dict[str, Any]) -> StructuredOutput:
     try:
         return json_schema(schema)
     except ValueError as error:

@@ -8,22 +8,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.openvino.grammar_compiler import GuideCompiler
 
-QUICK, SLOW, BAD = Guide("regex", "quick"), Guide("regex", "slow"), Guide("regex", "bad")
+QUICK, SLOW, BAD = (
+    StructuredOutput("regex", "quick"),
+    StructuredOutput("regex", "slow"),
+    StructuredOutput("regex", "bad"),
+)
 
 
 class Compile:
     def __init__(self) -> None:
         self.go_on = threading.Event()
-        self.seen: list[Guide] = []
+        self.seen: list[StructuredOutput] = []
 
-    def __call__(self, guide: Guide) -> None:
-        self.seen.append(guide)
-        if guide == SLOW:
+    def __call__(self, structured_output: StructuredOutput) -> None:
+        self.seen.append(structured_output)
+        if structured_output == SLOW:
             self.go_on.wait(10)
-        if guide == BAD:
+        if structured_output == BAD:
             raise ValueError("no such thing")
 
 
@@ -52,8 +56,8 @@ def test_one_is_ready_or_says_why_not(compile: Compile) -> None:
 
 def test_a_known_guide_is_not_compiled_again_and_a_bad_one_is(compile: Compile) -> None:
     compiler = GuideCompiler(compile)
-    for key, guide in enumerate((QUICK, BAD, QUICK, BAD)):
-        compiler.add(key, guide)
+    for key, structured_output in enumerate((QUICK, BAD, QUICK, BAD)):
+        compiler.add(key, structured_output)
     assert [key for key, _ in until(compiler, 4)] == [0, 1, 2, 3]
     assert compile.seen == [QUICK, BAD, BAD]
 
@@ -95,8 +99,8 @@ def test_a_slow_one_does_not_hold_up_a_step(compile: Compile) -> None:
 
 def test_what_nobody_waits_for_is_not_compiled(compile: Compile) -> None:
     compiler = GuideCompiler(compile)
-    for key, guide in enumerate((SLOW, BAD, QUICK)):
-        compiler.add(key, guide)
+    for key, structured_output in enumerate((SLOW, BAD, QUICK)):
+        compiler.add(key, structured_output)
     assert compiler.step(idle=False) == []
     compiler.cancel(1)
     compiler.cancel(0)

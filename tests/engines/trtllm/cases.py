@@ -33,7 +33,7 @@ class Loaded:
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = trtllm.load(config)
-        self.lacks = trtllm.capabilities(config).lacks
+        self.unsupported = trtllm.capabilities(config).unsupported
         self.tokenizer: HfTokenizer = trtllm.load_tokenizer(config)
         self.eos = [3, 4]
         self._key = 100

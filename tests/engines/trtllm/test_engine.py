@@ -101,7 +101,7 @@ def test_seeds_where_the_version_has_them_else_refused_by_name(each: Loaded) -> 
     asked = {"do_sample": True, "seed": 5, "ignore_eos": True}
     first, again, otherwise = (each.one(**{**asked, "seed": seed}).ids for seed in (5, 5, 6))
     assert first != otherwise
-    assert (first == again) == ("seed" not in each.lacks)
+    assert (first == again) == ("seed" not in each.unsupported)
 
 
 def test_sampling_parameters_act(each: Loaded) -> None:
@@ -111,7 +111,7 @@ def test_sampling_parameters_act(each: Loaded) -> None:
         assert each.one(**sampled).ids == most_likely, change
     wild = {"do_sample": True, "temperature": 5.0, "ignore_eos": True}
     assert each.one(**wild).ids != most_likely
-    if "min_p" not in each.lacks:
+    if "min_p" not in each.unsupported:
         assert each.one(**{**wild, "min_p": 1.0}).ids == most_likely
 
 
@@ -227,4 +227,4 @@ def test_a_prompt_from_the_cache_is_told_from_a_wrong_answer(model: Path) -> Non
         assert answer.finish is Finish.ERROR
         assert "option.enable_prefix_caching=false" in (answer.error or "")
     with loaded(model, "version=1.1.0") as found:
-        assert "enable_prefix_caching=false" in found.lacks["prompt_logprobs"]
+        assert "enable_prefix_caching=false" in found.unsupported["prompt_logprobs"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.core.values import Adapter, Finish, Guide
+from handler.core.values import Adapter, Finish, StructuredOutput
 from tests.adapter_files import write_adapter
 from tests.doubles.reference import reference
 from tests.engines.trtllm.cases import PROMPT, Loaded, joined, loaded, one_eos
@@ -101,27 +101,29 @@ def _total(model: object, prompt: list[int], ids: list[int]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("guide", "allowed"),
+    ("structured_output", "allowed"),
     [
-        (Guide("choice", '["yes.", "no (or not)"]'), r"yes\.|no \(or not\)"),
-        (Guide("regex", r"[0-9]{3}-(a|b)"), r"[0-9]{3}-(a|b)"),
-        (Guide("grammar", 'root ::= "left" | "right"'), "left|right"),
-        (Guide("json_object", ""), r"\{.*\}"),
+        (StructuredOutput("choice", '["yes.", "no (or not)"]'), r"yes\.|no \(or not\)"),
+        (StructuredOutput("regex", r"[0-9]{3}-(a|b)"), r"[0-9]{3}-(a|b)"),
+        (StructuredOutput("grammar", 'root ::= "left" | "right"'), "left|right"),
+        (StructuredOutput("json_object", ""), r"\{.*\}"),
     ],
 )
-def test_a_guide_holds(newest: Loaded, guide: Guide, allowed: str) -> None:
-    assert re.fullmatch(allowed, newest.text(guide=guide, max_new_tokens=60))
+def test_a_guide_holds(newest: Loaded, structured_output: StructuredOutput, allowed: str) -> None:
+    assert re.fullmatch(allowed, newest.text(structured_output=structured_output, max_new_tokens=60))
 
 
 def test_a_json_schema_holds(newest: Loaded) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
-    found = json.loads(newest.text(guide=Guide("json_schema", json.dumps(schema)), max_new_tokens=60))
+    found = json.loads(
+        newest.text(structured_output=StructuredOutput("json_schema", json.dumps(schema)), max_new_tokens=60)
+    )
     assert set(found) == {"name", "age"}
 
 
 def test_a_guide_that_the_engine_cannot_use_ends_its_request_alone(newest: Loaded) -> None:
     alone = newest.one().ids
-    broken, good = newest.add(guide=Guide("regex", "(")), newest.add()
+    broken, good = newest.add(structured_output=StructuredOutput("regex", "(")), newest.add()
     found = newest.run(broken, good)
     assert "the regular expression is not valid" in (found[broken][-1].error or "")
     assert joined(found[good]).ids == alone
@@ -133,11 +135,13 @@ def test_nothing_that_a_client_may_say_ends_the_engine(newest: Loaded) -> None:
     for asked in ({"temperature": 1e-38}, {"top_k": 10**6}, {"temperature": 3e38}, {"min_p": 1.0, "top_p": 1e-38}):
         assert newest.one(**{**wild, **asked}).finish is Finish.LENGTH, asked
     ids = tuple(newest.tokenizer.encode("left").ids)
-    forbidden = newest.one(guide=Guide("choice", '["left"]'), bad_token_ids=ids, max_new_tokens=20)
+    forbidden = newest.one(
+        structured_output=StructuredOutput("choice", '["left"]'), bad_token_ids=ids, max_new_tokens=20
+    )
     assert forbidden.finish is Finish.EOS  # what both allows and forbids lets through what it must
     for asked in ({"ignore_eos": True}, {"min_new_tokens": 3}):
         with pytest.raises(ValueError, match="exclude each other"):
-            newest.add(guide=Guide("choice", '["left"]'), **asked)
+            newest.add(structured_output=StructuredOutput("choice", '["left"]'), **asked)
     assert newest.one(ignore_eos=True).ids == alone
 
 
