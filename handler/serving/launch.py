@@ -13,8 +13,8 @@ from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.process.supervisor import EngineSupervisor
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.loading import Formatters, choose, find_formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.batcher import Batcher
@@ -73,29 +73,31 @@ def engine_spec(config: Config) -> Spec:
     )
 
 
-def start_engine(config: Config, spec: Spec) -> RemoteEngine:
+def start_engine(config: Config, spec: Spec) -> EngineSupervisor:
     isolated = engines.entry(spec.engine).isolated
     if config.engine_isolation != "auto":
         isolated = config.engine_isolation == "process"
-    return RemoteEngine(
+    return EngineSupervisor(
         spec, isolated=isolated, timeout=config.engine_timeout, load_timeout=config.model_loading_timeout
     )
 
 
-def guide_checks(spec: Spec, engine: RemoteEngine | None = None) -> GuideChecks | None:
+def make_validator(spec: Spec, engine: EngineSupervisor | None = None) -> StructuredOutputValidator | None:
     """What tries clients' guides; None where the engine takes none, or none can harm it."""
     if (
-        not engines.tries_guides(spec.engine)
+        not engines.checks_structured_output(spec.engine)
         or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
     ):
         return None
     seconds = spec.config.options["guide_timeout"]
     if not seconds:
         return None
-    return GuideChecks(functools.partial(engines.guide_trial, spec.engine, spec.config), seconds=seconds, engine=engine)
+    return StructuredOutputValidator(
+        functools.partial(engines.structured_output_check, spec.engine, spec.config), seconds=seconds, engine=engine
+    )
 
 
-def make_batcher(config: Config, engine: RemoteEngine, adapters: AdapterRegistry) -> Batcher:
+def make_batcher(config: Config, engine: EngineSupervisor, adapters: AdapterRegistry) -> Batcher:
     return Batcher(
         engine,
         adapters,
