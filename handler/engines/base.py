@@ -116,7 +116,7 @@ class Interruptible(Protocol):
 
 
 class SteppedEngine(Protocol):
-    """What the batcher needs of an engine; `engines.remote.RemoteEngine` is one."""
+    """What the batcher needs of an engine; `engines.remote.EngineSupervisor` is one."""
 
     @property
     def ready(self) -> bool: ...
@@ -153,7 +153,7 @@ class Tokenizer(Protocol):
         """
 
 
-class GuideTrial(Protocol):
+class StructuredOutputCheck(Protocol):
     """Does with a guide what the engine would do, in a process that may be lost (`sandbox_tasks.py`)."""
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:

@@ -12,14 +12,14 @@ from typing import Any
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.openvino.grammar_compiler import GuideCompiler
+from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
 from handler.engines.openvino.scorer import NO_TOPS, Scorer
-from handler.engines.openvino.structured_output import OpenVinoGuideTrial, genai_arguments, guide_trial
+from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments, structured_output_check
 from handler.engines.process.warm_up import warm_up
 
-__all__ = ["OpenVino", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
+__all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
@@ -68,8 +68,8 @@ class OpenVino:
         self._ignored = openvino_genai.GenerationStatus.IGNORED
         self._max_beams = config.max_tokens_per_step or _TOKENS_PER_STEP
         self._pipeline = _pipeline(config)
-        self._guides = GuideCompiler(partial(self._compile, config.model))
-        self._trial: OpenVinoGuideTrial | None = None
+        self._guides = GrammarCompiler(partial(self._compile, config.model))
+        self._trial: OpenVinoCheck | None = None
         self._unguided: dict[int, Callable[[], None]] = {}  # what starts them, once their guides are ready
         self._scorer = _scorer(config, config.model)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # what starts them, given the scores
@@ -111,7 +111,7 @@ class OpenVino:
     def _compile(self, model: Path, structured_output: StructuredOutput) -> None:
         """On a thread; the trial, which costs a quarter of a second to make, is made for the first guide."""
         if self._trial is None:
-            self._trial = OpenVinoGuideTrial(model, self._pipeline.get_tokenizer())
+            self._trial = OpenVinoCheck(model, self._pipeline.get_tokenizer())
         self._trial.compile(structured_output)
 
     def _start(self, key: int, tensor: Any, config: Any, sampling: Sampling, scores: Scores | None) -> None:

@@ -22,7 +22,7 @@ class _Waiting(NamedTuple):
     structured_output: StructuredOutput
 
 
-class GuideCompiler:
+class GrammarCompiler:
     """Used by the engine's thread only.
 
     GenAI locks what it has compiled while it compiles, and a request with a guide needs that when it begins. So one

@@ -20,13 +20,13 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
-from handler.engines.structured_output.schema_keywords import Follows, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, dropped
 
 MASK_SECONDS = 0.05
 """Of computing that finding a step's allowed tokens may take on average: all in the batch wait for it."""
 
-_GRAMMAR = Follows(bounds=True, others=True)
-_CONVERTER = Follows(bounds=False, others=False)
+_GRAMMAR = XgrammarSupport(bounds=True, others=True)
+_CONVERTER = XgrammarSupport(bounds=False, others=False)
 """What is lost in a grammar of ours, which takes only what it follows, and in GenAI's xgrammar."""
 
 _WALKS = (1, 2)  # seeds
@@ -59,8 +59,8 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
     raise ValueError(f"OpenVINO GenAI has no guide of the kind {structured_output.kind!r}")
 
 
-class OpenVinoGuideTrial:
-    """See `engines.base.GuideTrial`. A process may be forked from the one that made it, before its first use.
+class OpenVinoCheck:
+    """See `engines.base.StructuredOutputCheck`. A process may be forked from its own before the first call.
 
     Args:
         model: the model's files.
@@ -142,9 +142,9 @@ class OpenVinoGuideTrial:
         return config
 
 
-def guide_trial(config: EngineConfig) -> OpenVinoGuideTrial:
+def structured_output_check(config: EngineConfig) -> OpenVinoCheck:
     assert config.model is not None
-    return OpenVinoGuideTrial(config.model)
+    return OpenVinoCheck(config.model)
 
 
 def _num_logits(model: Path) -> int | None:

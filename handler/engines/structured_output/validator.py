@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol
 
 from handler.core.errors import ServingError, Unavailable, serving_error
 from handler.core.values import StructuredOutput
-from handler.engines.base import GuideTrial
-from handler.engines.structured_output.sandbox import NotTried, Purpose, TooMuch, TooMuchMemory, TrialProcess
+from handler.engines.base import StructuredOutputCheck
+from handler.engines.structured_output.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
 
 _MEMORY = 256 << 20
@@ -58,8 +58,8 @@ class Verdict(NamedTuple):
     kept: int = 0
 
 
-class Renewable(Protocol):
-    """An engine that keeps guides for as long as it lives (`engines.remote.RemoteEngine`)."""
+class Restartable(Protocol):
+    """An engine that keeps guides for as long as it lives (`engines.remote.EngineSupervisor`)."""
 
     restarts: int
 
@@ -78,7 +78,7 @@ class _Lane(NamedTuple):
     waiting: queue.SimpleQueue[_Waiting | None]
 
 
-class GuideChecks:
+class StructuredOutputValidator:
     """Tries guides, each once, and remembers what came of it. Thread-safe.
 
     There are lanes: every guide gets a fifth of a second of computing at first, and what needs more begins anew in a
@@ -94,15 +94,15 @@ class GuideChecks:
 
     def __init__(
         self,
-        make: Callable[[], GuideTrial],
+        make: Callable[[], StructuredOutputCheck],
         *,
         seconds: float,
         memory: int = _MEMORY,
-        engine: Renewable | None = None,
+        engine: Restartable | None = None,
     ) -> None:
         self._kept = _Kept(engine)
         self.seconds = seconds
-        self._process = TrialProcess(functools.partial(_trial_work, make), _PURPOSE)
+        self._process = Sandbox(functools.partial(_trial_work, make), _PURPOSE)
         self._excess = (
             f"the engine would need more than {seconds:g} s (option.guide_timeout) or {memory >> 20} MiB to make it "
             "ready, or break"
@@ -194,14 +194,14 @@ class GuideChecks:
         while (waiting := lane.waiting.get()) is not None:
             try:
                 if time.monotonic() - waiting.since > _WAIT:
-                    raise NotTried("too many others are tried first")
+                    raise NotRun("too many others are tried first")
                 (verdict,), seconds = self._process.done(Job(waiting.structured_output, lane.limits))
                 self._settle(waiting.structured_output, verdict._replace(seconds=seconds))
-            except TooMuchMemory:
+            except MemoryLimitExceeded:
                 self._settle(waiting.structured_output, Verdict(self._excess))
-            except TooMuch:
+            except LimitExceeded:
                 self._go_on(waiting, number + 1)
-            except NotTried as error:
+            except NotRun as error:
                 self._settle(waiting.structured_output, Unavailable(f"guides: {error}"))
             except Exception as error:  # a bug; the lane must go on
                 self._settle(waiting.structured_output, serving_error(error))
@@ -237,7 +237,7 @@ class GuideChecks:
 class _Kept:
     """What an engine keeps of guides in this life of it."""
 
-    def __init__(self, engine: Renewable | None) -> None:
+    def __init__(self, engine: Restartable | None) -> None:
         self._engine = engine
         self._life = 0
         self._guides: set[int] = set()  # hashes
@@ -269,7 +269,7 @@ def _busy() -> Unavailable:
     return Unavailable("too many guides are to be tried at once")
 
 
-def _trial_work(make: Callable[[], GuideTrial]) -> Work:
+def _trial_work(make: Callable[[], StructuredOutputCheck]) -> Work:
     trial = make()
 
     def work(structured_output: StructuredOutput, data: memoryview) -> Iterator[Verdict]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from handler.core.values import StructuredOutput
-from handler.engines.base import EngineConfig, GuideTrial
+from handler.engines.base import EngineConfig, StructuredOutputCheck
 
 _CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which Python's expressions lack and the engine's have
 
@@ -23,5 +23,5 @@ def check(structured_output: StructuredOutput) -> None:
             raise ValueError(f"it is no regular expression: {str(error) or 'nested too deeply'}") from None
 
 
-def guide_trial(config: EngineConfig) -> GuideTrial:
+def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
     return check

@@ -28,12 +28,12 @@ from handler.engines.vllm.arguments import (
     structured_output_arguments,
 )
 from handler.engines.vllm.beam import BeamSearch
-from handler.engines.vllm.lora_exclusion import Turns
-from handler.engines.vllm.patches.sync_client import polled_clients
+from handler.engines.vllm.lora_exclusion import LoraExclusion
+from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
-from handler.engines.vllm.structured_output import guide_trial
+from handler.engines.vllm.structured_output import structured_output_check
 
-__all__ = ["Vllm", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
+__all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _LACKS = {
     "typical_p": "it has no typical decoding",
@@ -75,7 +75,7 @@ class Vllm:
         arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
         # As a server: vLLM chooses by that how many tokens a step computes.
         context = UsageContext.OPENAI_API_SERVER
-        with polled_clients():
+        with patch_sync_client():
             self._engine: Any = LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
             )
@@ -84,10 +84,10 @@ class Vllm:
         self._leave = end_with_children()  # it notices its core's death only when it sends something
         self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know
         self._max_adapters = int(arguments.get("max_cpu_loras") or arguments.get("max_loras") or 0)
-        self._turns: Turns | None = None
+        self._turns: LoraExclusion | None = None
         if arguments.get("enable_lora") and current_platform.is_cpu():
             # Measured with 0.32: in a batch with others, a request that names no adapter gets one's weights.
-            self._turns = Turns()
+            self._turns = LoraExclusion()
         self._late: list[Output] = []  # of requests that failed when their turn came
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, _Beams] = {}

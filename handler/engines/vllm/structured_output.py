@@ -18,7 +18,7 @@ from typing import Any
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.structured_output.schema_keywords import Follows, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, dropped
 from handler.engines.vllm.arguments import engine_arguments, environment, structured_output_arguments
 
 _OF_AUTO = "xgrammar"
@@ -61,8 +61,8 @@ _SAMPLES = (
 """One of each kind: what cannot try these can try none."""
 
 
-class VllmGuideTrial:
-    """See `engines.base.GuideTrial`."""
+class VllmCheck:
+    """See `engines.base.StructuredOutputCheck`."""
 
     def __init__(self, config: EngineConfig) -> None:
         os.environ.update(environment(config, os.environ))
@@ -186,11 +186,11 @@ class VllmGuideTrial:
                 return
 
 
-def _follows() -> Follows:
+def _follows() -> XgrammarSupport:
     """Found out of xgrammar 0.2.8; of an older one, OpenVINO GenAI's, that it does neither."""
     recent = [int(part) for part in re.findall(r"\d+", version("xgrammar"))[:2]] >= [0, 2]
-    return Follows(bounds=recent, others=recent)
+    return XgrammarSupport(bounds=recent, others=recent)
 
 
-def guide_trial(config: EngineConfig) -> VllmGuideTrial:
-    return VllmGuideTrial(config)
+def structured_output_check(config: EngineConfig) -> VllmCheck:
+    return VllmCheck(config)

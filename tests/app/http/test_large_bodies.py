@@ -18,7 +18,7 @@ import pytest
 
 from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Unavailable
 from handler.engines.base import EngineInfo
-from handler.engines.structured_output.sandbox import TrialProcess
+from handler.engines.structured_output.sandbox import Sandbox
 from handler.engines.structured_output.sandbox_tasks import Work
 from handler.protocols.readers.body import decode
 from handler.protocols.validation import show
@@ -162,7 +162,7 @@ def deadly() -> Work:
 
 def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBodies) -> None:
     fragile = LargeBodies()
-    fragile._process = TrialProcess(deadly, large_bodies._PURPOSE)
+    fragile._process = Sandbox(deadly, large_bodies._PURPOSE)
     try:
         body = b'{"inputs":"' + b"a" * MIB + b'"}'
         read(fragile, body)

@@ -14,9 +14,9 @@ import pytest
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines import openvino
 from handler.engines.base import EngineConfig
-from handler.engines.openvino.engine import OpenVino, guide_trial
+from handler.engines.openvino.engine import OpenVino, structured_output_check
 from handler.engines.openvino.model import prepared
-from handler.engines.openvino.structured_output import OpenVinoGuideTrial, genai_arguments
+from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 
 pytestmark = pytest.mark.model
 
@@ -30,8 +30,8 @@ def model(demo_model: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trial(model: Path) -> OpenVinoGuideTrial:
-    return guide_trial(EngineConfig(model=model))
+def trial(model: Path) -> OpenVinoCheck:
+    return structured_output_check(EngineConfig(model=model))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def trial(model: Path) -> OpenVinoGuideTrial:
     ],
     ids=lambda structured_output: structured_output.kind,
 )
-def test_honest_guides_pass(trial: OpenVinoGuideTrial, structured_output: StructuredOutput) -> None:
+def test_honest_guides_pass(trial: OpenVinoCheck, structured_output: StructuredOutput) -> None:
     trial(structured_output)
 
 
@@ -76,7 +76,7 @@ def test_honest_guides_pass(trial: OpenVinoGuideTrial, structured_output: Struct
     ids=lambda value: value.value[:20] if isinstance(value, StructuredOutput) else "",
 )
 def test_what_cannot_be_followed_is_refused_in_xgrammars_words(
-    trial: OpenVinoGuideTrial, structured_output: StructuredOutput, why: str
+    trial: OpenVinoCheck, structured_output: StructuredOutput, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why) as refusal:
         trial(structured_output)
@@ -97,10 +97,10 @@ def test_a_choice_with_nul_is_refused_as_xgrammar_leaves_it_out() -> None:
 def test_without_an_end_token_there_are_no_guides(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino.guides, "eos_ids", lambda *_: frozenset())
     with pytest.raises(ValueError, match="no end token"):
-        OpenVinoGuideTrial(model)(StructuredOutput("choice", '["a"]'))
+        OpenVinoCheck(model)(StructuredOutput("choice", '["a"]'))
 
 
-def try_in_a_copy(trial: OpenVinoGuideTrial, structured_output: StructuredOutput, answers: Any) -> None:
+def try_in_a_copy(trial: OpenVinoCheck, structured_output: StructuredOutput, answers: Any) -> None:
     try:
         trial(structured_output)
         answers.put("")
@@ -111,7 +111,7 @@ def try_in_a_copy(trial: OpenVinoGuideTrial, structured_output: StructuredOutput
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_copy_of_the_process_that_made_it_can_try(model: Path) -> None:
     """As `engines/structured_output/sandbox_tasks.py` does: threads do not come along with a fork."""
-    fresh = guide_trial(EngineConfig(model=model))
+    fresh = structured_output_check(EngineConfig(model=model))
     context = multiprocessing.get_context("fork")
     for structured_output, wanted in (
         (StructuredOutput("choice", '["a"]'), ""),
@@ -125,7 +125,7 @@ def test_a_copy_of_the_process_that_made_it_can_try(model: Path) -> None:
         assert wanted in answers.get()
 
 
-def measure_in_a_copy(trial: OpenVinoGuideTrial, structured_output: StructuredOutput, answers: Any) -> None:
+def measure_in_a_copy(trial: OpenVinoCheck, structured_output: StructuredOutput, answers: Any) -> None:
     answers.put(trial(structured_output))
 
 
@@ -133,7 +133,7 @@ def measure_in_a_copy(trial: OpenVinoGuideTrial, structured_output: StructuredOu
 def test_what_the_engine_will_keep_of_a_guide_is_measured(model: Path) -> None:
     """A usual schema's half a megabyte, or nothing where it fits what the process had free; and an expression's that
     takes half a second."""
-    fresh = guide_trial(EngineConfig(model=model))
+    fresh = structured_output_check(EngineConfig(model=model))
     context = multiprocessing.get_context("fork")
     fields = {f"field_{n}": {"type": "string"} for n in range(5)}
     usual = StructuredOutput(
@@ -214,7 +214,7 @@ def test_what_a_guide_excludes_is_refused(engine: OpenVino, beside: dict[str, An
         engine.add(6, [1, 2, 3], Sampling(structured_output=SLOW, **beside))
 
 
-def test_the_trial_leaves_no_files(trial: OpenVinoGuideTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trial_leaves_no_files(trial: OpenVinoCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(trial, "_pipeline", None)
     trial(StructuredOutput("choice", '["a"]'))

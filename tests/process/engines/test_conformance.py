@@ -17,7 +17,7 @@ from handler.core.errors import GenerationFailed, PromptTooLong
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
@@ -55,7 +55,7 @@ class Driver:
     """A loaded engine behind a batcher, and the few verbs that the tests speak."""
 
     name: str
-    engine: RemoteEngine
+    engine: EngineSupervisor
     tokenizer: Tokenizer
     batcher: Batcher
     unsupported: Mapping[str, str]
@@ -94,7 +94,7 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
         cache_gib=2,
         options={**SETUPS[name].options, **options},
     )
-    engine = RemoteEngine(Spec(name, config), isolated=engines.entry(name).isolated)
+    engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     unsupported = engines.capabilities(name, config).unsupported

@@ -12,13 +12,13 @@ from handler import engines
 from handler.core.values import Delta, Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 from tests.doubles import using
 
 
 class Served:
-    def __init__(self, engine: RemoteEngine, config: EngineConfig) -> None:
+    def __init__(self, engine: EngineSupervisor, config: EngineConfig) -> None:
         self.engine = engine
         self.batcher = Batcher(engine, max_active=16)
         self.tokenizer = engines.load_tokenizer("trtllm", config)
@@ -41,7 +41,7 @@ class Served:
 def served(model: Path, manners: str, timeout: float = 60.0, **options: Any) -> Iterator[Served]:
     config = EngineConfig(model=model, max_sequences=16, options=options)
     with using.tensorrt_llm(manners):
-        engine = RemoteEngine(Spec("trtllm", config), timeout=timeout, load_timeout=60)
+        engine = EngineSupervisor(Spec("trtllm", config), timeout=timeout, load_timeout=60)
         try:
             while engine.state is State.LOADING:
                 engine.step(timeout=1)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from tests.doubles import tiny, using
 
 _MOST = 64  # tokens of an answer
@@ -46,7 +46,7 @@ class Figures(NamedTuple):
 class Streams:
     """Keeps so many requests in flight, and counts what becomes of them."""
 
-    def __init__(self, engine: RemoteEngine, streams: int) -> None:
+    def __init__(self, engine: EngineSupervisor, streams: int) -> None:
         self._engine, self._streams = engine, streams
         self._keys = itertools.count(1)
         self._lengths = random.Random(1)
@@ -102,7 +102,7 @@ def _cpu(pid: int) -> float:
 def measure(model: Path, streams: int, seconds: float, manners: str = "") -> Figures:
     config = EngineConfig(model=model, max_sequences=streams, options={"inactivity_timeout": 600.0})
     with using.tensorrt_llm(f"fast;{manners}"):
-        engine = RemoteEngine(Spec("trtllm", config), load_timeout=60)
+        engine = EngineSupervisor(Spec("trtllm", config), load_timeout=60)
         try:
             while engine.state is State.LOADING:
                 engine.step(timeout=1)

@@ -12,13 +12,13 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
 from handler.engines.base import EngineConfig
-from handler.engines.process.supervisor import RemoteEngine
+from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.trtllm.setup import environment
 from tests.process.trtllm.served import served
 from tests.process_tree import in_session
 
 
-def workers(engine: RemoteEngine) -> list[int]:
+def workers(engine: EngineSupervisor) -> list[int]:
     """MPI's, of which the double starts one."""
     assert engine.pid is not None
     found = [pid for pid, command in in_session(engine.pid).items() if command.endswith("-m mpi4py.futures.server")]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from handler.core.values import StructuredOutput
-from handler.engines.base import GuideTrial
+from handler.engines.base import StructuredOutputCheck
 
 
 def try_guide(structured_output: StructuredOutput) -> int | None:
@@ -49,14 +49,14 @@ def deeper() -> None:
     ctypes.CFUNCTYPE(None)(deeper)()
 
 
-def make() -> GuideTrial:
+def make() -> StructuredOutputCheck:
     return try_guide
 
 
-def slow_to_make() -> GuideTrial:
+def slow_to_make() -> StructuredOutputCheck:
     time.sleep(1)
     return try_guide
 
 
-def broken() -> GuideTrial:
+def broken() -> StructuredOutputCheck:
     raise OSError("no tokenizer here")

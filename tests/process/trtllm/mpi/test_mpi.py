@@ -16,7 +16,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
-from handler.engines.process.supervisor import RemoteEngine
+from handler.engines.process.supervisor import EngineSupervisor
 from tests.clients import venvs
 from tests.process.trtllm.served import Served, served
 from tests.process_tree import descendants
@@ -70,7 +70,7 @@ def _unable(why: str) -> None:
     pytest.skip(why)
 
 
-def _worker(engine: RemoteEngine, mpi: int) -> int:
+def _worker(engine: EngineSupervisor, mpi: int) -> int:
     assert engine.pid is not None
     started = descendants(engine.pid)
     assert any(command.startswith("prte " if mpi == 5 else "orted ") for command in started.values()), started

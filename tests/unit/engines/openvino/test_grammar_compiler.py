@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from handler.core.values import StructuredOutput
-from handler.engines.openvino.grammar_compiler import GuideCompiler
+from handler.engines.openvino.grammar_compiler import GrammarCompiler
 
 QUICK, SLOW, BAD = (
     StructuredOutput("regex", "quick"),
@@ -38,7 +38,7 @@ def compile() -> Iterator[Compile]:
     found.go_on.set()  # its thread ends waiting
 
 
-def until(compiler: GuideCompiler, number: int) -> list[tuple[int, str]]:
+def until(compiler: GrammarCompiler, number: int) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     deadline = time.monotonic() + 10
     while len(found) < number and time.monotonic() < deadline:
@@ -47,7 +47,7 @@ def until(compiler: GuideCompiler, number: int) -> list[tuple[int, str]]:
 
 
 def test_one_is_ready_or_says_why_not(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     assert compiler.step(idle=True) == []
     compiler.add(1, QUICK)
     compiler.add(2, BAD)
@@ -55,7 +55,7 @@ def test_one_is_ready_or_says_why_not(compile: Compile) -> None:
 
 
 def test_a_known_guide_is_not_compiled_again_and_a_bad_one_is(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     for key, structured_output in enumerate((QUICK, BAD, QUICK, BAD)):
         compiler.add(key, structured_output)
     assert [key for key, _ in until(compiler, 4)] == [0, 1, 2, 3]
@@ -63,7 +63,7 @@ def test_a_known_guide_is_not_compiled_again_and_a_bad_one_is(compile: Compile) 
 
 
 def test_those_with_the_same_guide_begin_together(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     for key in range(5):
         compiler.add(key, QUICK)
     first: list[tuple[int, str]] = []
@@ -73,7 +73,7 @@ def test_those_with_the_same_guide_begin_together(compile: Compile) -> None:
 
 
 def test_the_next_is_not_compiled_before_the_ready_have_begun(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     compiler.add(1, QUICK)
     compiler.add(2, SLOW)
     assert until(compiler, 1) == [(1, "")]
@@ -85,7 +85,7 @@ def test_the_next_is_not_compiled_before_the_ready_have_begun(compile: Compile) 
 
 def test_a_slow_one_does_not_hold_up_a_step(compile: Compile) -> None:
     """Only the one that hands it over waits, for a few milliseconds."""
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     compiler.add(1, SLOW)
     compiler.add(2, QUICK)
     assert compiler.step(idle=False) == []
@@ -98,7 +98,7 @@ def test_a_slow_one_does_not_hold_up_a_step(compile: Compile) -> None:
 
 
 def test_what_nobody_waits_for_is_not_compiled(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     for key, structured_output in enumerate((SLOW, BAD, QUICK)):
         compiler.add(key, structured_output)
     assert compiler.step(idle=False) == []

@@ -12,7 +12,7 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.engines.openvino.model import prepared
-from handler.engines.openvino.structured_output import OpenVinoGuideTrial, genai_arguments
+from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 from handler.engines.structured_output.json_grammar import json_grammar, literal
 
 LIST = {
@@ -139,7 +139,7 @@ def test_a_schema_nested_beyond_python_is_left_to_xgrammar() -> None:
 class Drawn:
     """Answers to a guide with each token drawn by lot among those allowed."""
 
-    def __init__(self, trial: OpenVinoGuideTrial) -> None:
+    def __init__(self, trial: OpenVinoCheck) -> None:
         self._trial = trial
 
     def texts(self, structured_output: StructuredOutput, number: int = 12, max_new_tokens: int = 200) -> Iterator[str]:
@@ -155,7 +155,7 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def drawn(demo_model: Path) -> Drawn:
-    return Drawn(OpenVinoGuideTrial(prepared(str(demo_model), "auto")))
+    return Drawn(OpenVinoCheck(prepared(str(demo_model), "auto")))
 
 
 @pytest.mark.model

@@ -9,13 +9,13 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.structured_output.validator import GuideChecks
-from handler.engines.trtllm.structured_output import guide_trial
+from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.engines.trtllm.structured_output import structured_output_check
 
 
 @pytest.fixture(scope="module")
-def checks() -> Iterator[GuideChecks]:
-    found = GuideChecks(partial(guide_trial, EngineConfig()), seconds=1.0, memory=64 << 20)
+def checks() -> Iterator[StructuredOutputValidator]:
+    found = StructuredOutputValidator(partial(structured_output_check, EngineConfig()), seconds=1.0, memory=64 << 20)
     yield found
     found.close()
 
@@ -32,7 +32,7 @@ def checks() -> Iterator[GuideChecks]:
     ],
 )
 def test_an_expression_that_is_none_or_takes_too_long_is_refused(
-    checks: GuideChecks, structured_output: StructuredOutput, wanted: str
+    checks: StructuredOutputValidator, structured_output: StructuredOutput, wanted: str
 ) -> None:
     found = checks.check(structured_output).result(60)
     assert wanted in found
