@@ -1,6 +1,7 @@
 """A double of TensorRT-LLM's Python API: its names and its manners, with a tiny model behind them and no GPU.
 
-It follows the Python source of TensorRT-LLM 1.0 to 1.3 (github.com/NVIDIA/TensorRT-LLM: llmapi/, executor/). It is as strict as the real one, and fails loudly where the real one hangs or goes wrong silently: `_manners.misuse`.
+It follows the Python source of TensorRT-LLM 1.0 to 1.3 (github.com/NVIDIA/TensorRT-LLM: llmapi/, executor/).
+It is as strict as the real one. Where that hangs or goes wrong silently, it fails loudly: `_manners.misuse`.
 TLLM_DOUBLE names the faults that it shows: `_manners`.
 """
 
