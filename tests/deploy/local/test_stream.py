@@ -112,7 +112,7 @@ def test_a_stall_beyond_the_limit_is_a_model_stream_error(loop: Loop) -> None:
 
 
 def test_the_codes_are_in_the_frames_though_boto3_drops_them(loop: Loop) -> None:
-    """Contract section 1.4: only Code and Message survive in boto3."""
+    """Only Code and Message survive in boto3."""
     seen: list[bytes] = []
     with make_local(loop, limits=Limits(stream=0.3)) as local:
         local.container.may_go_on.set()
