@@ -1,4 +1,4 @@
-"""What users hit (contract sagemaker.md, section 8): each failure gives its advice, and only its own."""
+"""Failures that users report in public issue trackers: each gives its own advice, and only that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Dockerfile against SageMaker's contract and against what is in the repository."""
+"""The Dockerfile, checked against SageMaker's rules for containers and against the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SageMaker asks of a container (contract section 1), held against the container's entry point.
+"""SageMaker's rules for a container (its guide: your-algorithms-inference-code), checked on the entry point.
 
 That the model's directory is only read is in test_examples.py, whose model is in one.
 """

@@ -1,4 +1,4 @@
-"""Adapters that do wrong what the contract warns of: the double must show each of them."""
+"""Faulty adapters, each with a mistake that TensorRT-LLM's API invites: the double must expose each of them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SEED_000 = (
     "return_context_logits", "return_generation_logits", "draft_input_ids", "draft_logits",
 )  # fmt: skip
 
-EXAMPLE = [[[5, 1, 3, 4, 0], [3, 5, -1, -1, -1]]]  # as seed 001's: a word of three tokens and one of two
+EXAMPLE = [[[5, 1, 3, 4, 0], [3, 5, -1, -1, -1]]]  # words of three and two tokens
 
 
 class Adapters:

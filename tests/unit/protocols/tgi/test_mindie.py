@@ -1,4 +1,4 @@
-"""MindIE's request and answers at `/`, as seed 003 has them."""
+"""Requests and answers of MindIE's text and stream inference (POST /), after Huawei's MindIE documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value
 ROOT = routes("mindie")["/"]
 ABLE = replace(CAPABLE, most_tokens=lambda: 100)
 
-# The seed's own request.
+# The request in MindIE's documentation.
 EXAMPLE: dict[str, Any] = {
     "inputs": "My name is Olivier and I",
     "parameters": {

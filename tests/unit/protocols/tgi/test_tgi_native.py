@@ -1,4 +1,4 @@
-"""TGI's request as its router reads it: types, limits, their order and words, defaults (contract, 1.2)."""
+"""TGI's request as its router 3.3.7 reads it (router/src/validation.rs): types, limits, order, texts, defaults."""
 
 from __future__ import annotations
 
