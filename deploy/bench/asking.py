@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import urllib3
 
 from deploy.client import Finish, Predictor, Raw, RequestFailed, Stream, Token
-from deploy.client.failures import FROM_AWS, failure
+from deploy.client.aws.failures import FROM_AWS, failure
 
 _WORDS = ("river", "stone", "amber", "cloud", "seven", "paper", "green", "north", "table", "music", "early", "horse")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.bench.asking import Ask
-from deploy.bench.figures import summary
 from deploy.bench.load import MOST_AT_ONCE, closed, opened
+from deploy.bench.metrics import summary
 from deploy.client.errors import RequestFailed
 
 

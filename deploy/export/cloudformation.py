@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.export.logical import logical_words
-from deploy.resources import Kind, Ref, Resource, resolved
+from deploy.resources.resource import Kind, Ref, Resource, resolved
 
 _TYPES = {
     Kind.MODEL: "AWS::SageMaker::Model",
@@ -25,7 +25,7 @@ _OF_UPDATES = ("DeploymentConfig", "RetainAllVariantProperties")
 
 
 def template(resources: Sequence[Resource]) -> dict[str, Any]:
-    """The template of a deployment, as `deploy.build.resources` gives it.
+    """The template of a deployment, as `deploy.resources.build.resources` gives it.
 
     Names stay what they are, so `lmi deploy status` and its like find what a stack has made.
     """

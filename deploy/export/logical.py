@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from deploy.resources import Kind, Resource
+from deploy.resources.resource import Kind, Resource
 
 _ONE = {Kind.MODEL: "model", Kind.ENDPOINT_CONFIG: "endpoint-config", Kind.ENDPOINT: "endpoint"}
 _WORD = re.compile(r"[A-Za-z0-9]+")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from deploy.errors import Refused
 from deploy.export.logical import logical_words
 from deploy.export.terraform_arguments import ARGUMENTS, MAP, Arguments
-from deploy.resources import Kind, Ref, Resource
+from deploy.resources.resource import Kind, Ref, Resource
 
 _TYPES = {
     Kind.MODEL: "aws_sagemaker_model",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.resources import Kind
+from deploy.resources.resource import Kind
 
 Arguments = Mapping[str, tuple[str, Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.settled import Settled
+from deploy.resolve.decision import Settled
 from deploy.spec import Spec
 
 ROLE = "arn:aws:iam::123456789012:role/lmi"
