@@ -132,7 +132,7 @@ OF_DEPLOY = {
     "s3": {"aws", "errors"},
     "resolve": {"aws", "data", "errors", "s3.uri", "spec"},
     "resources": {"errors", "redaction", "resolve.decision", "spec"},
-    "export": {"resources"},
+    "export": {"errors", "resources"},
     "iam": {"aws", "errors", "resolve.decision", "resources.names", "s3.uri", "spec"},
     "preflight": {"aws", "errors", "resolve.decision", "resources.names", "s3", "spec"},
     "operations": {"aws", "client.aws.account", "diagnostics", "errors", "resources.resource"},

@@ -12,8 +12,7 @@ import yaml
 
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
-from deploy.export.cloudformation import template
-from deploy.export.terraform import configuration
+from deploy.export import cloudformation_template, terraform_configuration
 from deploy.resolve.resolver import settle
 from deploy.resources.build import resources, warnings
 
@@ -23,7 +22,7 @@ def add(commands: Any) -> None:
     add_spec(parser)
     parser.add_argument(
         "--to", choices=("cloudformation", "cloudformation-json", "terraform"), default="cloudformation",
-        help="what is written (default: cloudformation, in YAML; terraform is a main.tf.json)",
+        help="what is written (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it)",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
@@ -38,11 +37,11 @@ def _run(arguments: argparse.Namespace) -> int:
     for warning in warnings(spec, settled):
         print(f"note: {warning}", file=sys.stderr)
     if arguments.to == "terraform":
-        text = json.dumps(configuration(made, region), indent=2)
+        text = json.dumps(terraform_configuration(made, region), indent=2)
     elif arguments.to == "cloudformation-json":
-        text = json.dumps(template(made), indent=2)
+        text = json.dumps(cloudformation_template(made), indent=2)
     else:
-        text = yaml.safe_dump(template(made), sort_keys=False, width=120).rstrip("\n")
+        text = yaml.safe_dump(cloudformation_template(made), sort_keys=False, width=120).rstrip("\n")
     if arguments.output is None:
         print(text)
     else:

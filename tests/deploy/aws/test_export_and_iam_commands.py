@@ -12,7 +12,10 @@ import yaml
 
 from deploy.cli.deployment import iam
 from deploy.cli.main import main
+from deploy.export import cloudformation_template
 from deploy.iam.simulation import Denied
+from deploy.resources.build import resources
+from tests.deploy.cases import settled, spec
 from tests.deploy.doubles.aws import Cloud
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -44,14 +47,30 @@ def test_terraform_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert printed(capsys, "export", LLAMA, "--to", "terraform", "--output", str(file)) == ""
     found = json.loads(file.read_text())
     assert found["provider"] == {"aws": {"region": "us-east-1"}}
-    assert found["resource"]["aws_sagemaker_endpoint"]["endpoint"]["name"] == "llama-3-8b"
+    stack = found["resource"]["aws_cloudformation_stack"]["endpoint"]
+    template = json.loads(stack["template_body"])
+    assert template == json.loads(printed(capsys, "export", LLAMA, "--to", "cloudformation-json"))
+    assert template["Resources"]["Endpoint"]["Properties"]["EndpointName"] == "llama-3-8b"
 
 
-def test_what_terraform_lacks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(EXAMPLES / "qwen3-aws-image.yaml"), "--to", "terraform"]) == 2
-    said = capsys.readouterr().err
-    assert "PrefixAwareRoutingConfig" in said
-    assert "Export CloudFormation" in said
+def test_terraform_has_what_cloudformation_has(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "export", str(EXAMPLES / "qwen3-aws-image.yaml"), "--to", "terraform")
+    assert "PrefixAwareRoutingConfig" in found
+
+
+def test_a_stack_of_it_is_made(cloud: Cloud) -> None:
+    """moto knows SageMaker's three, no alarms, and only instance types without a GPU."""
+    said = spec("cpu", instance={"type": "ml.c5.2xlarge"}, alarms=None)
+    stacks = boto3.client("cloudformation")
+    body = json.dumps(cloudformation_template(resources(said, settled("cpu", instance_type="ml.c5.2xlarge"))))
+    stacks.create_stack(StackName="smollm2", TemplateBody=body)
+    stack = stacks.describe_stacks(StackName="smollm2")["Stacks"][0]
+    assert stack["StackStatus"] == "CREATE_COMPLETE"
+    assert stack["Outputs"][0]["OutputValue"].startswith("smollm2-Endpoint-")  # moto calls things otherwise
+    made = {
+        one["LogicalResourceId"] for one in stacks.list_stack_resources(StackName="smollm2")["StackResourceSummaries"]
+    }
+    assert made == {"Model", "EndpointConfig", "Endpoint"}
 
 
 def test_a_secret_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.export.cloudformation import template
+from deploy.export import cloudformation_template
 from deploy.iam.policies import policies
 from deploy.resolve.resolver import settle
 from deploy.resources.build import resources
@@ -31,7 +31,7 @@ def test_an_example_is_a_deployment(path: Path) -> None:
     assert {one.kind for one in made} == {
         Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT, Kind.ALARM, *KINDS[path.stem],
     }  # fmt: skip
-    assert template(made)["Resources"]
+    assert cloudformation_template(made)["Resources"]
     assert policies(spec, settled)["deployer"]["Statement"]
 
 

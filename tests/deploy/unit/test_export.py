@@ -3,18 +3,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import boto3
+import pytest
 from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
-from deploy.export.cloudformation import template
+from deploy.errors import Refused
+from deploy.export import cloudformation_template, terraform_configuration
 from deploy.resources.build import resources
 from tests.deploy.cases import CASES, settled, spec
-from tests.deploy.doubles.aws import Cloud
 
 
 def exported(case: str, **changes: Any) -> dict[str, Any]:
-    return template(resources(spec(case, **changes), settled(case)))
+    return cloudformation_template(resources(spec(case, **changes), settled(case)))
 
 
 def linted(template: dict[str, Any]) -> list[str]:
@@ -55,7 +55,7 @@ def test_names_within_are_the_same_in_every_version() -> None:
 def test_names_are_those_that_up_gives() -> None:
     """So that the other commands find what a stack has made."""
     made = resources(spec("components"), settled("components"))
-    properties = [one["Properties"] for one in template(made)["Resources"].values()]
+    properties = [one["Properties"] for one in cloudformation_template(made)["Resources"].values()]
     for resource, given in zip(made, properties, strict=True):
         assert resource.name in given.values(), resource.key
 
@@ -75,16 +75,46 @@ def test_order_and_updates_are_said() -> None:
     assert found["ScalableTargetLlamaChat"]["Properties"]["Tags"][0]["Key"] == "lmi:deployment"
 
 
-def test_a_stack_of_it_is_made(cloud: Cloud) -> None:
-    """moto knows SageMaker's three, no alarms, and only instance types without a GPU."""
-    said = spec("cpu", instance={"type": "ml.c5.2xlarge"}, alarms=None)
-    stacks = boto3.client("cloudformation")
-    body = json.dumps(template(resources(said, settled("cpu", instance_type="ml.c5.2xlarge"))))
-    stacks.create_stack(StackName="smollm2", TemplateBody=body)
-    stack = stacks.describe_stacks(StackName="smollm2")["Stacks"][0]
-    assert stack["StackStatus"] == "CREATE_COMPLETE"
-    assert stack["Outputs"][0]["OutputValue"].startswith("smollm2-Endpoint-")  # moto calls things otherwise
-    made = {
-        one["LogicalResourceId"] for one in stacks.list_stack_resources(StackName="smollm2")["StackResourceSummaries"]
-    }
-    assert made == {"Model", "EndpointConfig", "Endpoint"}
+def terraform(case: str, **changes: Any) -> dict[str, Any]:
+    return terraform_configuration(resources(spec(case, **changes), settled(case)), "eu-west-1")
+
+
+def stack_of(configuration: dict[str, Any]) -> dict[str, Any]:
+    (stack,) = configuration["resource"]["aws_cloudformation_stack"].values()
+    return dict(stack)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_terraform_holds_the_template_in_one_stack(case: str) -> None:
+    found = terraform(case)
+    assert json.loads(stack_of(found)["template_body"]) == exported(case)
+    assert found["resource"].keys() == {"aws_cloudformation_stack"}
+    assert found["terraform"]["required_providers"]["aws"]["source"] == "hashicorp/aws"
+    assert found["provider"] == {"aws": {"region": "eu-west-1"}}
+
+
+def test_terraform_gives_the_endpoints_name_out() -> None:
+    found = terraform("plain")
+    assert stack_of(found)["name"] == "lmi-" + exported("plain")["Resources"]["Endpoint"]["Properties"]["EndpointName"]
+    assert found["output"]["endpoint_name"]["value"] == '${aws_cloudformation_stack.endpoint.outputs["EndpointName"]}'
+    assert "EndpointName" in exported("plain")["Outputs"]
+
+
+def test_terraform_waits_as_long_as_a_start_and_an_update_may_take() -> None:
+    """SageMaker: 3600 s each to find an instance, to download and to start; 28800 s for an update."""
+    timeouts = stack_of(terraform("plain"))["timeouts"]
+    assert timeouts == {"create": "3h", "update": "9h", "delete": "3h"}
+
+
+def test_expressions_in_values_are_text_to_terraform() -> None:
+    body = stack_of(terraform("plain", environment={"TEMPLATE": "${name} %{if}"}))["template_body"]
+    assert "$${name} %%{if}" in body
+    assert "${" not in body.replace("$${", "")
+
+
+def test_a_template_above_the_inline_limit_is_refused() -> None:
+    component = {"memory_mb": 1024, "accelerators": 1}
+    many = [{"name": f"llama-{number}", **component} for number in range(60)]
+    with pytest.raises(Refused, match="a stack takes 51,200 inline") as raised:
+        terraform("components", components=many, scaling=None)
+    assert "CloudFormation" in raised.value.advice
