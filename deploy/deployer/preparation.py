@@ -16,9 +16,9 @@ from deploy.deployer.teardown import users_of
 from deploy.errors import Refused
 from deploy.preflight.check import Check
 from deploy.preflight.checks import over_the_network, preflight
-from deploy.resolve.decision import Settled
-from deploy.resolve.fit import Advice
-from deploy.resolve.resolver import advise_on, settle
+from deploy.resolve.candidates import Candidates
+from deploy.resolve.decision import Decision
+from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 from deploy.resources.resource import Json, Kind, Resource
 from deploy.s3.parts import sender_there
@@ -33,14 +33,14 @@ class Prepared:
     Attributes:
         wanted: in the order of making.
         warnings: what the user should know before saying yes, a sentence each.
-        advice: on instances; None: the model's size is not known.
+        candidates: the instance types; None: the model's size is unknown.
     """
 
     spec: Spec
-    settled: Settled
+    decision: Decision
     wanted: tuple[Resource, ...]
     warnings: tuple[str, ...]
-    advice: Advice | None
+    candidates: Candidates | None
 
     def plan(self, live: Live, *, adopt: bool = False) -> Plan:
         return plan(self.wanted, live, keep=self.spec.update.keep, adopt=adopt)
@@ -53,11 +53,12 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
         aws: None: nothing is asked.
 
     Raises:
-        SpecError, DoesNotFit, Refused, NotThere: as `settle` and `resources`.
+        SpecError, DoesNotFit, Refused, NotThere: as `resolve` and `resources`.
     """
-    settled = settle(spec, region, aws=aws)
-    wanted = resources(spec, settled, allow_plaintext_secret=allow_plaintext_secret)
-    return Prepared(spec, settled, wanted, warnings(spec, settled), advise_on(spec, aws=aws))
+    resolution = resolve(spec, region, aws=aws)
+    decision = resolution.decision
+    wanted = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    return Prepared(spec, decision, wanted, warnings(spec, decision), resolution.candidates)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def outlook(
             live = look(aws, spec.name, asked.wanted)
             planned = asked.plan(live, adopt=adopt)
             asked = replace(asked, warnings=(*asked.warnings, *scaled_by_hand(spec, live)))
-            checks = preflight(aws, spec, asked.settled, fetch=over_the_network, without=("name",))
+            checks = preflight(aws, spec, asked.decision, fetch=over_the_network, without=("name",))
             return Outlook(asked, planned, _upload(spec, aws, live), checks=tuple(checks))
         except (BotoCoreError, ClientError) as error:
             why = why_unreachable(error)

@@ -19,7 +19,7 @@ from deploy.deployer.reach import passes
 from deploy.diagnostics.advice import advice
 from deploy.errors import Failed, NotThere
 from deploy.operations import logs
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.resource import ENDED, MIXED, Kind, Resource
 
 _PULL = 240.0  # seconds after which an instance has mostly been found; the rest is the image's pull
@@ -84,14 +84,14 @@ _VARIANT_PHASES = {
 }
 
 
-def time_limit(settled: Settled, batches: int = 1, between: float = 0.0) -> float:
+def time_limit(decision: Decision, batches: int = 1, between: float = 0.0) -> float:
     """Seconds after which waiting makes no sense: AWS itself has given up by then.
 
     Args:
         batches: that an update replaces the instances in; `between`: seconds between two of them.
     """
-    provision = _PROVISION if settled.provision is None else settled.provision
-    return batches * (provision + settled.download + settled.startup + between) + _MARGIN
+    provision = _PROVISION if decision.provision is None else decision.provision
+    return batches * (provision + decision.download + decision.startup + between) + _MARGIN
 
 
 def wait_for(

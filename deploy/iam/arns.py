@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.names import digest, versioned
 from deploy.spec import Spec
 
@@ -15,10 +15,10 @@ _ECR = re.compile(r"^(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(
 class Arns:
     """Those of one deployment, in its partition, region and account."""
 
-    def __init__(self, spec: Spec, settled: Settled) -> None:
+    def __init__(self, spec: Spec, decision: Decision) -> None:
         _, self._partition, *_, account, _ = spec.role.split(":", 5)
-        self.account: str = settled.account or account
-        self._region = settled.region
+        self.account: str = decision.account or account
+        self._region = decision.region
         self._spec = spec
         self._versions = f"{versioned(spec.name, {})[: -len(digest({}))]}*"
 

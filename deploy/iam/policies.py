@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deploy.iam.arns import Arns
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.s3.uri import bucket_and_key
 from deploy.spec import Spec
 
@@ -31,7 +31,7 @@ _PULL = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloa
 _PUSH = ("ecr:CompleteLayerUpload", "ecr:InitiateLayerUpload", "ecr:PutImage", "ecr:UploadLayerPart")
 
 
-def trust(spec: Spec, settled: Settled) -> Policy:
+def trust(spec: Spec, decision: Decision) -> Policy:
     """Who may be the execution role: SageMaker, for this account only."""
     return {
         "Version": "2012-10-17",
@@ -40,18 +40,18 @@ def trust(spec: Spec, settled: Settled) -> Policy:
                 "Effect": "Allow",
                 "Principal": {"Service": "sagemaker.amazonaws.com"},
                 "Action": "sts:AssumeRole",
-                "Condition": {"StringEquals": {"aws:SourceAccount": Arns(spec, settled).account}},
+                "Condition": {"StringEquals": {"aws:SourceAccount": Arns(spec, decision).account}},
             }
         ],
     }
 
 
-def execution_role(spec: Spec, settled: Settled) -> Policy:
+def execution_role(spec: Spec, decision: Decision) -> Policy:
     """What SageMaker and the container do with the role."""
-    return _policy(_execution(spec, Arns(spec, settled), settled))
+    return _policy(_execution(spec, Arns(spec, decision), decision))
 
 
-def _execution(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, Any]]:
+def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
     yield _allow("Metrics", ["cloudwatch:PutMetricData"], ["*"])
     yield _allow(
         "Logs",
@@ -59,9 +59,9 @@ def _execution(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, A
         arns.logs(),
     )
     yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
-    if (repository := arns.repository(settled.image)) is not None:
+    if (repository := arns.repository(decision.image)) is not None:
         yield _allow("Image", list(_PULL), [repository])
-    yield from _reading(spec, arns, settled)
+    yield from _reading(spec, arns, decision)
     yield from _answers(spec, arns)
     if spec.network.subnets:
         yield _allow("Network", list(_NETWORK), ["*"])
@@ -78,9 +78,9 @@ def _execution(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, A
         yield _allow("AnswersKey", ["kms:Decrypt", "kms:GenerateDataKey"], *arns.key(key))
 
 
-def _reading(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, Any]]:
+def _reading(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
     """Model data and adapters."""
-    places = [settled.model_data] if settled.model_data is not None else []
+    places = [decision.model_data] if decision.model_data is not None else []
     places += [adapter.artifact for component in spec.components for adapter in component.adapters]
     if places:
         yield _allow("ModelData", ["s3:GetObject"], [arns.objects(place) for place in places])
@@ -111,10 +111,10 @@ def _listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, 
         yield _allow(f"{sid}{number or ''}", ["s3:ListBucket"], [arns.bucket(bucket)], condition)
 
 
-def deployer(spec: Spec, settled: Settled) -> Policy:
+def deployer(spec: Spec, decision: Decision) -> Policy:
     """What `lmi deploy` calls."""
-    arns = Arns(spec, settled)
-    return _policy([*_making(spec, arns), *_watching(spec, arns), *_bringing(spec, arns, settled)])
+    arns = Arns(spec, decision)
+    return _policy([*_making(spec, arns), *_watching(spec, arns), *_bringing(spec, arns, decision)])
 
 
 def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
@@ -164,18 +164,18 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     yield _allow("Quotas", ["servicequotas:ListServiceQuotas"], ["*"])
 
 
-def _bringing(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, Any]]:
+def _bringing(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
     """The image and the model's files."""
-    if (repository := arns.repository(settled.image)) is not None:
+    if (repository := arns.repository(decision.image)) is not None:
         own = repository.split(":")[4] == arns.account
         yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own else ())))], [repository])
         if own:
             yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
-    if settled.model_data is not None:
+    if decision.model_data is not None:
         write = "AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject" if spec.model.upload else ""
         verbs = ["GetObject", *write.split()]
-        yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(settled.model_data)])
-        yield from _listing(arns, "ModelDataListed", [settled.model_data])
+        yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(decision.model_data)])
+        yield from _listing(arns, "ModelDataListed", [decision.model_data])
         if spec.model.upload is not None:  # what an interrupted upload left
             bucket, _ = bucket_and_key(spec.model.upload)
             yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
@@ -183,9 +183,9 @@ def _bringing(spec: Spec, arns: Arns, settled: Settled) -> Iterator[dict[str, An
             yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
 
 
-def invoker(spec: Spec, settled: Settled, *, bearer: bool = True) -> Policy:
+def invoker(spec: Spec, decision: Decision, *, bearer: bool = True) -> Policy:
     """Who asks the endpoint; InvokeEndpoint covers streams too. Args: bearer: by the OpenAI route."""
-    arns = Arns(spec, settled)
+    arns = Arns(spec, decision)
     actions = ["sagemaker:InvokeEndpointAsync" if spec.asynchronous else "sagemaker:InvokeEndpoint"]
     statements = [_allow("Invoke", actions, [*arns.endpoints(), *arns.components()])]
     if spec.asynchronous is not None:
@@ -197,13 +197,13 @@ def invoker(spec: Spec, settled: Settled, *, bearer: bool = True) -> Policy:
     return _policy(statements)
 
 
-def policies(spec: Spec, settled: Settled) -> dict[str, Policy]:
+def policies(spec: Spec, decision: Decision) -> dict[str, Policy]:
     """All of them, by whose they are."""
     return {
-        "trust": trust(spec, settled),
-        "execution-role": execution_role(spec, settled),
-        "deployer": deployer(spec, settled),
-        "invoker": invoker(spec, settled),
+        "trust": trust(spec, decision),
+        "execution-role": execution_role(spec, decision),
+        "deployer": deployer(spec, decision),
+        "invoker": invoker(spec, decision),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deploy.aws import Aws
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 
 Fetch = Callable[[str, str, Mapping[str, str]], tuple[int, bytes]]
@@ -36,7 +36,7 @@ class Given:
 
     aws: Aws
     spec: Spec
-    settled: Settled
+    decision: Decision
     fetch: Fetch | None = None
 
 

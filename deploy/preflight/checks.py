@@ -15,7 +15,7 @@ from deploy.errors import DeployError, NotAllowed, Refused
 from deploy.preflight.check import Check, Fetch, Given, Verdict, error, ok, warning
 from deploy.preflight.image import image
 from deploy.preflight.model import model, secret
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
 
@@ -23,7 +23,7 @@ _SECONDS = 5.0  # for one question to the hub
 
 
 def preflight(
-    aws: Aws, spec: Spec, settled: Settled, *, fetch: Fetch | None = None, without: Collection[str] = ()
+    aws: Aws, spec: Spec, decision: Decision, *, fetch: Fetch | None = None, without: Collection[str] = ()
 ) -> list[Check]:
     """Every check, in the order of what would fail first.
 
@@ -34,7 +34,7 @@ def preflight(
     Raises:
         BotoCoreError: AWS cannot be asked at all.
     """
-    given = Given(aws, spec, settled, fetch)
+    given = Given(aws, spec, decision, fetch)
     checks: list[Check] = []
     for name, check in _CHECKS.items():
         if name not in without:
@@ -97,7 +97,7 @@ def _account(given: Given) -> Check:
 
 def _role(given: Given) -> Check:
     arn = given.spec.role
-    account = given.settled.account or given.aws.account()
+    account = given.decision.account or given.aws.account()
     if arn.split(":")[4] != account:
         return error("role", f"{arn} is of another account than {account}", "Give a role of this account in role.")
     iam = given.aws.client("iam")
@@ -125,7 +125,7 @@ def _trusts_sagemaker(document: Any) -> bool:
 
 def _quota(given: Given) -> Check:
     """How many of the type the account may have in endpoints; what others use of it cannot be asked here."""
-    instance = given.settled.instance_type
+    instance = given.decision.instance_type
     managed = given.spec.instance.managed
     wanted = given.spec.instance.count if managed is None else max(managed.max, given.spec.instance.count)
     if given.spec.scaling is not None and not given.spec.components:

@@ -22,7 +22,7 @@ _BUILD = "docker buildx build --platform linux/amd64 --provenance=false --push -
 
 
 def image(given: Given) -> Check:
-    uri = given.settled.image
+    uri = given.decision.image
     match = _URI.fullmatch(uri)
     if match is None:
         return error("image", f"{uri} is not in ECR", "SageMaker pulls from ECR only: push it there, set image.uri.")
@@ -40,7 +40,7 @@ def image(given: Given) -> Check:
             return error(
                 "image", f"{uri} does not exist", "Push it, or correct image.uri (image.repository, image.tag)."
             )
-        if account != given.settled.account:  # AWS's own, which nobody else may list
+        if account != given.decision.account:  # AWS's own, which nobody else may list
             return ok("image", f"{uri} (of another account: not looked at)")
         raise
     size = found.get("imageSizeInBytes", 0)

@@ -1,1 +1,1 @@
-"""What a specification leaves open, decided: instance, image, host, times; and what that is decided by."""
+"""Decide what a specification leaves open: instance, image, host, timeouts."""

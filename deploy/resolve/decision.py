@@ -1,4 +1,4 @@
-"""What a specification leaves open, settled: the image, the instance, the host, the times. Made by `settling/`."""
+"""The decision on everything that a specification leaves open: image, instance, host and timeouts."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Settled:
-    """All that the builders need beside the specification.
+class Decision:
+    """Everything that the builders need beside the specification.
 
     Attributes:
         region: AWS region.
-        account: twelve digits: AWS's answer where it was asked, else the role's.
-        image: the whole URI, by digest where AWS was asked.
+        account: twelve digits; AWS's answer if AWS was asked, else the account of the role.
+        image: the whole URI, by digest if AWS was asked.
         instance_type: SageMaker's name, never `auto`.
-        gpus: GPUs of one such instance; 0 on a CPU type; of a type that the tables do not know, as many as are wanted.
-        ami: InferenceAmiVersion; None where the account's default host does (CPU types, or no CUDA known).
-        model_data: the S3 prefix that SageMaker lays at /opt/ml/model; None where the container fetches from a hub.
-        download: seconds for model data, 60 to 3600.
-        startup: seconds until /ping answers 200, 60 to 3600.
-        provision: seconds for an instance to be found; None is AWS's default.
-        tensor_parallel: GPUs that one copy of the model is spread over; None on a CPU type, or where nothing says it.
-        warnings: what the user should know before saying yes, a sentence each.
+        gpus: GPUs of one such instance; 0 on a CPU type; the number needed if the tables do not know the type.
+        ami: InferenceAmiVersion; None: the account's default host (CPU types, or unknown CUDA).
+        model_data: the S3 prefix that SageMaker mounts at /opt/ml/model; None: the container fetches from a hub.
+        download: timeout of the model data's download, 60 to 3600 seconds.
+        startup: timeout until /ping answers 200, 60 to 3600 seconds.
+        provision: timeout to find an instance, in seconds; None: AWS's default.
+        tensor_parallel: GPUs that one copy of the model is spread over; None: a CPU type, or unknown.
+        warnings: one sentence each, for the user to read before confirming.
     """
 
     region: str

@@ -1,7 +1,7 @@
-"""Which image runs, and on which host: the `image` section settled (contract sagemaker.md, sections 6.1 and 6.2).
+"""Resolve the container image to a URI in ECR, and choose the host's AMI for its CUDA version.
 
-SageMaker takes its images from ECR, of the endpoint's own region. A tag is moved by whoever pushes, so the tag of an
-image of the account becomes its digest where AWS is asked.
+SageMaker takes images from ECR in the endpoint's own region only. Any push can move a tag, so the tag of an image in
+the user's account is replaced by its digest if AWS is asked.
 """
 
 from __future__ import annotations
@@ -53,13 +53,12 @@ _TAGS = {"djl-lmi": "lmi_tags", "djl-tensorrtllm": "tensorrtllm_tags"}
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """An image.
+class ResolvedImage:
+    """An image by its whole URI.
 
     Attributes:
-        uri: the whole URI.
-        cuda: (12, 8); None: not known.
-        warnings: sentences.
+        cuda: CUDA version, e.g. (12, 8); None: unknown.
+        warnings: one sentence each.
     """
 
     uri: str
@@ -68,20 +67,20 @@ class Resolved:
 
 
 def registry_suffix(region: str) -> str:
-    """The domain that a region's registries lie under."""
+    """Return the domain of a region's registries."""
     return next((suffix for start, suffix in _SUFFIXES.items() if region.startswith(start)), "amazonaws.com")
 
 
-def resolve(image: Image, region: str, account: str | None, aws: Aws | None = None) -> Resolved:
-    """The image of a specification.
+def resolve_image(image: Image, region: str, account: str | None, aws: Aws | None = None) -> ResolvedImage:
+    """Resolve the image of a specification.
 
     Args:
-        account: where `repository` lies.
+        account: the account that `repository` is in.
         aws: asked for the digest; None: the tag stays.
 
     Raises:
-        SpecError: it cannot be used there.
-        NotThere: ECR does not have it; says how it gets there.
+        SpecError: SageMaker cannot use the image in this region.
+        NotThere: ECR does not have the image; the advice lists the commands to push it.
     """
     uri = _uri(image, region, account)
     match = _URI.fullmatch(uri)
@@ -95,11 +94,11 @@ def resolve(image: Image, region: str, account: str | None, aws: Aws | None = No
     warnings: tuple[str, ...] = ()
     if aws is not None and match["tag"] and match["account"] == account:
         uri, warnings = _by_digest(aws, match)
-    return Resolved(uri, image_cuda(image), warnings)
+    return ResolvedImage(uri, image_cuda(image), warnings)
 
 
 def image_cuda(image: Image) -> tuple[int, int] | None:
-    """The CUDA that is said, or that the tag says."""
+    """Return the CUDA version from image.cuda, else from the tag."""
     if image.cuda is not None:
         major, minor = image.cuda.split(".")
         return int(major), int(minor)
@@ -109,27 +108,27 @@ def image_cuda(image: Image) -> tuple[int, int] | None:
 
 
 def cuda_of(tag: str) -> tuple[int, int] | None:
-    """(12, 8) of `0.33.0-tensorrtllm0.21.0-cu128`; None where the tag does not say."""
+    """Return (12, 8) for `0.33.0-tensorrtllm0.21.0-cu128`; None: the tag has no CUDA version."""
     match = _CUDA.search(tag)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def choose_ami(
-    asked: str, instance: InstanceType | None, cuda: tuple[int, int] | None
+    setting: str, instance: InstanceType | None, cuda: tuple[int, int] | None
 ) -> tuple[str | None, tuple[str, ...]]:
-    """InferenceAmiVersion, and warnings.
+    """Return the InferenceAmiVersion, and warnings.
 
-    The default host's driver can be years old; a driver that is too old for the image, or a CUDA 12 image on the newest
-    host, stays in Creating without a line of log. So the host is chosen by the image's CUDA.
+    The default host's driver can be years old. With a driver too old for the image, or a CUDA 12 image on the newest
+    host, an endpoint stays in Creating without a line of log. The image's CUDA version therefore decides.
 
     Args:
-        asked: the specification's; `auto` chooses.
-        instance: None: a type that the tables do not know.
-        cuda: the image's.
+        setting: instance.ami; `auto` chooses.
+        instance: None: the tables do not know the type.
+        cuda: the image's CUDA version; None: unknown.
     """
-    if asked != "auto":
-        unknown = (f"instance.ami: {asked} is none of those known in 2026: {', '.join(KNOWN_AMIS)}",)
-        return asked, () if asked in KNOWN_AMIS else unknown
+    if setting != "auto":
+        unknown = (f"instance.ami: {setting} is none of those known in 2026: {', '.join(KNOWN_AMIS)}",)
+        return setting, () if setting in KNOWN_AMIS else unknown
     if instance is not None and instance.gpus == 0:
         return None, ()
     if cuda is None:
@@ -139,13 +138,13 @@ def choose_ami(
     if cuda[0] >= 13:
         return AMI_CUDA_13, ()
     if instance is not None and instance.blackwell:
-        said = f"{instance.name} needs the newest host, on which CUDA {cuda[0]}.{cuda[1]} images have been seen to hang"
-        return AMI_CUDA_13, (f"{said} in Creating: prefer an image of CUDA 13.",)
+        text = f"{instance.name} needs the newest host, on which CUDA {cuda[0]}.{cuda[1]} images have been seen to hang"
+        return AMI_CUDA_13, (f"{text} in Creating: prefer an image of CUDA 13.",)
     return AMI_CUDA_12, ()
 
 
 def push_instructions(uri: str) -> str:
-    """The commands that build the image and put it where `uri` says."""
+    """Return the commands that build the image and push it to `uri`."""
     match = _URI.fullmatch(uri)
     if match is None:
         raise ValueError(f"{uri} is no image in ECR")
@@ -166,7 +165,7 @@ def push_instructions(uri: str) -> str:
 
 
 def _target(name: str) -> str:
-    """Which of the Dockerfile's images an image of that name is likely to be."""
+    """Guess the Dockerfile's target from the image's name."""
     words = re.split("[^a-z0-9]+", name)
     return "cpu" if "cpu" in words else "lmi" if "vllm" in words else "trtllm"
 
@@ -188,7 +187,7 @@ def _uri(image: Image, region: str, account: str | None) -> str:
 
 
 def _aws_tag(image: Image) -> str:
-    """Whole: of `0.36.0` the newest known one that begins so; by default the newest of all."""
+    """Return the whole tag: the known one of a version such as `0.36.0`; by default the newest."""
     tags: dict[str, str] = table("image_accounts")[_TAGS[str(image.aws)]]
     newest = max(tags, key=lambda version: [int(part) for part in version.split(".")])
     tag = image.tag or newest
@@ -203,7 +202,7 @@ def _own_version() -> str:
 
 
 def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
-    """The URI by digest, and warnings about the image."""
+    """Return the URI by digest, and warnings about the image."""
     try:
         answer = aws.client("ecr").describe_images(
             registryId=match["account"], repositoryName=match["repository"], imageIds=[{"imageTag": match["tag"]}]

@@ -1,7 +1,4 @@
-"""What a specification leaves open, decided: by arithmetic and tables without an `Aws`, with one by its answers too.
-
-`settle` decides; `advise_on` shows the candidates that it decided among; `find_shape` reads the model's size.
-"""
+"""Decide what a specification leaves open. One pass, from tables and arithmetic, with AWS's answers if AWS is asked."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ from botocore.exceptions import ClientError
 from deploy.aws import error_code
 from deploy.errors import SpecError
 from deploy.resolve import images
-from deploy.resolve.decision import Settled
-from deploy.resolve.fit import Advice, Fit, Need, advise, best, fit, refuse
+from deploy.resolve.candidates import Candidates, cheapest, rank, too_small
+from deploy.resolve.decision import Decision
+from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import InstanceType, find, refuse_mistyped
 from deploy.resolve.model_shape import known_model, shape_in_directory, shape_in_s3
 from deploy.resolve.timeouts import Times, times
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from deploy.spec.values import Precision
 
 _CONTEXT = 4096
-"""Where neither the specification nor the model says one."""
+"""Tokens, if neither the specification nor the model gives a context."""
 
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
@@ -37,110 +35,113 @@ _PRECISIONS: dict[str, Precision] = {
     "fp8": "fp8", "bitsandbytes": "int4", "awq": "int4",  # option.quantize: what it makes of the weights
     "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32", "float32": "fp32",  # option.dtype
 }  # fmt: skip
-"""Options that decide the weights' precision, where model.dtype leaves it open."""
+"""Values of options that set the weights' precision if model.dtype is `auto`."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A model's shape, and where it was found: for the advice's title."""
+class Resolution:
+    """Everything that follows from a specification before AWS is changed.
+
+    Attributes:
+        candidates: the instance types that the decision was made among; None: the model's size is unknown.
+    """
+
+    decision: Decision
+    candidates: Candidates | None
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A model's shape, and its source: a few words for the table of candidates."""
 
     shape: Shape
     source: str
 
 
-def settle(
-    spec: Spec, region: str, *, account: str | None = None, shape: Shape | None = None, aws: Aws | None = None
-) -> Settled:
-    """All that the builders need.
+def resolve(spec: Spec, region: str, *, account: str | None = None, aws: Aws | None = None) -> Resolution:
+    """Decide everything that the specification leaves open.
 
     Args:
-        region: of the endpoint.
-        account: twelve digits; None: AWS is asked where there is one, else it is the role's, whose account SageMaker
-            makes the endpoint in.
-        shape: the model's; None: it is looked for (`find_shape`).
-        aws: asked for the account, the image's digest and a config.json in S3; None: nothing is asked.
+        region: the endpoint's region.
+        account: twelve digits; None: ask AWS, else take the role's account, in which SageMaker creates the endpoint.
+        aws: asked for the account, the image's digest and a config.json in S3; None: ask nothing.
 
     Raises:
-        SpecError: something that cannot be decided, or cannot be.
-        DoesNotFit: the model is too large for the instance that is named, or for all.
+        SpecError: the specification contradicts itself, or says too little.
+        DoesNotFit: the model is too large for the named instance type, or for all types.
         NotThere: ECR has no such image.
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
-    image = images.resolve(spec.image, region, account, aws)
-    found = Found(shape, "given") if shape is not None else find_shape(spec, aws)
-    need, warnings = _need(spec, found, image.cuda)
-    chosen, name, more = _choose(spec, need)
-    instance = chosen.instance if chosen is not None else find(name)
+    image = images.resolve_image(spec.image, region, account, aws)
+    size = find_size(spec, aws)
+    need, need_warnings = _need(spec, size, image.cuda)
+    instance = None if spec.instance.type == "auto" else find(spec.instance.type)
+    fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0)
+    chosen, type_warnings = _choose(spec, instance, need, fits)
+    instance = instance if chosen is None else chosen.instance
     ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)
     times = _times(spec, need)
-    return Settled(
+    decision = Decision(
         region=region,
         account=account,
         image=image.uri,
-        instance_type=name,
-        gpus=instance.gpus if instance is not None else _gpus_wanted(spec),
+        instance_type=spec.instance.type if instance is None else instance.name,
+        gpus=_min_gpus(spec) if instance is None else instance.gpus,
         ami=ami,
         model_data=spec.model.s3 or spec.model.upload,
         download=spec.timeouts.download or times.download,
         startup=spec.timeouts.startup or times.startup,
         provision=spec.timeouts.provision,
         tensor_parallel=_degree(spec, chosen, instance),
-        warnings=(*image.warnings, *warnings, *more, *ami_warnings, *_volume(spec, instance), *times.warnings),
+        warnings=(
+            *image.warnings,
+            *need_warnings,
+            *type_warnings,
+            *ami_warnings,
+            *_volume_warnings(spec, instance),
+            *times.warnings,
+        ),
     )
+    candidates = None if need is None or size is None else Candidates(need, size.source, fits, chosen)
+    return Resolution(decision, candidates)
 
 
-def advise_on(spec: Spec, *, shape: Shape | None = None, aws: Aws | None = None) -> Advice | None:
-    """The candidates for the specification's model; None: its size is not known.
-
-    Raises:
-        DoesNotFit: `auto` finds none.
-    """
-    found = Found(shape, "given") if shape is not None else find_shape(spec, aws)
-    need, _ = _need(spec, found, images.image_cuda(spec.image))
-    if need is None or found is None:
-        return None
-    taken: Fit | None
-    if spec.instance.type == "auto":
-        taken = best(need, _on_cpu(spec))
-    else:
-        instance = find(spec.instance.type)
-        taken = fit(need, instance, spec.instance.price) if instance is not None else None
-    on_cpu = taken.instance.gpus == 0 if taken is not None else _on_cpu(spec)
-    return Advice(need, found.source, advise(need, on_cpu), taken)
-
-
-def find_shape(spec: Spec, aws: Aws | None = None) -> Found | None:
-    """The model's shape: the specification's, else out of its files, else the table's; None: none knows it.
+def find_size(spec: Spec, aws: Aws | None = None) -> ModelSize | None:
+    """Find the model's shape: in the specification, else in its files, else in the table; None: unknown.
 
     Raises:
         SpecError: model.path is no directory, or its config.json is wrong.
     """
     model = spec.model
     if model.shape is not None:
-        return Found(model.shape, "model.shape")
+        return ModelSize(model.shape, "model.shape")
+    shape, source = None, "known model"
     if model.directory is not None:
         if not model.directory.is_dir():
             raise SpecError(f"model.path: {model.path} is no directory here")
-        shape = shape_in_directory(model.directory)
-        return None if shape is None else Found(shape, "its files")
-    if model.s3 is not None and aws is not None:
-        try:
-            shape = shape_in_s3(aws, model.s3)
-        except ClientError as error:
-            if error_code(error) not in _UNREADABLE:
-                raise
-            return None  # who deploys need not be allowed to read it; whether it is there, preflight says
-        return None if shape is None else Found(shape, "its config.json in S3")
-    if model.id is not None and (shape := known_model(model.id)) is not None:
-        return Found(shape, "known model")
-    return None
+        shape, source = shape_in_directory(model.directory), "its files"
+    elif model.s3 is not None and aws is not None:
+        shape, source = _readable_shape(aws, model.s3), "its config.json in S3"
+    elif model.id is not None:
+        shape = known_model(model.id)
+    return None if shape is None else ModelSize(shape, source)
 
 
-def _need(spec: Spec, found: Found | None, cuda: tuple[int, int] | None) -> tuple[Need | None, tuple[str, ...]]:
-    """What has to fit, and what had to be supposed for it."""
-    if found is None:
+def _readable_shape(aws: Aws, prefix: str) -> Shape | None:
+    """Read the shape in S3; None: there is none, or the user may not read it. Preflight reports a missing prefix."""
+    try:
+        return shape_in_s3(aws, prefix)
+    except ClientError as error:
+        if error_code(error) not in _UNREADABLE:
+            raise
+        return None
+
+
+def _need(spec: Spec, size: ModelSize | None, cuda: tuple[int, int] | None) -> tuple[Need | None, tuple[str, ...]]:
+    """Return what has to fit, and the warnings about assumptions."""
+    if size is None:
         return None, ()
-    shape = found.shape
+    shape = size.shape
     warnings = []
     context = spec.model.context or _number(spec, "max_model_len", "max_seq_len", "max_num_tokens") or shape.context
     if context is None:
@@ -154,7 +155,7 @@ def _need(spec: Spec, found: Found | None, cuda: tuple[int, int] | None) -> tupl
         dtype,
         context,
         kv_bytes=1 if kv.startswith(("fp8", "nvfp4", "int8")) else 2,
-        degree=_asked_gpus(spec),
+        degree=_gpus_per_copy(spec),
         usable=float(usable) if isinstance(usable, int | float) and 0 < usable < 1 else Need.usable,
         cuda=cuda,
     )
@@ -165,12 +166,14 @@ def _precision(spec: Spec, shape: Shape) -> Precision:
     stored = shape.dtype or "bf16"
     if stored not in ("bf16", "fp16", "fp32"):  # quantized already
         return stored
-    said = (str(spec.options.get(name, "")).lower() for name in ("quantize", "dtype"))
-    return next((_PRECISIONS[one] for one in said if one in _PRECISIONS), stored)
+    values = (str(spec.options.get(name, "")).lower() for name in ("quantize", "dtype"))
+    return next((_PRECISIONS[value] for value in values if value in _PRECISIONS), stored)
 
 
-def _choose(spec: Spec, need: Need | None) -> tuple[Fit | None, str, tuple[str, ...]]:
-    """How the model lies on the instance type, the type, and warnings."""
+def _choose(
+    spec: Spec, instance: InstanceType | None, need: Need | None, fits: tuple[Fit, ...]
+) -> tuple[Fit | None, tuple[str, ...]]:
+    """Choose among the candidates; None: the type, or the model's size, is unknown. And warnings."""
     name = spec.instance.type
     if name == "auto":
         if need is None:
@@ -179,20 +182,20 @@ def _choose(spec: Spec, need: Need | None) -> tuple[Fit | None, str, tuple[str, 
                 "Name a type (instance.type: ml.g6e.xlarge), or say model.shape: {parameters: 8.03e9, layers: 32, "
                 "kv_heads: 8, head_dim: 128}, which stands in the model's config.json.",
             )
-        chosen = best(need, _on_cpu(spec))
-        return chosen, chosen.instance.name, _remarks(chosen)
-    instance = find(name)
+        chosen = cheapest(fits)
+        return chosen, _remarks(chosen)
     if instance is None:
         if not spec.instance.unchecked:
             refuse_mistyped(name)
-        return None, name, (f"{name} is not in the tables (of 2026), so it is not checked whether the model fits.",)
+        return None, (f"{name} is not in the tables (of 2026), so it is not checked whether the model fits.",)
     if need is None:
-        return None, name, ("The model's size is not known, so it is not checked whether it fits (model.shape).",)
+        return None, ("The model's size is not known, so it is not checked whether it fits (model.shape).",)
     chosen = fit(need, instance, spec.instance.price)
-    if not chosen.fits and not spec.instance.unchecked:
-        raise refuse(need, chosen)
-    said = (f"{name}: {chosen.problem} (instance.unchecked).",) if not chosen.fits else ()
-    return chosen, name, (*said, *_remarks(chosen))
+    if chosen.fits:
+        return chosen, _remarks(chosen)
+    if not spec.instance.unchecked:
+        raise too_small(chosen, fits)
+    return chosen, (f"{name}: {chosen.problem} (instance.unchecked).", *_remarks(chosen))
 
 
 def _remarks(chosen: Fit) -> tuple[str, ...]:
@@ -200,7 +203,7 @@ def _remarks(chosen: Fit) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: Spec) -> bool:
-    """Whether the image is the one without CUDA: by the engine that is named, else by the image's name."""
+    """Whether the image has no CUDA: by the engine if one is named, else by the image's name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
         return engine in _CPU_ENGINES
@@ -208,24 +211,24 @@ def _on_cpu(spec: Spec) -> bool:
     return "cpu" in re.split("[^a-z0-9]+", name.lower())
 
 
-def _asked_degree(spec: Spec) -> int | None:
-    """Of the options; else a component's GPUs, where all components have the same."""
-    asked = _number(spec, "tensor_parallel_degree")
-    if asked is not None:
-        return asked
+def _degree_option(spec: Spec) -> int | None:
+    """Return the tensor parallel degree of the options, else the components' GPUs if all have the same."""
+    degree = _number(spec, "tensor_parallel_degree")
+    if degree is not None:
+        return degree
     accelerators = {component.accelerators for component in spec.components}
     return accelerators.pop() if len(accelerators) == 1 else None
 
 
-def _asked_gpus(spec: Spec) -> int | None:
-    """Of a copy: with pipeline parallelism each stage has as many as the degree says."""
+def _gpus_per_copy(spec: Spec) -> int | None:
+    """Return the GPUs of one copy: the degree, times the stages of pipeline parallelism."""
     stages = _number(spec, "pipeline_parallel_degree") or 1
-    return stages * (_asked_degree(spec) or 1) if stages > 1 else _asked_degree(spec)
+    return stages * (_degree_option(spec) or 1) if stages > 1 else _degree_option(spec)
 
 
-def _gpus_wanted(spec: Spec) -> int:
-    """What a type that the tables do not know must have at least."""
-    return max(_asked_gpus(spec) or 1, *(component.accelerators for component in spec.components), 1)
+def _min_gpus(spec: Spec) -> int:
+    """Return how many GPUs an unknown instance type must have at least."""
+    return max(_gpus_per_copy(spec) or 1, *(component.accelerators for component in spec.components), 1)
 
 
 def _number(spec: Spec, *names: str) -> int | None:
@@ -240,11 +243,11 @@ def _degree(spec: Spec, chosen: Fit | None, instance: InstanceType | None) -> in
     if instance is not None and instance.gpus == 0:
         return None
     if chosen is None or (_number(spec, "pipeline_parallel_degree") or 1) > 1:
-        return _asked_degree(spec)
+        return _degree_option(spec)
     return chosen.degree
 
 
-def _volume(spec: Spec, instance: InstanceType | None) -> tuple[str, ...]:
+def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ...]:
     if instance is None or not instance.nvme_gb:
         return ()
     warnings = []

@@ -1,12 +1,12 @@
-"""A settled specification as what AWS is to keep: pure functions, without I/O; `builders/` has one file a kind.
+"""Build all resources of a deployment from its specification and decision. Pure.
 
-A name ends in a digest of the request where the thing cannot be changed (model, endpoint configuration). Tags are left
-out of it, as one of them holds the digest of the specification: a changed alarm must not renew the model.
+The name of a resource that AWS cannot change (model, endpoint configuration) ends in a digest of its request. Tags are
+not in the digest, as one of them holds the specification's own digest: a changed alarm must not renew the model.
 """
 
 from __future__ import annotations
 
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.alarms import component_alarms, endpoint_alarms
 from deploy.resources.components import adapter, component
 from deploy.resources.endpoint import endpoint
@@ -21,38 +21,35 @@ from deploy.spec import Spec
 __all__ = ["resources", "spec_digest", "warnings"]
 
 
-def resources(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = False) -> tuple[Resource, ...]:
-    """All that the deployment consists of, in the order in which it is made.
+def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> tuple[Resource, ...]:
+    """Return all resources of the deployment, in the order of their creation.
 
     Raises:
         Refused: the environment would hold a secret.
-        SpecError: what settling showed does not go together with the specification.
+        SpecError: the decision and the specification contradict each other.
     """
     marks = tags(spec.name, spec_digest(spec), spec.tags)
     watching = endpoint_alarms(spec, marks)
-    made_model = model(spec, settled, marks, allow_plaintext_secret=allow_plaintext_secret)
-    config = endpoint_config(spec, settled, made_model, marks)
+    made_model = model(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
+    config = endpoint_config(spec, decision, made_model, marks)
     # An update names its alarms, so they are there before.
-    served = endpoint(spec, settled, config, watching, marks)
+    served = endpoint(spec, decision, config, watching, marks)
     made = [made_model, config, *watching, served]
     if not spec.components:
         return (*made, *scaling(spec, served, marks))
     for one in spec.components:
         own = component_alarms(spec, one.name, marks)
-        base = component(spec, one, settled, made_model, served, own, marks)
+        base = component(spec, one, decision, made_model, served, own, marks)
         adapters = [adapter(spec, child, base, marks) for child in one.adapters]
         made += [*own, base, *adapters, *scaling(spec, base, marks)]
     return tuple(made)
 
 
 def spec_digest(spec: Spec) -> str:
-    """Of what the specification says that is not a default: the tag's value.
-
-    So it stays what it is where a newer version of ours knows more settings.
-    """
+    """Return the digest of all settings that are not defaults: new settings in a later version do not change it."""
     return digest(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
-def warnings(spec: Spec, settled: Settled) -> tuple[str, ...]:
-    """What the user should know before saying yes, beside what settling found."""
-    return (*settled.warnings, *update_warnings(spec))
+def warnings(spec: Spec, decision: Decision) -> tuple[str, ...]:
+    """Return all warnings to show before the user confirms, a sentence each."""
+    return (*decision.warnings, *update_warnings(spec))

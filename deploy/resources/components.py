@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.errors import SpecError
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.endpoint_config import times
 from deploy.resources.names import VARIANT
 from deploy.resources.resource import Kind, Resource
@@ -18,7 +18,7 @@ from deploy.spec.sections import Adapter, Component
 def component(
     spec: Spec,
     one: Component,
-    settled: Settled,
+    decision: Decision,
     model: Resource,
     endpoint: Resource,
     alarms: Sequence[Resource],
@@ -31,12 +31,12 @@ def component(
     """
     specification = {
         "ModelName": model.name,
-        "StartupParameters": times(settled),
-        "ComputeResourceRequirements": _resources(one, settled),
+        "StartupParameters": times(decision),
+        "ComputeResourceRequirements": _resources(one, decision),
         "DataCacheConfig": {"EnableCaching": one.cache},
     }
     copies = {"RuntimeConfig": {"CopyCount": one.copies}}
-    deployment = component_deployment(spec, one, settled, alarms)
+    deployment = component_deployment(spec, one, decision, alarms)
     return Resource(
         Kind.COMPONENT,
         one.name,
@@ -83,12 +83,12 @@ def adapter(spec: Spec, one: Adapter, base: Resource, tags: list[dict[str, str]]
     )
 
 
-def _resources(one: Component, settled: Settled) -> dict[str, Any]:
+def _resources(one: Component, decision: Decision) -> dict[str, Any]:
     required: dict[str, Any] = {"MinMemoryRequiredInMb": one.memory_mb}
-    if settled.gpus:
-        if one.accelerators > settled.gpus:
+    if decision.gpus:
+        if one.accelerators > decision.gpus:
             raise SpecError(
-                f"{one.name}: accelerators: {one.accelerators}, and {settled.instance_type} has {settled.gpus}"
+                f"{one.name}: accelerators: {one.accelerators}, and {decision.instance_type} has {decision.gpus}"
             )
         required["NumberOfAcceleratorDevicesRequired"] = float(one.accelerators)
     if one.cpus is not None:

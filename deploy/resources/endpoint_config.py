@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.errors import SpecError
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.model import isolation
 from deploy.resources.names import VARIANT, versioned
 from deploy.resources.resource import Kind, Resource
@@ -13,9 +13,9 @@ from deploy.spec import Spec
 from deploy.spec.sections import Async, PrefixAware
 
 
-def endpoint_config(spec: Spec, settled: Settled, model: Resource, tags: list[dict[str, str]]) -> Resource:
+def endpoint_config(spec: Spec, decision: Decision, model: Resource, tags: list[dict[str, str]]) -> Resource:
     """With components it holds no model, but the role, the network and the managed instances."""
-    content: dict[str, Any] = {"ProductionVariants": [_variant(spec, settled, model)]}
+    content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, model)]}
     if spec.components:
         content |= {"ExecutionRoleArn": spec.role, **isolation(spec)}
     if spec.encryption.volume_key is not None:
@@ -27,10 +27,10 @@ def endpoint_config(spec: Spec, settled: Settled, model: Resource, tags: list[di
     return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
 
 
-def _variant(spec: Spec, settled: Settled, model: Resource) -> dict[str, Any]:
+def _variant(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
     variant: dict[str, Any] = {
         "VariantName": VARIANT,
-        "InstanceType": settled.instance_type,
+        "InstanceType": decision.instance_type,
         "InitialInstanceCount": instances(spec),
         "RoutingConfig": _routing(spec.routing),
     }
@@ -42,11 +42,11 @@ def _variant(spec: Spec, settled: Settled, model: Resource) -> dict[str, Any]:
                 "MaxInstanceCount": managed.max,
             }
     else:
-        variant |= {"ModelName": model.name, "InitialVariantWeight": 1.0, **times(settled)}
-    if settled.provision is not None:
-        variant["VariantInstanceProvisionTimeoutInSeconds"] = settled.provision
-    if settled.ami is not None:
-        variant["InferenceAmiVersion"] = settled.ami
+        variant |= {"ModelName": model.name, "InitialVariantWeight": 1.0, **times(decision)}
+    if decision.provision is not None:
+        variant["VariantInstanceProvisionTimeoutInSeconds"] = decision.provision
+    if decision.ami is not None:
+        variant["InferenceAmiVersion"] = decision.ami
     if spec.instance.volume_gb is not None:
         variant["VolumeSizeInGB"] = spec.instance.volume_gb
     return variant
@@ -66,11 +66,11 @@ def instances(spec: Spec) -> int:
     return max(spec.instance.count, managed.min)
 
 
-def times(settled: Settled) -> dict[str, int]:
+def times(decision: Decision) -> dict[str, int]:
     """What a variant or a component may take to start; SageMaker's defaults are too short for large models."""
     return {
-        "ModelDataDownloadTimeoutInSeconds": settled.download,
-        "ContainerStartupHealthCheckTimeoutInSeconds": settled.startup,
+        "ModelDataDownloadTimeoutInSeconds": decision.download,
+        "ContainerStartupHealthCheckTimeoutInSeconds": decision.startup,
     }
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from deploy.errors import Refused, SpecError
 from deploy.redaction import is_secret
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 
 MODEL_DATA = "/opt/ml/model"
@@ -49,18 +49,18 @@ class _Setting(NamedTuple):
     origin: str  # the place in the specification
 
 
-def environment(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
+def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
     """The variables that the container gets, sorted by name.
 
     Raises:
         Refused: something in it looks like a secret.
         SpecError: an option that nobody knows, two places that contradict each other, or more than SageMaker takes.
     """
-    given = [*_options(spec, settled), *_variables(spec)]
+    given = [*_options(spec, decision), *_variables(spec)]
     if not allow_plaintext_secret:
         _refuse_secrets(given)
     found: dict[str, _Setting] = {}
-    for setting in [*given, *_required(spec, settled)]:
+    for setting in [*given, *_required(spec, decision)]:
         key = _key(setting.name)
         before = found.get(key)
         if before is not None and before.value != setting.value and not _within(before, setting):
@@ -70,7 +70,7 @@ def environment(spec: Spec, settled: Settled, *, allow_plaintext_secret: bool = 
                 f"Leave {before.origin} out." if before in given else "",
             )
         found.setdefault(key, setting)
-    for setting in _defaults(spec, settled):
+    for setting in _defaults(spec, decision):
         found.setdefault(_key(setting.name), setting)
     return _checked({setting.name: setting.value for setting in sorted(found.values())})
 
@@ -84,19 +84,19 @@ def _within(given: _Setting, required: _Setting) -> bool:
     return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 
-def _is_awss(settled: Settled) -> bool:
+def _is_awss(decision: Decision) -> bool:
     """Whether the image is one of AWS's own LMI images, by whichever way it was named."""
-    return "/djl-inference" in settled.image
+    return "/djl-inference" in decision.image
 
 
-def _options(spec: Spec, settled: Settled) -> Iterable[_Setting]:
+def _options(spec: Spec, decision: Decision) -> Iterable[_Setting]:
     for option, value in spec.options.items():
         origin = f"options.{option}"
         if option.startswith("option."):
             raise SpecError(f"{origin}: write it without `option.`")
         if option == "model_id":
             raise SpecError(f"{origin}: the model is said under model: (id, s3 or path)")
-        if not _is_awss(settled) and option not in _known_options():
+        if not _is_awss(decision) and option not in _known_options():
             near = difflib.get_close_matches(option, _known_options(), n=1, cutoff=0.75)
             raise SpecError(
                 f"{origin}: the handler has no such option" + (f"; did you mean {near[0]!r}?" if near else ""),
@@ -121,19 +121,19 @@ def _variables(spec: Spec) -> Iterable[_Setting]:
     return (_Setting(name, value, f"environment.{name}") for name, value in spec.environment.items())
 
 
-def _required(spec: Spec, settled: Settled) -> Iterable[_Setting]:
+def _required(spec: Spec, decision: Decision) -> Iterable[_Setting]:
     """What the specification says elsewhere; nothing else may stand for it."""
     model = spec.model
     # AWS's image documents HF_MODEL_ID; DJL's own start and ours read both.
-    name = "HF_MODEL_ID" if _is_awss(settled) else "OPTION_MODEL_ID"
-    if settled.model_data is not None:
+    name = "HF_MODEL_ID" if _is_awss(decision) else "OPTION_MODEL_ID"
+    if decision.model_data is not None:
         yield _Setting(name, MODEL_DATA, "model.path" if model.path is not None else "model.s3")
     elif model.id is not None:
         yield _Setting(name, model.id, "model.id")
     if model.context is not None:
         yield _Setting("OPTION_MAX_MODEL_LEN", str(model.context), "model.context")
     if model.token_secret is not None:
-        if _is_awss(settled):
+        if _is_awss(decision):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
                 "Use one of those (docs/container.md), or put the model's files into S3 (model.s3, model.path).",
@@ -146,12 +146,12 @@ def _required(spec: Spec, settled: Settled) -> Iterable[_Setting]:
         yield _Setting("OPTION_ENABLE_LORA", "true", "components.adapters")
 
 
-def _defaults(spec: Spec, settled: Settled) -> Iterable[_Setting]:
+def _defaults(spec: Spec, decision: Decision) -> Iterable[_Setting]:
     """What is derived where nothing was said."""
-    if settled.tensor_parallel is not None and settled.tensor_parallel > 1:
-        yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(settled.tensor_parallel), "instance.type")
+    if decision.tensor_parallel is not None and decision.tensor_parallel > 1:
+        yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(decision.tensor_parallel), "instance.type")
     # The engine gives up before SageMaker does, so that the log says why.
-    yield _Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(settled.startup - 30, 45)), "timeouts.startup")
+    yield _Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(decision.startup - 30, 45)), "timeouts.startup")
     if most := max((len(component.adapters) for component in spec.components), default=0):
         yield _Setting("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", str(most), "components.adapters")
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
 from deploy.resources.names import versioned
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 
 
-def model(spec: Spec, settled: Settled, tags: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
+def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
     """One model for the endpoint, or for all of its components.
 
     The container's metrics need nothing said: SageMaker scrapes /metrics on 8080 by default (contract, section 1).
     """
     container: dict[str, Any] = {
-        "Image": settled.image,
-        "Environment": environment(spec, settled, allow_plaintext_secret=allow_plaintext_secret),
+        "Image": decision.image,
+        "Environment": environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret),
     }
-    if settled.model_data is not None:
+    if decision.model_data is not None:
         container["ModelDataSource"] = {
-            "S3DataSource": {"S3Uri": settled.model_data, "S3DataType": "S3Prefix", "CompressionType": "None"}
+            "S3DataSource": {"S3Uri": decision.model_data, "S3DataType": "S3Prefix", "CompressionType": "None"}
         }
     content: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role}
     if not spec.components:  # an endpoint with components says it in its configuration, for all of them

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.endpoint_config import instances
 from deploy.resources.resource import Resource
 from deploy.spec import Spec
@@ -21,33 +21,33 @@ _LONGEST = 28800
 _SHORTEST = 600
 
 
-def endpoint_deployment(spec: Spec, settled: Settled, alarms: Sequence[Resource]) -> dict[str, Any]:
+def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resource]) -> dict[str, Any]:
     """UpdateEndpoint's DeploymentConfig."""
     count = instances(spec)
     # Where instances come and go, only a share is right whatever there is.
     scaled = spec.scaling is not None or spec.instance.managed is not None
     unit = "CAPACITY_PERCENT" if scaled else "INSTANCE_COUNT"
     if spec.update.policy == "rolling" and count > 1:
-        policy = {"RollingUpdatePolicy": _rolling(spec, settled, count, unit)}
+        policy = {"RollingUpdatePolicy": _rolling(spec, decision, count, unit)}
     else:
         policy = {
             "BlueGreenUpdatePolicy": {
                 "TrafficRoutingConfiguration": _shift(spec, count, unit),
                 "TerminationWaitInSeconds": spec.update.wait,
-                "MaximumExecutionTimeoutInSeconds": _longest(spec, settled, 2),
+                "MaximumExecutionTimeoutInSeconds": _longest(spec, decision, 2),
             }
         }
     return {**policy, **_rollback(alarms)}
 
 
 def component_deployment(
-    spec: Spec, component: Component, settled: Settled, alarms: Sequence[Resource]
+    spec: Spec, component: Component, decision: Decision, alarms: Sequence[Resource]
 ) -> dict[str, Any]:
     """UpdateInferenceComponent's DeploymentConfig; empty: the API's default, for what cannot roll."""
     if component.copies < 2 or spec.update.policy != "rolling":
         return {}
     unit = "CAPACITY_PERCENT" if spec.scaling is not None else "COPY_COUNT"
-    return {"RollingUpdatePolicy": _rolling(spec, settled, component.copies, unit), **_rollback(alarms)}
+    return {"RollingUpdatePolicy": _rolling(spec, decision, component.copies, unit), **_rollback(alarms)}
 
 
 def update_warnings(spec: Spec) -> tuple[str, ...]:
@@ -65,13 +65,13 @@ def update_warnings(spec: Spec) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _rolling(spec: Spec, settled: Settled, count: int, unit: str) -> dict[str, Any]:
+def _rolling(spec: Spec, decision: Decision, count: int, unit: str) -> dict[str, Any]:
     size = _size(spec, count, unit)
     batches = math.ceil((100 if unit == "CAPACITY_PERCENT" else count) / size)
     return {
         "MaximumBatchSize": {"Type": unit, "Value": size},
         "WaitIntervalInSeconds": spec.update.wait,
-        "MaximumExecutionTimeoutInSeconds": _longest(spec, settled, batches),
+        "MaximumExecutionTimeoutInSeconds": _longest(spec, decision, batches),
     }
 
 
@@ -89,9 +89,9 @@ def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
     return shift
 
 
-def _longest(spec: Spec, settled: Settled, batches: int) -> int:
+def _longest(spec: Spec, decision: Decision, batches: int) -> int:
     """Seconds for all batches, each from finding instances to the end of its wait."""
-    one = (settled.provision or _PROVISION) + settled.download + settled.startup + spec.update.wait
+    one = (decision.provision or _PROVISION) + decision.download + decision.startup + spec.update.wait
     return min(max(batches * one, _SHORTEST), _LONGEST)
 
 

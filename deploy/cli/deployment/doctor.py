@@ -14,7 +14,7 @@ from deploy.errors import DeployError, SpecError
 from deploy.operations.doctor import Asked, measure, report, runtime_client
 from deploy.preflight.check import Verdict
 from deploy.preflight.checks import lines, over_the_network, preflight
-from deploy.resolve.resolver import settle
+from deploy.resolve.resolver import resolve
 
 _WRONG = 2
 
@@ -44,9 +44,9 @@ def _before(arguments: argparse.Namespace) -> int:
         raise SpecError("--endpoint-url and --component are for --live", "lmi deploy doctor NAME --live")
     spec = spec_of(arguments)
     aws = Aws(spec.region)
-    # settled without AWS's answers: what is wrong with them is for the checks to say, all at once
-    settled = settle(spec, aws.region, account=aws.account())
-    checks = preflight(aws, spec, settled, fetch=None if arguments.aws_only else over_the_network)
+    # Resolve without AWS's answers: the checks report all problems with them at once.
+    decision = resolve(spec, aws.region, account=aws.account()).decision
+    checks = preflight(aws, spec, decision, fetch=None if arguments.aws_only else over_the_network)
     if arguments.json:
         said = [{"name": c.name, "verdict": c.verdict.value, "says": c.says, "advice": c.advice} for c in checks]
         print(json.dumps(said, indent=2))

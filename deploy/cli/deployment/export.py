@@ -13,7 +13,7 @@ import yaml
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.export import cloudformation_template, terraform_configuration
-from deploy.resolve.resolver import settle
+from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 
 
@@ -32,9 +32,9 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     region = Aws(spec.region).region
-    settled = settle(spec, region)
-    made = resources(spec, settled, allow_plaintext_secret=arguments.allow_plaintext_secret)
-    for warning in warnings(spec, settled):
+    decision = resolve(spec, region).decision
+    made = resources(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    for warning in warnings(spec, decision):
         print(f"note: {warning}", file=sys.stderr)
     if arguments.to == "terraform":
         text = json.dumps(terraform_configuration(made, region), indent=2)

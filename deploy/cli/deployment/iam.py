@@ -11,7 +11,7 @@ from deploy.cli.arguments import add_spec, spec_of
 from deploy.errors import Refused
 from deploy.iam.policies import policies
 from deploy.iam.simulation import caller, denied
-from deploy.resolve.resolver import settle
+from deploy.resolve.resolver import resolve
 
 _WHO = ("trust", "execution-role", "deployer", "invoker")
 
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     aws = Aws(spec.region)
-    found = policies(spec, settle(spec, aws.region))
+    found = policies(spec, resolve(spec, aws.region).decision)
     if not arguments.check:
         print(json.dumps(found[arguments.who] if arguments.who else found, indent=2))
         return 0

@@ -9,7 +9,7 @@ from typing import Any
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.console import out, say
-from deploy.cli.views.plan import advice_table, as_json, print_checks, print_plan, print_warnings
+from deploy.cli.views.plan import as_json, candidates_table, print_checks, print_plan, print_warnings
 from deploy.deployer.preparation import Outlook, outlook
 
 
@@ -33,8 +33,8 @@ def _run(arguments: argparse.Namespace) -> int:
         allow_plaintext_secret=arguments.allow_plaintext_secret,
     )
     if arguments.json:
-        settled = seen.prepared.settled
-        more = {"region": settled.region, "account": settled.account, "instance_type": settled.instance_type}
+        decision = seen.prepared.decision
+        more = {"region": decision.region, "account": decision.account, "instance_type": decision.instance_type}
         said = [{**asdict(check), "verdict": check.verdict.value} for check in seen.checks]
         print(as_json(seen.plan, **more, unasked=seen.unasked, warnings=list(seen.prepared.warnings), checks=said))
     else:
@@ -43,12 +43,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _show(seen: Outlook) -> None:
-    console, settled = out(), seen.prepared.settled
-    say(console, f"{seen.plan.deployment} in {settled.region}, account {settled.account}", "bold")
+    console, decision = out(), seen.prepared.decision
+    say(console, f"{seen.plan.deployment} in {decision.region}, account {decision.account}", "bold")
     if seen.unasked is not None:
         say(console, f"AWS was not asked ({seen.unasked}): this is the plan as if nothing existed.", "yellow")
-    if seen.prepared.advice is not None:
-        console.print(advice_table(seen.prepared.advice))
+    if seen.prepared.candidates is not None:
+        console.print(candidates_table(seen.prepared.candidates))
     print_warnings(console, seen.prepared.warnings)
     print_checks(console, seen.checks)
     if seen.upload is not None:

@@ -64,7 +64,7 @@ def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace,
             say=lambda line: say(console, line),
             report=report,
             keep_failed=arguments.keep_failed,
-            limit=time_limit(prepared.settled, batches=_most_batches(spec), between=spec.update.wait),
+            limit=time_limit(prepared.decision, batches=_most_batches(spec), between=spec.update.wait),
         )
         live = settled_look(aws, spec.name, prepared.wanted, ways)
     if command == "update" and live.endpoint is None:
@@ -78,10 +78,10 @@ def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace,
     print_plan(console, planned, whole=False)
     if not arguments.no_checks:
         # whose the name is, the plan says, and who may take it over
-        checks = preflight(aws, spec, prepared.settled, fetch=over_the_network, without=("name",))
+        checks = preflight(aws, spec, prepared.decision, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
-    say(console, _instances(spec, prepared.settled.instance_type))
+    say(console, _instances(spec, prepared.decision.instance_type))
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         say(console, "Nothing was changed.")
         return 1

@@ -16,7 +16,8 @@ from deploy.deployer.plan import Action, Plan, Verb
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines
 from deploy.redaction import HIDDEN, is_secret, redact
-from deploy.resolve.fit import ADVICE_COLUMNS, Advice, advice_rows, advice_title
+from deploy.resolve import candidates as table_of
+from deploy.resolve.candidates import Candidates
 from deploy.resolve.prices import dated
 from deploy.resources.resource import Json, Ref, resolved
 
@@ -80,12 +81,12 @@ def printable(value: Any) -> Any:
     return redact(resolved(value, _reference))
 
 
-def advice_table(advice: Advice) -> Table:
-    """Which instances would do, and which is taken."""
-    table = Table(title=advice_title(advice), caption=dated(), title_justify="left", caption_justify="left")
-    for column in ADVICE_COLUMNS:
+def candidates_table(candidates: Candidates) -> Table:
+    """Return the table of instance types, with the chosen one marked."""
+    table = Table(title=table_of.title(candidates), caption=dated(), title_justify="left", caption_justify="left")
+    for column in table_of.COLUMNS:
         table.add_column(column, overflow="fold")
-    for row in advice_rows(advice):
+    for row in table_of.rows(candidates):
         table.add_row(*row)
     return table
 

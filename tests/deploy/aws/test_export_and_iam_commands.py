@@ -15,7 +15,7 @@ from deploy.cli.main import main
 from deploy.export import cloudformation_template
 from deploy.iam.simulation import Denied
 from deploy.resources.build import resources
-from tests.deploy.cases import settled, spec
+from tests.deploy.cases import decision, spec
 from tests.deploy.doubles.aws import Cloud
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -62,7 +62,7 @@ def test_a_stack_of_it_is_made(cloud: Cloud) -> None:
     """moto knows SageMaker's three, no alarms, and only instance types without a GPU."""
     said = spec("cpu", instance={"type": "ml.c5.2xlarge"}, alarms=None)
     stacks = boto3.client("cloudformation")
-    body = json.dumps(cloudformation_template(resources(said, settled("cpu", instance_type="ml.c5.2xlarge"))))
+    body = json.dumps(cloudformation_template(resources(said, decision("cpu", instance_type="ml.c5.2xlarge"))))
     stacks.create_stack(StackName="smollm2", TemplateBody=body)
     stack = stacks.describe_stacks(StackName="smollm2")["Stacks"][0]
     assert stack["StackStatus"] == "CREATE_COMPLETE"

@@ -1,4 +1,4 @@
-"""Deployments that several tests make: specifications, settled by hand, and how they are put to the double of AWS."""
+"""Deployments that several tests make: specifications, decisions made by hand, and calls to the double of AWS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from deploy.aws import Aws
 from deploy.deployer.apply import Run, Ways, apply, settled_look
 from deploy.deployer.plan import Plan, plan, removal_of_all
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources import build
 from deploy.resources.resource import Resource
 from deploy.spec import Spec
@@ -39,7 +39,7 @@ COMPONENTS: dict[str, Any] = {
 }
 """Two components, an adapter on the first, both asleep when nobody asks."""
 
-SETTLED = Settled(
+DECISION = Decision(
     region="us-east-1",
     account="123456789012",
     image=PLAIN["image"]["uri"],
@@ -55,7 +55,7 @@ SETTLED = Settled(
 def wanted_of(content: dict[str, Any], **changes: Any) -> tuple[Resource, ...]:
     """The resources of a specification with `changes` laid over it."""
     spec = Spec.model_validate({**content, **changes})
-    return build.resources(spec, replace(SETTLED, image=str(spec.image.uri), instance_type=spec.instance.type))
+    return build.resources(spec, replace(DECISION, image=str(spec.image.uri), instance_type=spec.instance.type))
 
 
 def ways(said: list[str] | None = None, **how: Any) -> Ways:

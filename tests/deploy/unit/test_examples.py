@@ -6,7 +6,7 @@ import pytest
 
 from deploy.export import cloudformation_template
 from deploy.iam.policies import policies
-from deploy.resolve.resolver import settle
+from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind
 from deploy.spec.reading import read_spec
@@ -26,13 +26,13 @@ KINDS = {
 def test_an_example_is_a_deployment(path: Path) -> None:
     spec = read_spec(path)
     assert spec.region is not None
-    settled = settle(spec, spec.region)
-    made = resources(spec, settled)
+    decision = resolve(spec, spec.region).decision
+    made = resources(spec, decision)
     assert {one.kind for one in made} == {
         Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT, Kind.ALARM, *KINDS[path.stem],
     }  # fmt: skip
     assert cloudformation_template(made)["Resources"]
-    assert policies(spec, settled)["deployer"]["Statement"]
+    assert policies(spec, decision)["deployer"]["Statement"]
 
 
 def test_every_example_is_expected() -> None:

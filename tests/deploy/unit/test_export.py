@@ -10,11 +10,11 @@ from cfnlint.config import ManualArgs
 from deploy.errors import Refused
 from deploy.export import cloudformation_template, terraform_configuration
 from deploy.resources.build import resources
-from tests.deploy.cases import CASES, settled, spec
+from tests.deploy.cases import CASES, decision, spec
 
 
 def exported(case: str, **changes: Any) -> dict[str, Any]:
-    return cloudformation_template(resources(spec(case, **changes), settled(case)))
+    return cloudformation_template(resources(spec(case, **changes), decision(case)))
 
 
 def linted(template: dict[str, Any]) -> list[str]:
@@ -54,7 +54,7 @@ def test_names_within_are_the_same_in_every_version() -> None:
 
 def test_names_are_those_that_up_gives() -> None:
     """So that the other commands find what a stack has made."""
-    made = resources(spec("components"), settled("components"))
+    made = resources(spec("components"), decision("components"))
     properties = [one["Properties"] for one in cloudformation_template(made)["Resources"].values()]
     for resource, given in zip(made, properties, strict=True):
         assert resource.name in given.values(), resource.key
@@ -76,7 +76,7 @@ def test_order_and_updates_are_said() -> None:
 
 
 def terraform(case: str, **changes: Any) -> dict[str, Any]:
-    return terraform_configuration(resources(spec(case, **changes), settled(case)), "eu-west-1")
+    return terraform_configuration(resources(spec(case, **changes), decision(case)), "eu-west-1")
 
 
 def stack_of(configuration: dict[str, Any]) -> dict[str, Any]:

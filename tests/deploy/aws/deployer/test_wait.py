@@ -12,7 +12,7 @@ from rich.console import Console
 from deploy.cli.views.progress import shown, table
 from deploy.deployer.wait import Progress, time_limit, wait_for
 from deploy.errors import Failed, NotThere
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.resource import Kind, Resource
 from tests.deploy.aws.operations.test_logs import write
 from tests.deploy.doubles.aws import Cloud
@@ -145,9 +145,9 @@ def test_deleted_while_it_is_waited_for(cloud: Cloud) -> None:
 
 
 def test_the_limit_is_what_aws_itself_allows() -> None:
-    settled = Settled("us-east-1", None, "i", "ml.g5.xlarge", 1, None, None, download=600, startup=900)
-    assert time_limit(settled) == 3600 + 600 + 900 + 900
-    assert time_limit(settled, batches=2, between=120) == 2 * (3600 + 600 + 900 + 120) + 900
+    decision = Decision("us-east-1", None, "i", "ml.g5.xlarge", 1, None, None, download=600, startup=900)
+    assert time_limit(decision) == 3600 + 600 + 900 + 900
+    assert time_limit(decision, batches=2, between=120) == 2 * (3600 + 600 + 900 + 120) + 900
 
 
 def steps() -> list[Progress]:

@@ -16,7 +16,7 @@ from deploy.cli import main as cli
 from deploy.errors import Refused
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines, preflight, refuse_errors
-from deploy.resolve.decision import Settled
+from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
@@ -28,12 +28,12 @@ def spec(**content: Any) -> Spec:
     return Spec.model_validate({**base, **content})
 
 
-def settled(**changes: Any) -> Settled:
+def decision(**changes: Any) -> Decision:
     values: dict[str, Any] = {
         "region": "us-east-1", "account": ACCOUNT, "image": IMAGE, "instance_type": "ml.g5.xlarge", "gpus": 1,
         "ami": None, "model_data": None, "download": 600, "startup": 600, **changes,
     }  # fmt: skip
-    return Settled(**values)
+    return Decision(**values)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def run(name: str, the_spec: Spec | None = None, **how: Any) -> Check:
     """The worst that is said of one thing."""
     found = [
         check
-        for check in preflight(aws(), the_spec or spec(), how.pop("settled", settled()), **how)
+        for check in preflight(aws(), the_spec or spec(), how.pop("decision", decision()), **how)
         if check.name == name
     ]
     return max(found, key=lambda check: list(Verdict).index(check.verdict))
@@ -70,7 +70,7 @@ def hub(status: int) -> Any:
 
 
 def test_all_is_well_and_nothing_is_changed(ready: Cloud) -> None:
-    checks = preflight(aws(), spec(), settled(), fetch=hub(200))
+    checks = preflight(aws(), spec(), decision(), fetch=hub(200))
     assert [(check.name, check.verdict) for check in checks] == [
         (name, Verdict.OK) for name in ("account", "name", "role", "image", "model", "quota")
     ]
@@ -109,7 +109,7 @@ def test_the_role(cloud: Cloud) -> None:
     ],
 )
 def test_an_image_that_cannot_be_pulled(ready: Cloud, uri: str, says: str) -> None:
-    found = run("image", settled=settled(image=uri))
+    found = run("image", decision=decision(image=uri))
     assert found.verdict is Verdict.ERROR
     assert says in found.says
 
@@ -120,7 +120,7 @@ def test_an_image_of_another_processor(ready: Cloud, monkeypatch: pytest.MonkeyP
         aws.client("ecr"), "get_download_url_for_layer", lambda **which: {"downloadUrl": "http://there/config"}
     )
     for body, verdict in ((b'{"architecture": "arm64"}', Verdict.ERROR), (b"{}", Verdict.OK)):
-        checks = preflight(aws, spec(), settled(), fetch=lambda *asked, body=body: (200, body))  # type: ignore[misc]
+        checks = preflight(aws, spec(), decision(), fetch=lambda *asked, body=body: (200, body))  # type: ignore[misc]
         assert [check.verdict for check in checks if check.name == "image"] == [verdict]
 
 
@@ -130,7 +130,7 @@ def test_an_index_of_platforms_is_refused(ready: Cloud) -> None:
         repositoryName="lmi", imageTag="2", imageManifest=json.dumps(index), imageManifestMediaType=index["mediaType"],
         imageDigest="sha256:" + hashlib.sha256(json.dumps(index).encode()).hexdigest(),
     )  # fmt: skip
-    found = run("image", settled=settled(image=IMAGE.replace(":1", ":2")))
+    found = run("image", decision=decision(image=IMAGE.replace(":1", ":2")))
     assert found.says == "an index of several platforms, which SageMaker does not take"
     assert "--provenance=false" in found.advice
 
@@ -240,7 +240,7 @@ def test_what_may_not_be_looked_at_is_a_warning(ready: Cloud) -> None:
 
 def test_errors_are_refused_all_at_once(cloud: Cloud) -> None:
     with pytest.raises(Refused, match=f"role: {ROLE} does not exist") as refused:
-        refuse_errors(preflight(aws(), spec(), settled()))
+        refuse_errors(preflight(aws(), spec(), decision()))
     assert "image:" in refused.value.advice
 
 

@@ -11,7 +11,7 @@ import pytest
 import deploy
 from deploy.deployer.calls import CALLS
 from deploy.iam.policies import Policy, deployer, execution_role, invoker, policies, trust
-from tests.deploy.cases import CASES, KEY, ROLE, SECRET, TOPIC, settled, spec
+from tests.deploy.cases import CASES, KEY, ROLE, SECRET, TOPIC, decision, spec
 
 ACCOUNT = "123456789012"
 
@@ -30,13 +30,13 @@ def actions(policy: Policy) -> set[str]:
 
 
 def test_only_sagemaker_of_this_account_may_be_the_role() -> None:
-    (only,) = trust(spec("plain"), settled("plain"))["Statement"]
+    (only,) = trust(spec("plain"), decision("plain"))["Statement"]
     assert only["Principal"] == {"Service": "sagemaker.amazonaws.com"}
     assert only["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
 
 
 def test_the_role_of_a_model_of_the_hub() -> None:
-    policy = execution_role(spec("plain"), settled("plain"))
+    policy = execution_role(spec("plain"), decision("plain"))
     assert sids(policy) == {"Metrics", "Logs", "ImageLogin", "Image", "Rollback", "HubToken"}
     assert statement(policy, "HubToken")["Resource"] == [SECRET]
     assert statement(policy, "Image")["Resource"] == [f"arn:aws:ecr:eu-west-1:{ACCOUNT}:repository/lmi-handler"]
@@ -46,7 +46,7 @@ def test_the_role_of_a_model_of_the_hub() -> None:
 
 
 def test_the_role_of_components_reads_their_data_and_nothing_else() -> None:
-    policy = execution_role(spec("components"), settled("components"))
+    policy = execution_role(spec("components"), decision("components"))
     assert "HubToken" not in sids(policy)
     assert statement(policy, "ModelData")["Resource"] == [
         "arn:aws:s3:::models/llama-3-8b/*",
@@ -60,7 +60,7 @@ def test_the_role_of_components_reads_their_data_and_nothing_else() -> None:
 
 
 def test_the_role_of_a_network_and_a_key_of_ones_own() -> None:
-    policy = execution_role(spec("isolated"), settled("isolated"))
+    policy = execution_role(spec("isolated"), decision("isolated"))
     assert len([one for one in statement(policy, "Network")["Action"] if one.startswith("ec2:")]) == 9
     grant = statement(policy, "VolumeKey")
     assert grant["Action"] == ["kms:CreateGrant"]
@@ -70,15 +70,15 @@ def test_the_role_of_a_network_and_a_key_of_ones_own() -> None:
 
 def test_a_key_by_its_alias_or_id() -> None:
     said = spec("isolated", encryption={"volume_key": "alias/lmi"})
-    grant = statement(execution_role(said, settled("isolated")), "VolumeKey")
+    grant = statement(execution_role(said, decision("isolated")), "VolumeKey")
     assert grant["Resource"] == [f"arn:aws:kms:eu-west-1:{ACCOUNT}:key/*"]
     assert grant["Condition"]["ForAnyValue:StringEquals"] == {"kms:ResourceAliases": "alias/lmi"}
     said = spec("isolated", encryption={"volume_key": "11111111-2222-3333-4444-555555555555"})
-    assert statement(execution_role(said, settled("isolated")), "VolumeKeyShown")["Resource"] == [KEY]
+    assert statement(execution_role(said, decision("isolated")), "VolumeKeyShown")["Resource"] == [KEY]
 
 
 def test_the_role_of_an_asynchronous_endpoint() -> None:
-    policy = execution_role(spec("asynchronous"), settled("asynchronous"))
+    policy = execution_role(spec("asynchronous"), decision("asynchronous"))
     assert statement(policy, "Answers")["Resource"] == [
         "arn:aws:s3:::answers/llama/*",
         "arn:aws:s3:::answers/failed/*",
@@ -88,13 +88,13 @@ def test_the_role_of_an_asynchronous_endpoint() -> None:
 
 
 def test_the_deployer_may_pass_this_role_to_sagemaker_only() -> None:
-    role = statement(deployer(spec("plain"), settled("plain")), "Role")
+    role = statement(deployer(spec("plain"), decision("plain")), "Role")
     assert role["Resource"] == [ROLE]
     assert role["Condition"] == {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
 
 
 def test_the_deployer_touches_this_deployment_only() -> None:
-    resources = statement(deployer(spec("components"), settled("components")), "SageMaker")["Resource"]
+    resources = statement(deployer(spec("components"), decision("components")), "SageMaker")["Resource"]
     base = f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}"
     assert resources == [
         f"{base}:model/llama-*",
@@ -108,14 +108,14 @@ def test_the_deployer_touches_this_deployment_only() -> None:
 
 
 def test_names_with_capitals_are_allowed_as_arns_spell_them() -> None:
-    resources = statement(deployer(spec("plain", name="Llama"), settled("plain")), "SageMaker")["Resource"]
+    resources = statement(deployer(spec("plain", name="Llama"), decision("plain")), "SageMaker")["Resource"]
     assert {one.rsplit(":", 1)[1] for one in resources} >= {"endpoint/Llama", "endpoint/llama", "model/llama-*"}
 
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_the_deployer_may_make_every_call_of_the_table(kind: Any) -> None:
     calls = CALLS[kind]
-    allowed = {action.lower() for action in actions(deployer(spec("components"), settled("components")))}
+    allowed = {action.lower() for action in actions(deployer(spec("components"), decision("components")))}
     for call in {calls.create, calls.update or calls.create, calls.describe, calls.delete}:
         assert f"{calls.service}:{call.replace('_', '')}" in allowed
 
@@ -150,8 +150,8 @@ def called(source: str) -> Iterator[tuple[str, str]]:
 
 def test_the_deployer_may_make_every_call_that_the_source_names() -> None:
     said = spec("isolated", model={"path": "models/llama", "upload": "s3://models/llama/"}, **_EVERYTHING)
-    allowed = {action.lower() for action in actions(deployer(said, settled("isolated")))}
-    allowed |= {action.lower() for action in actions(deployer(spec("plain"), settled("plain")))}  # with a secret
+    allowed = {action.lower() for action in actions(deployer(said, decision("isolated")))}
+    allowed |= {action.lower() for action in actions(deployer(spec("plain"), decision("plain")))}  # with a secret
     modules = [module for module in Path(deploy.__file__).parent.rglob("*.py") if module.name != "doctor.py"]
     found = {call for module in modules for call in called(module.read_text())}
     assert ("sts", "get_caller_identity") in found
@@ -171,38 +171,38 @@ _EVERYTHING: dict[str, Any] = {
 
 
 def test_pushing_is_for_ones_own_repository() -> None:
-    assert "ecr:PutImage" in actions(deployer(spec("plain"), settled("plain")))
-    awss = deployer(spec("aws-image"), settled("aws-image"))
+    assert "ecr:PutImage" in actions(deployer(spec("plain"), decision("plain")))
+    awss = deployer(spec("aws-image"), decision("aws-image"))
     assert "ecr:PutImage" not in actions(awss)
     assert "ecr:DescribeImages" in actions(awss)
     assert "ImageLogin" not in sids(awss)
-    assert "Image" not in sids(deployer(spec("plain"), settled("plain", image="registry.example.com/lmi:1")))
+    assert "Image" not in sids(deployer(spec("plain"), decision("plain", image="registry.example.com/lmi:1")))
 
 
 def test_uploading_is_for_a_path_here() -> None:
-    assert "s3:PutObject" in actions(deployer(spec("isolated"), settled("isolated")))
-    assert "s3:PutObject" not in actions(deployer(spec("components"), settled("components")))
+    assert "s3:PutObject" in actions(deployer(spec("isolated"), decision("isolated")))
+    assert "s3:PutObject" not in actions(deployer(spec("components"), decision("components")))
 
 
 def test_the_invoker() -> None:
-    policy = invoker(spec("components"), settled("components"))
+    policy = invoker(spec("components"), decision("components"))
     assert sids(policy) == {"Invoke", "OpenAiRoute"}
     assert len(statement(policy, "Invoke")["Resource"]) == 5
-    assert sids(invoker(spec("plain"), settled("plain"), bearer=False)) == {"Invoke"}
-    asynchronous = invoker(spec("asynchronous"), settled("asynchronous"))
+    assert sids(invoker(spec("plain"), decision("plain"), bearer=False)) == {"Invoke"}
+    asynchronous = invoker(spec("asynchronous"), decision("asynchronous"))
     assert actions(asynchronous) == {"sagemaker:InvokeEndpointAsync", "s3:GetObject", "s3:PutObject"}
 
 
 def test_chinas_partition_is_kept() -> None:
     said = spec("components", role="arn:aws-cn:iam::123456789012:role/lmi")
-    policy = execution_role(said, settled("components", region="cn-north-1"))
+    policy = execution_role(said, decision("components", region="cn-north-1"))
     resources = [one for each in policy["Statement"] for one in each["Resource"] if one != "*"]
     assert all(one.startswith("arn:aws-cn:") for one in resources)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_policies_are_small_enough_for_iam(case: str) -> None:
-    for policy in policies(spec(case), settled(case)).values():
+    for policy in policies(spec(case), decision(case)).values():
         assert len(json.dumps(policy, separators=(",", ":"))) < 6144  # a managed policy's limit
         names = [one["Sid"] for one in policy["Statement"] if "Sid" in one]
         assert len(set(names)) == len(names)

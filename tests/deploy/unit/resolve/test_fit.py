@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from deploy.errors import DoesNotFit
-from deploy.resolve.fit import ADVICE_COLUMNS, Advice, Fit, Need, advice_rows, advice_title, advise, best, fit, refuse
+from deploy.resolve.candidates import COLUMNS, Candidates, cheapest, rank, rows, title, too_small
+from deploy.resolve.fit import Fit, Need, fit
 from deploy.resolve.instances import InstanceType, find
 from deploy.resolve.model_shape import known_model
 from deploy.spec.sections import Shape
@@ -176,32 +177,35 @@ def test_a_cpu_type_holds_it_in_ram() -> None:
     ],
 )
 def test_the_cheapest_that_fits(need: Need, name: str) -> None:
-    assert best(need).instance.name == name
+    assert cheapest(rank(need)).instance.name == name
 
 
 def test_the_cheapest_cpu_type() -> None:
-    assert best(Need(shape("HuggingFaceTB/SmolLM2-135M"), context=2048), cpu=True).instance.name == "ml.c7i.xlarge"
+    assert (
+        cheapest(rank(Need(shape("HuggingFaceTB/SmolLM2-135M"), context=2048), cpu=True)).instance.name
+        == "ml.c7i.xlarge"
+    )
 
 
 def test_advice_is_in_order() -> None:
-    rows = advise(LLAMA_8B)
-    fits = [one.fits for one in rows]
+    ranked = rank(LLAMA_8B)
+    fits = [one.fits for one in ranked]
     assert fits == sorted(fits, reverse=True)
-    clean = [one for one in rows if one.fits and not one.remarks]
+    clean = [one for one in ranked if one.fits and not one.remarks]
     assert [one.price.rank for one in clean] == sorted(one.price.rank for one in clean)
-    assert {one.instance.gpus == 0 for one in rows} == {False}
+    assert {one.instance.gpus == 0 for one in ranked} == {False}
 
 
 def test_nothing_fits() -> None:
     giant = Need(Shape(parameters=9e12, layers=100, kv_heads=8, head_dim=128))
     with pytest.raises(DoesNotFit, match=r"the largest is ml\.p6-b300\.48xlarge: weights of") as caught:
-        best(giant)
+        cheapest(rank(giant))
     assert caught.value.status == 2
 
 
 def test_a_refusal_says_what_would_do() -> None:
     need = replace(LLAMA_8B, context=32768)
-    error = refuse(need, fit(need, instance("ml.g5.2xlarge")))
+    error = too_small(fit(need, instance("ml.g5.2xlarge")), rank(need))
     assert str(error).startswith("instance.type: ml.g5.2xlarge: beside weights of 15.0 GiB")
     assert error.advice == (
         "Set model.context to 21504 or less, or take ml.g6e.xlarge ($2-4/h), ml.g6e.2xlarge ($2-4/h), "
@@ -214,22 +218,22 @@ def taken(name: str) -> Fit:
 
 
 def test_the_table_shows_one_type_a_family_and_the_taken_one() -> None:
-    rows = advice_rows(Advice(LLAMA_8B, "known model", advise(LLAMA_8B), taken("ml.g5.48xlarge")))
-    assert [row[0] for row in rows] == [
+    table = rows(Candidates(LLAMA_8B, "known model", rank(LLAMA_8B), taken("ml.g5.48xlarge")))
+    assert [row[0] for row in table] == [
         "ml.g6.2xlarge", "ml.g5.2xlarge", "ml.g6e.xlarge", "ml.g6.12xlarge", "ml.g5.12xlarge", "ml.p5.4xlarge",
         "ml.g5.48xlarge",
     ]  # fmt: skip
-    assert {len(row) for row in rows} == {len(ADVICE_COLUMNS)}
-    assert rows[0] == ("ml.g6.2xlarge", "1 x L4 22 GiB", "1", "15.0", "2.7", "2.5", "21816", "2", "$1-2/h", "")
-    assert rows[-1][-1] == "taken"
+    assert {len(row) for row in table} == {len(COLUMNS)}
+    assert table[0] == ("ml.g6.2xlarge", "1 x L4 22 GiB", "1", "15.0", "2.7", "2.5", "21816", "2", "$1-2/h", "")
+    assert table[-1][-1] == "taken"
 
 
 def test_the_table_says_why_the_taken_one_does_not_fit() -> None:
-    rows = advice_rows(Advice(LLAMA_70B, "known model", advise(LLAMA_70B), fit(LLAMA_70B, instance("ml.g5.12xlarge"))))
-    assert rows[-1][-1].startswith("taken; weights of 32.9 GiB")
+    table = rows(Candidates(LLAMA_70B, "known model", rank(LLAMA_70B), fit(LLAMA_70B, instance("ml.g5.12xlarge"))))
+    assert table[-1][-1].startswith("taken; weights of 32.9 GiB")
 
 
 def test_the_title_says_what_was_asked() -> None:
-    assert advice_title(Advice(LLAMA_8B, "known model", (), None)) == (
+    assert title(Candidates(LLAMA_8B, "known model", (), None)) == (
         "8.03 billion weights in bf16 (known model), context 8192: 15.0 GiB, and 0.125 MiB a token"
     )

@@ -21,7 +21,7 @@ from deploy.resolve.images import (
     image_cuda,
     push_instructions,
     registry_suffix,
-    resolve,
+    resolve_image,
 )
 from deploy.resolve.instances import find
 from deploy.spec.sections import Image
@@ -49,12 +49,12 @@ HERE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com"
     ],
 )  # fmt: skip
 def test_uris(image: Image, region: str, uri: str) -> None:
-    assert resolve(image, region, ACCOUNT).uri == uri
+    assert resolve_image(image, region, ACCOUNT).uri == uri
 
 
 def test_the_packages_version_is_the_tag_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.2.1")
-    assert resolve(Image(repository="lmi"), "us-east-1", ACCOUNT).uri == f"{HERE}/lmi:3.2.1"
+    assert resolve_image(Image(repository="lmi"), "us-east-1", ACCOUNT).uri == f"{HERE}/lmi:3.2.1"
 
 
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     with pytest.raises(SpecError, match=r"^image\.tag: must be given"):
-        resolve(Image(repository="lmi"), "us-east-1", ACCOUNT)
+        resolve_image(Image(repository="lmi"), "us-east-1", ACCOUNT)
 
 
 def test_registries_lie_where_botocore_says() -> None:
@@ -75,12 +75,12 @@ def test_registries_lie_where_botocore_says() -> None:
 
 def test_an_image_of_another_region_is_refused() -> None:
     with pytest.raises(SpecError, match=r"lies in us-east-1, and the endpoint is in eu-west-1"):
-        resolve(Image(uri=f"{HERE}/lmi:1"), "eu-west-1", ACCOUNT)
+        resolve_image(Image(uri=f"{HERE}/lmi:1"), "eu-west-1", ACCOUNT)
 
 
 def test_aws_has_no_image_everywhere() -> None:
     with pytest.raises(SpecError, match=r"^image\.aws: no registry of AWS's is known in us-west-9") as caught:
-        resolve(Image(aws="djl-lmi"), "us-west-9", ACCOUNT)
+        resolve_image(Image(aws="djl-lmi"), "us-west-9", ACCOUNT)
     assert "image.uri" in caught.value.advice
 
 
@@ -159,7 +159,7 @@ def aws(cloud: Cloud) -> Aws:
 @pytest.mark.parametrize("given", [{"repository": "lmi", "tag": "1-cu130"}, {"uri": f"{HERE}/lmi:1-cu130"}])
 def test_a_tag_becomes_its_digest(aws: Aws, given: dict[str, Any]) -> None:
     digest = push(aws, "1-cu130")
-    found = resolve(Image(**given), "us-east-1", ACCOUNT, aws)
+    found = resolve_image(Image(**given), "us-east-1", ACCOUNT, aws)
     assert found.uri == f"{HERE}/lmi@{digest}"
     assert (found.cuda, found.warnings) == ((13, 0), ())
 
@@ -167,7 +167,7 @@ def test_a_tag_becomes_its_digest(aws: Aws, given: dict[str, Any]) -> None:
 def test_a_list_of_images_is_warned_of(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     detail = {"imageDigest": "sha256:" + "2" * 64, "imageManifestMediaType": "application/vnd.oci.image.index.v1+json"}
     monkeypatch.setattr(aws.client("ecr"), "describe_images", lambda **asked: {"imageDetails": [detail]}, raising=False)
-    found = resolve(Image(repository="lmi", tag="1"), "us-east-1", ACCOUNT, aws)
+    found = resolve_image(Image(repository="lmi", tag="1"), "us-east-1", ACCOUNT, aws)
     assert found.uri == f"{HERE}/lmi@sha256:{'2' * 64}"
     assert "--provenance=false" in found.warnings[0]
 
@@ -175,15 +175,15 @@ def test_a_list_of_images_is_warned_of(aws: Aws, monkeypatch: pytest.MonkeyPatch
 def test_an_image_that_is_not_there_comes_with_the_way_to_put_it(aws: Aws) -> None:
     push(aws, "1")
     with pytest.raises(NotThere, match=r"there is no image lmi:2 in 123456789012's ECR of us-east-1") as caught:
-        resolve(Image(repository="lmi", tag="2"), "us-east-1", ACCOUNT, aws)
+        resolve_image(Image(repository="lmi", tag="2"), "us-east-1", ACCOUNT, aws)
     assert f"docker push {HERE}/lmi:2" in caught.value.advice
     with pytest.raises(NotThere, match="there is no repository other:2"):
-        resolve(Image(repository="other", tag="2"), "us-east-1", ACCOUNT, aws)
+        resolve_image(Image(repository="other", tag="2"), "us-east-1", ACCOUNT, aws)
 
 
 def test_others_images_are_not_asked_for(aws: Aws) -> None:
     uri = "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130"
-    assert resolve(Image(aws="djl-lmi"), "us-east-1", ACCOUNT, aws).uri == uri
+    assert resolve_image(Image(aws="djl-lmi"), "us-east-1", ACCOUNT, aws).uri == uri
 
 
 def test_push_instructions() -> None:

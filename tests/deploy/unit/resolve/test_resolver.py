@@ -10,9 +10,9 @@ import pytest
 
 from deploy.aws import Aws
 from deploy.errors import DoesNotFit, SpecError
-from deploy.resolve.decision import Settled
-from deploy.resolve.fit import advice_rows
-from deploy.resolve.resolver import advise_on, find_shape, settle
+from deploy.resolve.candidates import rows
+from deploy.resolve.decision import Decision
+from deploy.resolve.resolver import Candidates, find_size, resolve
 from deploy.spec import Spec
 from deploy.spec.sections import Shape
 from tests.deploy.doubles.aws import Cloud
@@ -33,12 +33,16 @@ def spec(**changes: Any) -> Spec:
     return Spec.model_validate({**GIVEN, **changes})
 
 
-def settled(**changes: Any) -> Settled:
-    return settle(spec(**changes), "us-east-1")
+def decision(**changes: Any) -> Decision:
+    return resolve(spec(**changes), "us-east-1").decision
+
+
+def candidates(**changes: Any) -> Candidates | None:
+    return resolve(spec(**changes), "us-east-1").candidates
 
 
 def test_all_that_was_open() -> None:
-    assert settled() == Settled(
+    assert decision() == Decision(
         region="us-east-1",
         account="111122223333",
         image="111122223333.dkr.ecr.us-east-1.amazonaws.com/lmi:1-cu130",
@@ -53,7 +57,7 @@ def test_all_that_was_open() -> None:
 
 
 def test_what_is_said_is_not_decided() -> None:
-    found = settled(
+    found = decision(
         instance={"type": "ml.p5.48xlarge", "ami": "al2-ami-sagemaker-inference-gpu-3-1"},
         timeouts={"download": 61, "startup": 62, "provision": 301},
         model={"s3": "s3://models/llama/", "shape": SMALL.model_dump()},
@@ -66,37 +70,39 @@ def test_what_is_said_is_not_decided() -> None:
 
 def test_a_directory_is_uploaded_and_served_from_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    found = settled(model={"path": str(tmp_path), "upload": "s3://models/llama/"})
+    found = decision(model={"path": str(tmp_path), "upload": "s3://models/llama/"})
     assert (found.model_data, found.instance_type) == ("s3://models/llama/", "ml.g6.2xlarge")
     assert found.download == 660
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"^model\.path: .* is no directory here"):
-        settled(model={"path": str(tmp_path / "none"), "upload": "s3://models/llama/"})
+        decision(model={"path": str(tmp_path / "none"), "upload": "s3://models/llama/"})
 
 
 def test_a_named_type_that_is_too_small_is_refused() -> None:
     with pytest.raises(DoesNotFit, match=r"^instance\.type: ml\.g5\.12xlarge: weights of 32\.9 GiB"):
-        settled(model={"id": "meta-llama/Llama-3.3-70B-Instruct", "context": 4096}, instance={"type": "ml.g5.12xlarge"})
+        decision(
+            model={"id": "meta-llama/Llama-3.3-70B-Instruct", "context": 4096}, instance={"type": "ml.g5.12xlarge"}
+        )
 
 
 def test_it_is_taken_by_whom_knows_better() -> None:
     instance = {"type": "ml.g5.12xlarge", "unchecked": True}
-    found = settled(model={"id": "meta-llama/Llama-3.3-70B-Instruct", "context": 4096}, instance=instance)
+    found = decision(model={"id": "meta-llama/Llama-3.3-70B-Instruct", "context": 4096}, instance=instance)
     assert found.instance_type == "ml.g5.12xlarge"
     assert found.warnings[0].startswith("ml.g5.12xlarge: weights of 32.9 GiB")
 
 
 def test_a_mistyped_type_is_refused_unless_it_is_meant() -> None:
     with pytest.raises(SpecError, match=r"did you mean ml\.g6e\.xlarge\?"):
-        settled(instance={"type": "ml.g6e.xlage"})
-    assert settled(instance={"type": "ml.g6e.xlage", "unchecked": True}).instance_type == "ml.g6e.xlage"
+        decision(instance={"type": "ml.g6e.xlage"})
+    assert decision(instance={"type": "ml.g6e.xlage", "unchecked": True}).instance_type == "ml.g6e.xlage"
 
 
 def test_auto_needs_a_size() -> None:
     with pytest.raises(SpecError, match=r"^instance\.type: auto needs the model's size") as caught:
-        settled(model={"id": "me/mine"})
+        decision(model={"id": "me/mine"})
     assert "model.shape" in caught.value.advice
 
 
@@ -114,13 +120,13 @@ def test_auto_needs_a_size() -> None:
     ],
 )
 def test_warnings(changes: dict[str, Any], warning: str) -> None:
-    (found,) = settled(**changes).warnings
+    (found,) = decision(**changes).warnings
     assert found.startswith(warning)
 
 
 def test_a_volume_beside_nvme_is_refused() -> None:
     with pytest.raises(SpecError, match=r"^instance\.volume_gb: ml\.g5\.2xlarge has 450 GB of NVMe"):
-        settled(instance={"type": "ml.g5.2xlarge", "volume_gb": 100})
+        decision(instance={"type": "ml.g5.2xlarge", "volume_gb": 100})
 
 
 @pytest.mark.parametrize(
@@ -142,34 +148,34 @@ def test_a_volume_beside_nvme_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_what_the_cheapest_type_depends_on(changes: dict[str, Any], instance: str) -> None:
-    found = settled(**changes)
+    found = decision(**changes)
     assert found.instance_type == instance
-    asked = advise_on(spec(**changes))
+    asked = candidates(**changes)
     assert asked is not None
-    assert asked.taken is not None
-    assert asked.taken.instance.name == instance  # `plan` shows what is taken
+    assert asked.chosen is not None
+    assert asked.chosen.instance.name == instance  # `plan` shows what is taken
 
 
 def test_a_cpu_type_has_neither_host_nor_degree() -> None:
-    found = settled(options={"llm_engine": "openvino"}, model={"id": "Qwen/Qwen3-0.6B"})
+    found = decision(options={"llm_engine": "openvino"}, model={"id": "Qwen/Qwen3-0.6B"})
     assert (found.gpus, found.ami, found.tensor_parallel) == (0, None, None)
 
 
 def test_pipeline_stages_share_the_weights() -> None:
     options = {"tensor_parallel_degree": 4, "pipeline_parallel_degree": 2}
-    found = settled(model={"id": "meta-llama/Llama-3.1-70B", "context": 1024}, options=options)
+    found = decision(model={"id": "meta-llama/Llama-3.1-70B", "context": 1024}, options=options)
     assert (found.gpus, found.tensor_parallel) == (8, 4)
 
 
 def test_a_type_that_is_not_known_has_the_gpus_that_are_wanted() -> None:
     instance = {"type": "ml.g9.48xlarge"}
-    assert (settled(instance=instance).gpus, settled(instance=instance).tensor_parallel) == (1, None)
-    found = settled(instance=instance, components=[{"name": "a", "accelerators": 4}])
+    assert (decision(instance=instance).gpus, decision(instance=instance).tensor_parallel) == (1, None)
+    found = decision(instance=instance, components=[{"name": "a", "accelerators": 4}])
     assert (found.gpus, found.tensor_parallel) == (4, 4)
 
 
 def test_awss_tensorrt_llm_image_compiles_and_gets_an_hour() -> None:
-    found = settled(image={"aws": "djl-tensorrtllm"}, options={})
+    found = decision(image={"aws": "djl-tensorrtllm"}, options={})
     assert (found.startup, found.ami) == (3600, "al2-ami-sagemaker-inference-gpu-3-1")
 
 
@@ -180,21 +186,22 @@ def test_with_aws_the_account_the_digest_and_the_config_are_its_answers(cloud: C
     aws.client("s3").create_bucket(Bucket="models")
     aws.client("s3").put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA).encode())
     given = spec(model={"s3": "s3://models/llama/"})
-    found = settle(given, "us-east-1", aws=aws)
+    found = resolve(given, "us-east-1", aws=aws).decision
     assert found.account == "123456789012"
     assert found.image == f"123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi@{digest}"
     assert (found.instance_type, found.ami) == ("ml.g6.2xlarge", "al2023-ami-sagemaker-inference-gpu-4-1")
     with pytest.raises(SpecError, match="needs the model's size"):
-        settle(given, "us-east-1")
+        resolve(given, "us-east-1")
 
 
 def test_a_prefix_that_cannot_be_read_tells_no_size(cloud: Cloud) -> None:
-    assert find_shape(spec(model={"s3": "s3://nowhere-at-all/llama/"}), Aws("us-east-1")) is None
+    assert find_size(spec(model={"s3": "s3://nowhere-at-all/llama/"}), Aws("us-east-1")) is None
 
 
 def test_a_shape_that_is_given_beats_all_others() -> None:
-    large = SMALL.model_copy(update={"parameters": 70e9, "layers": 80})
-    assert settle(spec(), "us-east-1", shape=large).instance_type == "ml.g7e.12xlarge"
+    large = SMALL.model_copy(update={"parameters": 70e9, "layers": 80, "context": 8192})
+    model = {**GIVEN["model"], "shape": large.model_dump()}
+    assert decision(model=model).instance_type == "ml.g7e.12xlarge"
 
 
 @pytest.mark.parametrize(
@@ -208,20 +215,20 @@ def test_a_shape_that_is_given_beats_all_others() -> None:
     ],
 )
 def test_where_a_shape_is_found(model: dict[str, Any], source: str | None) -> None:
-    found = find_shape(spec(model=model))
+    found = find_size(spec(model=model))
     assert (found and found.source) == source
 
 
 def test_advice_on_a_type_of_which_nothing_is_known() -> None:
-    asked = advise_on(spec(instance={"type": "ml.g9.xlarge"}))
+    asked = candidates(instance={"type": "ml.g9.xlarge"})
     assert asked is not None
-    assert asked.taken is None
-    assert advice_rows(asked)[0][0] == "ml.g6.2xlarge"
-    assert advise_on(spec(model={"id": "a/b"})) is None
+    assert asked.chosen is None
+    assert rows(asked)[0][0] == "ml.g6.2xlarge"
+    assert candidates(model={"id": "a/b"}, instance={"type": "ml.g5.xlarge"}) is None
 
 
 def test_advice_shows_the_users_price() -> None:
-    asked = advise_on(spec(instance={"type": "ml.g6e.xlarge", "price": 1.23}))
+    asked = candidates(instance={"type": "ml.g6e.xlarge", "price": 1.23})
     assert asked is not None
-    (row,) = [row for row in advice_rows(asked) if "taken" in row[-1]]
+    (row,) = [row for row in rows(asked) if "taken" in row[-1]]
     assert (row[0], row[8]) == ("ml.g6e.xlarge", "$1.23/h")

@@ -10,12 +10,12 @@ from deploy.errors import Refused, SpecError
 from deploy.resources.build import resources, spec_digest, warnings
 from deploy.resources.resource import Kind, Resource, refs
 from deploy.spec import Spec
-from tests.deploy.cases import TOPIC, settled, spec
+from tests.deploy.cases import TOPIC, decision, spec
 
 
 def made(case: str, said: Spec | None = None, **changes: Any) -> dict[Kind, list[Resource]]:
     found: dict[Kind, list[Resource]] = {kind: [] for kind in Kind}
-    for resource in resources(said or spec(case), settled(case, **changes)):
+    for resource in resources(said or spec(case), decision(case, **changes)):
         found[resource.kind].append(resource)
     return found
 
@@ -37,7 +37,7 @@ def test_only_what_a_thing_holds_renews_it() -> None:
 
 def test_everything_taggable_bears_the_deployment_and_the_digest() -> None:
     said = spec("components")
-    for resource in resources(said, settled("components")):
+    for resource in resources(said, decision("components")):
         marks = resource.request.get("Tags")
         if resource.kind is Kind.SCALING_POLICY:
             assert marks is None
@@ -77,8 +77,8 @@ def test_a_single_instance_is_updated_beside_itself_and_the_user_is_told() -> No
     deployment = made("single")[Kind.ENDPOINT][0].update["DeploymentConfig"]
     assert deployment["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]["Type"] == "ALL_AT_ONCE"
     assert "AutoRollbackConfiguration" not in deployment  # there are no alarms
-    assert "a single instance cannot be updated in batches" in warnings(spec("single"), settled("single"))[0]
-    assert warnings(spec("plain"), settled("plain", warnings=("dear",))) == ("dear",)
+    assert "a single instance cannot be updated in batches" in warnings(spec("single"), decision("single"))[0]
+    assert warnings(spec("plain"), decision("plain", warnings=("dear",))) == ("dear",)
 
 
 @pytest.mark.parametrize(("count", "percent", "size"), [(2, 50, 1), (3, 50, 1), (8, 25, 2), (8, 5, 1)])
@@ -130,11 +130,11 @@ def test_a_component_on_cpus_asks_for_no_accelerator() -> None:
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_with_its_place(case: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        resources(spec(case, **changes), settled(case))
+        resources(spec(case, **changes), decision(case))
 
 
 def test_secrets_are_refused_unless_allowed() -> None:
     said = spec("plain", environment={"HF_TOKEN": "abc"})
     with pytest.raises(Refused):
-        resources(said, settled("plain"))
-    assert resources(said, settled("plain"), allow_plaintext_secret=True)
+        resources(said, decision("plain"))
+    assert resources(said, decision("plain"), allow_plaintext_secret=True)

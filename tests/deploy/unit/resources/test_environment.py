@@ -8,11 +8,11 @@ from deploy.spec import Spec
 from handler.config import load_config
 from handler.errors import ConfigError
 from handler.options import KNOWN
-from tests.deploy.cases import SECRET, settled, spec
+from tests.deploy.cases import SECRET, decision, spec
 
 
 def variables(case: str = "plain", *, allow: bool = False, **changes: object) -> dict[str, str]:
-    return environment(spec(case, **changes), settled(case), allow_plaintext_secret=allow)
+    return environment(spec(case, **changes), decision(case), allow_plaintext_secret=allow)
 
 
 def with_model(case: str = "plain", **model: object) -> Spec:
@@ -72,7 +72,7 @@ def test_nothing_is_offline_nor_trusted_unless_asked_for() -> None:
 
 
 def test_a_model_is_spread_as_settled_unless_an_option_says_otherwise() -> None:
-    four = settled("components", tensor_parallel=4)
+    four = decision("components", tensor_parallel=4)
     assert environment(spec("components"), four)["OPTION_TENSOR_PARALLEL_DEGREE"] == "4"
     asked = spec("components", options={"tensor_parallel_degree": 2})
     assert environment(asked, four)["OPTION_TENSOR_PARALLEL_DEGREE"] == "2"
@@ -126,7 +126,7 @@ def test_an_unknown_option_can_be_passed_on_as_a_variable() -> None:
 
 def test_awss_image_takes_any_option_but_reads_no_secrets() -> None:
     assert variables("aws-image", options={"new_in_lmi": 1})["OPTION_NEW_IN_LMI"] == "1"
-    awss = settled("aws-image")
+    awss = decision("aws-image")
     with pytest.raises(SpecError, match="AWS's image does not read secrets"):
         environment(spec("plain", image={"aws": "djl-lmi"}), awss)
     by_uri = environment(spec("aws-image", image={"uri": awss.image}, options={"new_in_lmi": 1}), awss)
@@ -166,5 +166,5 @@ def test_what_sagemaker_would_not_take_is_refused_with_its_size() -> None:
 def test_a_revision_of_the_hub_and_the_same_option_are_one() -> None:
     assert "OPTION_REVISION" not in variables(environment={"HF_REVISION": "main"})
     with pytest.raises(SpecError, match="contradict"):
-        environment(spec("plain", options={"revision": "a"}, environment={"HF_REVISION": "b"}), settled("plain"))
-    assert "OPTION_MAX_MODEL_LEN" not in environment(with_model(context=None), settled("plain"))
+        environment(spec("plain", options={"revision": "a"}, environment={"HF_REVISION": "b"}), decision("plain"))
+    assert "OPTION_MAX_MODEL_LEN" not in environment(with_model(context=None), decision("plain"))

@@ -18,7 +18,7 @@ from botocore.validate import ParamValidator
 
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind, Resource, resolved
-from tests.deploy.cases import CASES, settled, spec
+from tests.deploy.cases import CASES, decision, spec
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "deploy"
 
@@ -35,7 +35,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_requests(case: str, request: pytest.FixtureRequest) -> None:
-    found = [_as_json(resource) for resource in resources(spec(case), settled(case))]
+    found = [_as_json(resource) for resource in resources(spec(case), decision(case))]
     path = GOLDEN / f"{case}.json"
     if request.config.getoption("--update-golden"):
         path.write_text(json.dumps(found, indent=2) + "\n")
@@ -48,7 +48,7 @@ def test_every_golden_file_has_its_case() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_botocore_takes_every_request(case: str) -> None:
-    for resource in resources(spec(case), settled(case)):
+    for resource in resources(spec(case), decision(case)):
         service, create, update = OPERATIONS[resource.kind]
         _validate(service, create, resource.request)
         assert bool(resource.update) == (update is not None), resource.key
@@ -59,7 +59,7 @@ def test_botocore_takes_every_request(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_word_and_name_is_one_that_aws_takes(case: str) -> None:
     """botocore's validation lets any text pass, of any length; its model says which AWS takes."""
-    for resource in resources(spec(case), settled(case)):
+    for resource in resources(spec(case), decision(case)):
         service, create, update = OPERATIONS[resource.kind]
         wrong = list(_wrong(_input(service, create), _plain(resource.request), resource.key))
         if update:
@@ -79,7 +79,7 @@ def test_a_wrong_word_would_be_found() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_resource_needs_comes_before_it(case: str) -> None:
-    made = resources(spec(case), settled(case))
+    made = resources(spec(case), decision(case))
     keys = [resource.key for resource in made]
     assert len(set(keys)) == len(keys)
     for place, resource in enumerate(made):
