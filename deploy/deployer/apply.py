@@ -13,8 +13,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_ours, is_missing
-from deploy.deployer.calls import CALLS, already_there, call, show, tags_of
-from deploy.deployer.live import Found, Live, look
+from deploy.deployer.calls import CALLS, call, is_duplicate, show, tags_of
+from deploy.deployer.live import Live, LiveResource, look
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.rollback import leftovers, undo
 from deploy.deployer.wait import SETTLES, Report, wait_for
@@ -29,7 +29,7 @@ _MAKES = (Verb.CREATE, Verb.REPLACE)
 
 
 @dataclass(frozen=True)
-class Ways:
+class ApplyOptions:
     """How a plan is carried out.
 
     Attributes:
@@ -62,7 +62,7 @@ class Run:
     at: Action | None = None
 
 
-def settled_look(aws: Aws, deployment: str, wanted: Sequence[Resource], ways: Ways) -> Live:
+def look_when_idle(aws: Aws, deployment: str, wanted: Sequence[Resource], ways: ApplyOptions) -> Live:
     """What there is once AWS is at nothing of it: a killed run's creation or update goes on by itself."""
     live = look(aws, deployment, wanted)
     for found in live.busy:
@@ -71,7 +71,7 @@ def settled_look(aws: Aws, deployment: str, wanted: Sequence[Resource], ways: Wa
     return look(aws, deployment, wanted) if live.busy else live
 
 
-def apply(aws: Aws, plan: Plan, wanted: Sequence[Resource], ways: Ways, run: Run | None = None) -> None:
+def apply(aws: Aws, plan: Plan, wanted: Sequence[Resource], ways: ApplyOptions, run: Run | None = None) -> None:
     """Carry it out.
 
     Args:
@@ -90,14 +90,14 @@ def apply(aws: Aws, plan: Plan, wanted: Sequence[Resource], ways: Ways, run: Run
             steps.do(action)
         except (DeployError, ClientError, BotoCoreError) as error:
             ours = error if isinstance(error, DeployError) else as_ours(error)
-            raise _undone(aws, ours, plan, wanted, ways, run) from error
+            raise _roll_back(aws, ours, plan, wanted, ways, run) from error
     run.at = None
 
 
 class _Steps:
     """The calls of one plan, and what AWS has said of the things so far."""
 
-    def __init__(self, aws: Aws, plan: Plan, ways: Ways, run: Run) -> None:
+    def __init__(self, aws: Aws, plan: Plan, ways: ApplyOptions, run: Run) -> None:
         self._aws, self._plan, self._ways, self._run = aws, plan, ways, run
         self._resources = {action.key: action.resource for action in plan.actions if action.resource is not None}
         self._said: dict[str, dict[str, Any]] = {}
@@ -134,7 +134,7 @@ class _Steps:
         try:
             self._call(action)
         except ClientError as error:
-            if not already_there(error):
+            if not is_duplicate(error):
                 self._run.made.remove(action.key)
                 raise
             self._run.made.remove(action.key)
@@ -184,7 +184,7 @@ class _Steps:
         self._said[ref.key] = said
 
 
-def _settle(aws: Aws, found: Found, ways: Ways) -> None:
+def _settle(aws: Aws, found: LiveResource, ways: ApplyOptions) -> None:
     """Wait until AWS has done; how it ended is seen by the next look, and is then the plan's business."""
     resource = Resource(found.kind, found.name, {})
     try:
@@ -214,7 +214,9 @@ def _may_go_on(aws: Aws, at: Action | None) -> bool:
     return said[status] not in FAILED
 
 
-def _undone(aws: Aws, error: DeployError, plan: Plan, wanted: Sequence[Resource], ways: Ways, run: Run) -> DeployError:
+def _undone(
+    aws: Aws, error: DeployError, plan: Plan, wanted: Sequence[Resource], ways: ApplyOptions, run: Run
+) -> DeployError:
     """The error to raise, after what it left is gone, with what is still there said."""
     failed = run.at.key if run.at is not None else ""
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}

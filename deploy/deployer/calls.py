@@ -99,7 +99,7 @@ def identity(kind: Kind, said: Json) -> Identity:
     return tuple(str(said[name]) for name in CALLS[kind].identity)
 
 
-def already_there(error: ClientError) -> bool:
+def is_duplicate(error: ClientError) -> bool:
     said = str(error.response.get("Error", {}).get("Message", "")).lower()
     return error_code(error).startswith("Validation") and "already existing" in said
 

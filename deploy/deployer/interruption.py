@@ -33,7 +33,7 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
     return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
-def where_it_stands(run: Run, again: str, name: str) -> str:
+def interruption_report(run: Run, again: str, name: str) -> str:
     """What is left, and how to go on, a line each."""
     lines = ["Interrupted."]
     if run.at is not None:

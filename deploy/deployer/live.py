@@ -20,7 +20,7 @@ from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, R
 
 
 @dataclass(frozen=True)
-class Found:
+class LiveResource:
     """One thing that exists.
 
     Attributes:
@@ -73,38 +73,38 @@ class Live:
     """
 
     deployment: str
-    things: tuple[Found, ...] = ()
+    things: tuple[LiveResource, ...] = ()
     asked: bool = True
 
-    def get(self, kind: Kind, which: Identity) -> Found | None:
+    def get(self, kind: Kind, which: Identity) -> LiveResource | None:
         return next((one for one in self.things if one.kind is kind and one.which == which), None)
 
-    def of(self, *kinds: Kind) -> tuple[Found, ...]:
+    def of(self, *kinds: Kind) -> tuple[LiveResource, ...]:
         return tuple(one for one in self.things if one.kind in kinds)
 
     @property
-    def ours(self) -> tuple[Found, ...]:
+    def ours(self) -> tuple[LiveResource, ...]:
         return tuple(one for one in self.things if one.is_of(self.deployment))
 
     @property
-    def endpoint(self) -> Found | None:
+    def endpoint(self) -> LiveResource | None:
         return next(iter(self.of(Kind.ENDPOINT)), None)
 
     @property
-    def busy(self) -> tuple[Found, ...]:
+    def busy(self) -> tuple[LiveResource, ...]:
         """Ours that AWS is still at: nothing can be done to them now."""
         return tuple(one for one in self.ours if one.busy)
 
 
 def look(aws: Aws, deployment: str, wanted: Sequence[Resource] = ()) -> Live:
     """What exists of it. Things that only share a name's beginning, without our tag, are left out."""
-    found: dict[tuple[Kind, Identity], Found] = {}
+    found: dict[tuple[Kind, Identity], LiveResource] = {}
 
     def keep(kind: Kind, said: Json | None, tags: Mapping[str, str] | None = None) -> None:
         if said is not None and (kind, identity(kind, said)) not in found:
             tags = _tags(aws, kind, said) if tags is None else tags
             if tags is not None:
-                found[kind, identity(kind, said)] = Found(kind, said, tags)
+                found[kind, identity(kind, said)] = LiveResource(kind, said, tags)
 
     for kind, which in ((one.kind, identity(one.kind, one.request)) for one in wanted):
         if kind not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
@@ -152,7 +152,9 @@ def _tags(aws: Aws, kind: Kind, said: Json) -> Mapping[str, str] | None:
         raise
 
 
-def _scaling(aws: Aws, deployment: str, found: dict[tuple[Kind, Identity], Found], wanted: Iterable[Resource]) -> None:
+def _scaling(
+    aws: Aws, deployment: str, found: dict[tuple[Kind, Identity], LiveResource], wanted: Iterable[Resource]
+) -> None:
     """The endpoint's scalable targets and those of components (which they outlive) with our tag; their policies."""
     own = {identity(one.kind, one.request) for one in wanted}
     variants = f"endpoint/{deployment}/"
@@ -165,12 +167,12 @@ def _scaling(aws: Aws, deployment: str, found: dict[tuple[Kind, Identity], Found
         tags = _tags(aws, Kind.SCALABLE_TARGET, target)
         if tags is None or (which not in own and tags.get(TAG_DEPLOYMENT) != deployment):
             continue
-        found[Kind.SCALABLE_TARGET, which] = Found(Kind.SCALABLE_TARGET, target, tags)
+        found[Kind.SCALABLE_TARGET, which] = LiveResource(Kind.SCALABLE_TARGET, target, tags)
         where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
         for policy in _pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
             # One that somebody has put there by hand is not ours to change; it goes with its target only.
             whose = tags if policy["PolicyName"].startswith(beside(deployment, "")) else {}
-            found[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = Found(
+            found[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = LiveResource(
                 Kind.SCALING_POLICY, policy, whose
             )
 

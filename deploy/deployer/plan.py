@@ -13,7 +13,7 @@ from typing import Any
 
 from deploy.deployer.calls import CALLS, Identity, identity, removal, tagging
 from deploy.deployer.differences import Difference, differences, shown, wanted_of, with_known
-from deploy.deployer.live import Found, Live
+from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.versions import current_version, outdated
 from deploy.errors import Refused
 from deploy.resources.resource import READY, Json, Kind, Resource
@@ -118,7 +118,7 @@ def removal_of_all(live: Live) -> Plan:
     return Plan(live.deployment, tuple(_removal(found, "") for found in in_order_of_removal(live.ours)))
 
 
-def in_order_of_removal(things: Sequence[Found]) -> list[Found]:
+def in_order_of_removal(things: Sequence[LiveResource]) -> list[LiveResource]:
     """Nothing before what uses it; adapters before the components that they are on."""
     return sorted(things, key=lambda one: (_REMOVAL.index(one.kind), _base(one) is None))
 
@@ -132,17 +132,17 @@ def _ours_only(wanted: Sequence[Resource], live: Live, adopt: bool) -> None:
             raise Refused(_foreign(found), "Choose another name, or take it over: --adopt.")
 
 
-def _foreign(found: Found) -> str:
+def _foreign(found: LiveResource) -> str:
     return f"{found.kind.value}/{found.name} exists and was not made by this deployment"
 
 
-def _lost(live: Live) -> list[Found]:
+def _lost(live: Live) -> list[LiveResource]:
     """What has failed for good, and all that is on it: they go before anything is made."""
     failed = {one.name for one in live.ours if one.failed and one.kind is Kind.COMPONENT}
     endpoint = live.endpoint
     everything = endpoint is not None and endpoint.failed
 
-    def goes(one: Found) -> bool:
+    def goes(one: LiveResource) -> bool:
         if one.kind is Kind.ENDPOINT:
             return everything
         if one.kind is Kind.COMPONENT:
@@ -189,7 +189,7 @@ def _unnamed(changes: tuple[Difference, ...]) -> tuple[Difference, ...]:
     return tuple(one for one in changes if one.place not in ("ModelName", "EndpointConfigName"))
 
 
-def _unwanted(wanted: Sequence[Resource], live: Live, keep: int) -> list[tuple[Found, str]]:
+def _unwanted(wanted: Sequence[Resource], live: Live, keep: int) -> list[tuple[LiveResource, str]]:
     """Ours that the specification does not name: parts that were taken out of it, and versions that nobody needs."""
     names = {(one.kind, identity(one.kind, one.request)) for one in wanted}
     surplus = [one for one in live.ours if (one.kind, one.which) not in names]
@@ -199,12 +199,12 @@ def _unwanted(wanted: Sequence[Resource], live: Live, keep: int) -> list[tuple[F
     return [(one, why[id(one)]) for one in in_order_of_removal([*parts, *old])]
 
 
-def _removal(found: Found, why: str) -> Action:
+def _removal(found: LiveResource, why: str) -> Action:
     operation, request = removal(found.kind, found.which)
     return Action(Verb.DELETE, found.kind, found.which, operation, request, why=why)
 
 
-def _base(found: Found) -> str | None:
+def _base(found: LiveResource) -> str | None:
     """Of an adapter: the component that it is on."""
     if found.kind is not Kind.COMPONENT:
         return None

@@ -1,21 +1,16 @@
-"""From a specification to a plan, by AWS's answers where it can be asked; and what an upload needs before."""
+"""Prepare a deployment: from a specification to a plan. Changes nothing, except for `upload_model`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-
-from botocore.exceptions import BotoCoreError, ClientError
+from dataclasses import dataclass
 
 from deploy.aws import Aws
-from deploy.deployer.live import Live, look
+from deploy.deployer.live import Live
 from deploy.deployer.plan import Plan, plan
-from deploy.deployer.reach import why_unreachable
 from deploy.deployer.teardown import users_of
 from deploy.errors import Refused
-from deploy.preflight.check import Check
-from deploy.preflight.checks import over_the_network, preflight
 from deploy.resolve.candidates import Candidates
 from deploy.resolve.decision import Decision
 from deploy.resolve.resolver import resolve
@@ -27,12 +22,12 @@ from deploy.spec import Spec
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A specification with all that follows from it.
+class Preparation:
+    """A specification, and everything that follows from it alone.
 
     Attributes:
-        wanted: in the order of making.
-        warnings: what the user should know before saying yes, a sentence each.
+        wanted: the resources, in the order of their creation.
+        warnings: one sentence each, for the user to read before confirming.
         candidates: the instance types; None: the model's size is unknown.
     """
 
@@ -42,15 +37,26 @@ class Prepared:
     warnings: tuple[str, ...]
     candidates: Candidates | None
 
-    def plan(self, live: Live, *, adopt: bool = False) -> Plan:
-        return plan(self.wanted, live, keep=self.spec.update.keep, adopt=adopt)
+
+@dataclass(frozen=True)
+class Comparison:
+    """A preparation compared with what exists in AWS.
+
+    Attributes:
+        warnings: one sentence each.
+        upload: what would be uploaded; None: the model's files are not on this machine.
+    """
+
+    plan: Plan
+    warnings: tuple[str, ...] = ()
+    upload: UploadPlan | None = None
 
 
-def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret: bool = False) -> Prepared:
-    """Settle it and build its resources. Changes nothing.
+def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret: bool = False) -> Preparation:
+    """Resolve the specification and build its resources.
 
     Args:
-        aws: None: nothing is asked.
+        aws: None: ask AWS nothing.
 
     Raises:
         SpecError, DoesNotFit, Refused, NotThere: as `resolve` and `resources`.
@@ -58,55 +64,33 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
     resolution = resolve(spec, region, aws=aws)
     decision = resolution.decision
     wanted = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    return Prepared(spec, decision, wanted, warnings(spec, decision), resolution.candidates)
+    return Preparation(spec, decision, wanted, warnings(spec, decision), resolution.candidates)
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """What `lmi deploy plan` shows.
+def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = False) -> Comparison:
+    """Compare with what exists.
 
-    Attributes:
-        upload: what would be sent; None: no model data of this machine, or AWS could not be asked.
-        unasked: why AWS was not asked; None: it was.
-        checks: what was looked at that would fail; none where AWS was not asked.
+    Args:
+        adopt: take over resources of other origin that have a wanted name.
+
+    Raises:
+        Refused: a wanted name belongs to something else, or the upload would harm another model.
     """
-
-    prepared: Prepared
-    plan: Plan
-    upload: str | None = None
-    unasked: str | None = None
-    checks: tuple[Check, ...] = ()
+    spec = preparation.spec
+    planned = plan(preparation.wanted, live, keep=spec.update.keep, adopt=adopt)
+    return Comparison(planned, scaled_by_hand(spec, live), check_data(spec, aws, live))
 
 
-def outlook(
-    spec: Spec, aws: Aws, *, offline: bool = False, adopt: bool = False, allow_plaintext_secret: bool = False
-) -> Outlook:
-    """The plan, made with AWS's answers; without them, as if nothing existed, where it cannot be asked."""
-
-    def prepared(of: Aws | None) -> Prepared:
-        return prepare(spec, aws.region, of, allow_plaintext_secret=allow_plaintext_secret)
-
-    why = "--offline" if offline else None
-    if not offline:
-        try:
-            asked = prepared(aws)
-            live = look(aws, spec.name, asked.wanted)
-            planned = asked.plan(live, adopt=adopt)
-            asked = replace(asked, warnings=(*asked.warnings, *scaled_by_hand(spec, live)))
-            checks = preflight(aws, spec, asked.decision, fetch=over_the_network, without=("name",))
-            return Outlook(asked, planned, _upload(spec, aws, live), checks=tuple(checks))
-        except (BotoCoreError, ClientError) as error:
-            why = why_unreachable(error)
-            if why is None:
-                raise
-    alone = prepared(None)
-    return Outlook(alone, alone.plan(Live(spec.name, asked=False)), unasked=why)
+def compare_offline(preparation: Preparation) -> Comparison:
+    """Compare with an empty account."""
+    spec = preparation.spec
+    return Comparison(plan(preparation.wanted, Live(spec.name, asked=False), keep=spec.update.keep))
 
 
 def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
-    """A warning where the endpoint was scaled by hand, and an update would take that back.
+    """Warn if the endpoint was scaled by hand and an update would undo that.
 
-    Where `scaling` or `instance.managed` are, an update keeps the instances (`builders/endpoint.py`).
+    With `scaling` or `instance.managed` an update keeps the number of instances (`resources/endpoint.py`).
     """
     endpoint = live.endpoint
     if spec.scaling is not None or spec.instance.managed is not None or endpoint is None or endpoint.failed:
@@ -118,13 +102,13 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
         f"{endpoint.name} is scaled to {count} instances, instance.count is {spec.instance.count}, and an update takes "
         f"it there; to keep them, write instance.count: {count}, or scaling:"
         for one in endpoint.said.get("ProductionVariants", ())
-        # As many as it began with: then the file has changed, and the plan shows it.
+        # The endpoint still has its first number of instances: the file has changed, and the plan shows that.
         if (count := one.get("DesiredInstanceCount")) not in (None, spec.instance.count, begun.get(one["VariantName"]))
     )
 
 
 def upload_model(spec: Spec, aws: Aws, progress: Callable[[Sent], None]) -> Uploaded | None:
-    """Send `model.path`, where the specification has one; what is there already is not sent again."""
+    """Upload `model.path` if the specification has one. Files that S3 has already are not sent again."""
     model = spec.model
     if model.directory is None or model.upload is None:
         return None
@@ -140,12 +124,12 @@ def upload_model(spec: Spec, aws: Aws, progress: Callable[[Sent], None]) -> Uplo
 
 
 def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
-    """What would be uploaded; None: the specification has no `model.path`. Changes nothing.
+    """Plan the upload; None: the specification has no `model.path`.
 
     Raises:
-        Refused: other files would come under what serves: instances that come later would load a mixture or the new
-            version, an update could not be rolled back, and the model, which names the prefix, would stay the same.
-            Likewise where what would be sent is in the place of another deployment's, or another model loads it.
+        Refused: the upload would change files under a serving endpoint. Later instances would load a mixture or the
+            new version, an update could not be rolled back, and the model, which names the prefix, would not change.
+            Also refused: files that another deployment uploaded, or that another model loads.
     """
     model = spec.model
     if model.directory is None or model.upload is None:
@@ -161,12 +145,12 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
             "can be rolled back to the old files.",
         )
     if planned.missing:
-        _refuse_another_s(aws, planned, live)
+        _refuse_foreign(aws, planned, live)
     return planned
 
 
-def _refuse_another_s(aws: Aws, planned: UploadPlan, live: Live) -> None:
-    """Raises: Refused: what would be sent lies where another model loads from, or in the place of what another sent."""
+def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
+    """Raise Refused if another model loads from the prefix, or another deployment uploaded a file to be replaced."""
     own = {found.name for found in live.ours if found.kind is Kind.MODEL}
     there = users_of(aws, str(planned.prefix))
     users = [f"the model {name} loads from {where}" for name, where in there.items() if name not in own]
@@ -183,11 +167,6 @@ def _refuse_another_s(aws: Aws, planned: UploadPlan, live: Live) -> None:
 
 
 def _data(model: Json) -> str | None:
-    """Where a model that AWS shows has its data."""
+    """Return the S3 prefix of a model that AWS describes."""
     uri = model.get("PrimaryContainer", {}).get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
     return None if uri is None else str(uri)
-
-
-def _upload(spec: Spec, aws: Aws, live: Live) -> str | None:
-    planned = check_data(spec, aws, live)
-    return None if planned is None else "\n".join([str(planned), *(str(finding) for finding in planned.findings)])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from deploy.deployer.live import Found, Live
+from deploy.deployer.live import Live, LiveResource
 from deploy.resources.resource import Json, Kind, Resource
 
 
-def current_version(resource: Resource, live: Live) -> Found | None:
+def current_version(resource: Resource, live: Live) -> LiveResource | None:
     """What the wanted one takes the place of: the version that the endpoint, or a component, uses now."""
     endpoint = live.endpoint
     if endpoint is None:
@@ -22,7 +22,7 @@ def current_version(resource: Resource, live: Live) -> Found | None:
     return next((found for name in used if (found := live.get(Kind.MODEL, (name,))) is not None), None)
 
 
-def outdated(wanted: Sequence[Resource], live: Live, keep: int) -> list[Found]:
+def outdated(wanted: Sequence[Resource], live: Live, keep: int) -> list[LiveResource]:
     """Those of ours that may go: beyond the `keep` newest configurations, and the models that none of the rest uses.
 
     Never what serves, nor what is wanted; none while versions serve beside each other, as AWS names only one. A
@@ -48,7 +48,7 @@ def outdated(wanted: Sequence[Resource], live: Live, keep: int) -> list[Found]:
     return [*gone, *models]
 
 
-def _newest(things: Iterable[Found]) -> list[Found]:
+def _newest(things: Iterable[LiveResource]) -> list[LiveResource]:
     return sorted(things, key=lambda one: (one.said["CreationTime"], one.name), reverse=True)
 
 

@@ -13,8 +13,8 @@ from deploy.aws import Aws
 from deploy.cli.console import confirm, out, say
 from deploy.cli.views.plan import print_plan
 from deploy.cli.views.progress import shown
-from deploy.deployer.apply import Run, Ways, apply, settled_look
-from deploy.deployer.interruption import interruptible, status_of, where_it_stands
+from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
+from deploy.deployer.interruption import interruptible, interruption_report, status_of
 from deploy.deployer.plan import removal_of_all
 from deploy.deployer.teardown import check_users, delete_data, delete_logs, log_groups
 from deploy.errors import SpecError
@@ -48,15 +48,15 @@ def _run(arguments: argparse.Namespace) -> int:
         with interruptible():
             return _remove(name, spec, out(), run, arguments)
     except KeyboardInterrupt as interrupt:
-        print(where_it_stands(run, "down", name), file=sys.stderr)
+        print(interruption_report(run, "down", name), file=sys.stderr)
         return status_of(interrupt)
 
 
 def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments: argparse.Namespace) -> int:
     aws = Aws(arguments.region or (spec.region if spec is not None else None))
     with shown(console) as report:
-        ways = Ways(say=lambda line: say(console, line), report=report)
-        live = settled_look(aws, name, (), ways)
+        ways = ApplyOptions(say=lambda line: say(console, line), report=report)
+        live = look_when_idle(aws, name, (), ways)
     planned = removal_of_all(live)
     if arguments.data and spec is not None and spec.model.upload is not None:
         check_users(aws, spec.model.upload, own=[found.name for found in live.ours if found.kind is Kind.MODEL])
@@ -70,7 +70,7 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
     if not confirm(f"Remove {' and '.join([name, *also])} for good?", yes=arguments.yes, needed=True):
         return 1
     with shown(console) as report:
-        apply(aws, planned, (), Ways(ways.say, report), run)
+        apply(aws, planned, (), ApplyOptions(ways.say, report), run)
     if arguments.logs:
         components = {found.name for found in live.of(Kind.COMPONENT)}
         components |= {one.name for one in spec.components} if spec is not None else set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -13,10 +14,10 @@ from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.console import confirm, out, say
 from deploy.cli.views.plan import print_checks, print_plan, print_warnings
 from deploy.cli.views.progress import shown
-from deploy.cli.views.upload import upload_shown
-from deploy.deployer.apply import Run, Ways, apply, settled_look
-from deploy.deployer.interruption import interruptible, status_of, where_it_stands
-from deploy.deployer.preparation import check_data, prepare, scaled_by_hand, upload_model
+from deploy.cli.views.upload import upload_progress
+from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
+from deploy.deployer.interruption import interruptible, interruption_report, status_of
+from deploy.deployer.preparation import compare, prepare, upload_model
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
 from deploy.preflight.checks import over_the_network, preflight, refuse_errors
@@ -26,12 +27,12 @@ from deploy.spec import Spec
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("up", help="make the endpoint, or change it until it is as the file says")
-    add_making(parser)
+    add_arguments(parser)
     parser.set_defaults(run=_run)
 
 
-def add_making(parser: argparse.ArgumentParser) -> None:
-    """The arguments that `up` and `update` share."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `up` and `update` share."""
     add_spec(parser)
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
     parser.add_argument("--adopt", action="store_true", help="take over what bears a wanted name and is not ours")
@@ -41,67 +42,64 @@ def add_making(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    return make(arguments, "up")
+    return deploy(arguments, "up")
 
 
-def make(arguments: argparse.Namespace, command: str) -> int:
-    """What `up` does, and `update`, which wants an endpoint to be there."""
+def deploy(arguments: argparse.Namespace, command: str) -> int:
+    """Run `up`, or `update`, which needs an existing endpoint; on an interrupt print how far it came."""
     spec, console, run = spec_of(arguments), out(), Run()
     try:
         with interruptible():
-            return _make(spec, console, run, arguments, command)
+            return _deploy(spec, console, run, arguments, command)
     except KeyboardInterrupt as interrupt:
-        print(where_it_stands(run, command, spec.name), file=sys.stderr)
+        print(interruption_report(run, command, spec.name), file=sys.stderr)
         return status_of(interrupt)
 
 
-def _make(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str) -> int:
+def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str) -> int:
     aws = Aws(spec.region)
-    prepared = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
-    print_warnings(console, prepared.warnings)
+    preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    print_warnings(console, preparation.warnings)
     with shown(console) as report:
-        ways = Ways(
+        ways = ApplyOptions(
             say=lambda line: say(console, line),
             report=report,
             keep_failed=arguments.keep_failed,
-            limit=time_limit(prepared.decision, batches=_most_batches(spec), between=spec.update.wait),
+            limit=time_limit(
+                preparation.decision, batches=-(-100 // spec.update.batch_percent), between=spec.update.wait
+            ),
         )
-        live = settled_look(aws, spec.name, prepared.wanted, ways)
+        live = look_when_idle(aws, spec.name, preparation.wanted, ways)
     if command == "update" and live.endpoint is None:
         raise NotThere(f"there is no endpoint {spec.name} in {aws.region}", "`lmi deploy up` makes it.")
-    planned = prepared.plan(live, adopt=arguments.adopt)
-    print_warnings(console, scaled_by_hand(spec, live))
-    check_data(spec, aws, live)
-    if not planned.changing:
+    comparison = compare(preparation, aws, live, adopt=arguments.adopt)
+    print_warnings(console, comparison.warnings)
+    if not comparison.plan.changing:
         say(console, f"{spec.name} is as the specification says; nothing to do.")
         return 0
-    print_plan(console, planned, whole=False)
+    print_plan(console, comparison.plan, whole=False)
     if not arguments.no_checks:
-        # whose the name is, the plan says, and who may take it over
-        checks = preflight(aws, spec, prepared.decision, fetch=over_the_network, without=("name",))
+        # The plan says whom the name belongs to.
+        checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
         print_checks(console, checks)
         refuse_errors(checks)
-    say(console, _instances(spec, prepared.decision.instance_type))
+    say(console, _instances(spec, preparation.decision.instance_type))
     if not confirm("Do this?", yes=arguments.yes, needed=False):
         say(console, "Nothing was changed.")
         return 1
     if spec.model.upload is not None:
-        with upload_shown(console) as sent:
+        with upload_progress(console) as sent:
             upload_model(spec, aws, sent)
     with shown(console) as report:
-        apply(aws, planned, prepared.wanted, Ways(ways.say, report, ways.keep_failed, ways.every, ways.limit), run)
+        apply(aws, comparison.plan, preparation.wanted, replace(ways, report=report), run)
     say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.name}")
     return 0
 
 
 def _instances(spec: Spec, instance_type: str) -> str:
-    """What will cost money: how many of which type, and an instance's class of cost."""
+    """Return what will cost money: the number of instances, their type and price class."""
     managed = spec.instance.managed
     count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
     price = price_of(instance_type, spec.instance.price)
     cost = "price not known" if price.usd is None else f"{price.text} each"
     return f"{count} x {instance_type}, {cost}, for as long as it exists"
-
-
-def _most_batches(spec: Spec) -> int:
-    return -(-100 // spec.update.batch_percent)

@@ -13,7 +13,7 @@ from deploy.s3.upload import Sent, human
 
 
 @contextmanager
-def upload_shown(console: Console) -> Iterator[Callable[[Sent], None]]:
+def upload_progress(console: Console) -> Iterator[Callable[[Sent], None]]:
     """A `progress` for `upload`."""
     if not console.is_terminal:
         yield _plain(console)

@@ -36,7 +36,7 @@ def account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     write(cloud, ["INFO serving"], group="/aws/sagemaker/Endpoints/accepted")
     cloud.sagemaker.polls = 0
     monkeypatch.setattr("deploy.cli.deployment.up.over_the_network", None)
-    monkeypatch.setattr("deploy.deployer.preparation.over_the_network", None)
+    monkeypatch.setattr("deploy.cli.deployment.plan.over_the_network", None)
     loop = Loop()
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from deploy.aws import Aws
-from deploy.deployer.apply import Run, Ways, apply, settled_look
+from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.plan import Plan, plan, removal_of_all
 from deploy.resolve.decision import Decision
 from deploy.resources import build
@@ -58,9 +58,9 @@ def wanted_of(content: dict[str, Any], **changes: Any) -> tuple[Resource, ...]:
     return build.resources(spec, replace(DECISION, image=str(spec.image.uri), instance_type=spec.instance.type))
 
 
-def ways(said: list[str] | None = None, **how: Any) -> Ways:
+def ways(said: list[str] | None = None, **how: Any) -> ApplyOptions:
     """Without pauses; `said` gets every line."""
-    return Ways(say=(said if said is not None else []).append, report=lambda progress: None, every=0.0, **how)
+    return ApplyOptions(say=(said if said is not None else []).append, report=lambda progress: None, every=0.0, **how)
 
 
 @functools.lru_cache(maxsize=1)
@@ -72,7 +72,7 @@ def _aws(url: str) -> Aws:
 def up(wanted: tuple[Resource, ...], *, keep: int = 2, adopt: bool = False, run: Run | None = None, **how: Any) -> Plan:
     """As `lmi deploy up` does it."""
     aws = _aws(os.environ["AWS_ENDPOINT_URL"])
-    live = settled_look(aws, NAME, wanted, ways(**how))
+    live = look_when_idle(aws, NAME, wanted, ways(**how))
     made = plan(wanted, live, keep=keep, adopt=adopt)
     apply(aws, made, wanted, ways(**how), run)
     return made
@@ -81,6 +81,6 @@ def up(wanted: tuple[Resource, ...], *, keep: int = 2, adopt: bool = False, run:
 def down(**how: Any) -> Plan:
     """As `lmi deploy down` does it."""
     aws = _aws(os.environ["AWS_ENDPOINT_URL"])
-    made = removal_of_all(settled_look(aws, NAME, (), ways(**how)))
+    made = removal_of_all(look_when_idle(aws, NAME, (), ways(**how)))
     apply(aws, made, (), ways(**how))
     return made

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.deployer.calls import CALLS, identity
-from deploy.deployer.live import Found, Live
+from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.plan import Plan, Verb, plan, removal_of_all
 from deploy.errors import Refused
 from deploy.resources.names import TAG_DEPLOYMENT
@@ -16,7 +16,7 @@ from deploy.resources.resource import Kind, Ref, Resource
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, wanted_of
 
 
-def found(resource: Resource, **more: Any) -> Found:
+def found(resource: Resource, **more: Any) -> LiveResource:
     """As if AWS had it, with defaults of its own."""
     calls = CALLS[resource.kind]
     said = {name: value for name, value in resource.request.items() if name != "Tags"}
@@ -28,7 +28,7 @@ def found(resource: Resource, **more: Any) -> Found:
         said["RuntimeConfig"] = {"DesiredCopyCount": copies, "CurrentCopyCount": copies}
     tags: Any = resource.request.get("Tags", {TAG_DEPLOYMENT: NAME})
     tags = tags if isinstance(tags, dict) else {tag["Key"]: tag["Value"] for tag in tags}
-    return Found(resource.kind, {**said, **more}, tags)
+    return LiveResource(resource.kind, {**said, **more}, tags)
 
 
 def live(*resources: Resource) -> Live:

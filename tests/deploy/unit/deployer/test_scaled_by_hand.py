@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.deployer.live import Found, Live
+from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.preparation import scaled_by_hand
 from deploy.resources.resource import Kind
 from deploy.spec import Spec
@@ -24,7 +24,9 @@ def warned(count: int, begun: int = 1, *, status: str = "InService", **changes: 
     variant = {"VariantName": "main", "InitialInstanceCount": begun}
     config = {"EndpointConfigName": "c", "ProductionVariants": [variant]}
     spec = Spec.model_validate({**PLAIN, "scaling": None, **changes})
-    return scaled_by_hand(spec, Live(NAME, (Found(Kind.ENDPOINT, said, {}), Found(Kind.ENDPOINT_CONFIG, config, {}))))
+    return scaled_by_hand(
+        spec, Live(NAME, (LiveResource(Kind.ENDPOINT, said, {}), LiveResource(Kind.ENDPOINT_CONFIG, config, {})))
+    )
 
 
 def test_both_numbers_and_what_keeps_them_are_said() -> None:
