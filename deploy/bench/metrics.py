@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.bench.asking import Result
+from handler.bench.load import Result
 
 HEADROOM = 0.7
 """Of the knee: scaling out takes minutes, in which load goes on growing (contract sagemaker.md, section 5)."""
@@ -37,7 +37,7 @@ def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any
         "requests": len(results),
         "errors": dict(Counter(result.error for result in results if result.error)),
         "requests_per_second": round(len(good) / seconds, 3),
-        "tokens_per_second": round(sum(result.tokens for result in good) / seconds, 1),
+        "tokens_per_second": round(sum(result.num_tokens for result in good) / seconds, 1),
         "ttft_ms": percentiles([1000 * (result.arrivals[0] - result.start) for result in good]),
         "itl_ms": percentiles([1000 * gap for gap in gaps]),
         "latency_ms": percentiles([1000 * (result.end - result.start) for result in good]),

@@ -214,7 +214,7 @@ def _may_go_on(aws: Aws, at: Action | None) -> bool:
     return said[status] not in FAILED
 
 
-def _undone(
+def _roll_back(
     aws: Aws, error: DeployError, plan: Plan, wanted: Sequence[Resource], ways: ApplyOptions, run: Run
 ) -> DeployError:
     """The error to raise, after what it left is gone, with what is still there said."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.asking import Result, prompt
+from deploy.bench.asking import prompt
 from deploy.bench.metrics import advice, percentiles, rows, summary
+from handler.bench.load import Result
 
 
 def test_percentiles_are_values_that_occurred() -> None:
@@ -18,9 +19,9 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 def test_a_levels_figures() -> None:
     results = [
-        Result(10.0, (10.5, 10.6, 10.8), 11.0, 3),
-        Result(10.0, (10.7, 11.7), 12.0, 6),
-        Result(10.0, (10.1,), 10.2, 1, "StreamBroken"),
+        Result(10.0, (10.5, 10.6, 10.8), 11.0),
+        Result(10.0, (10.7, 11.7), 12.0, counted=6),
+        Result(10.0, (10.1,), 10.2, "StreamBroken"),
     ]
     level = summary({"clients": 2}, results)
     assert level["requests"] == 3
@@ -37,7 +38,7 @@ def test_a_levels_figures() -> None:
 
 
 def test_a_level_without_an_answer() -> None:
-    level = summary({"rate": 0.5}, [Result(0.0, (), 1.0, 0, "TimedOut")])
+    level = summary({"rate": 0.5}, [Result(0.0, (), 1.0, "TimedOut")])
     assert level["requests_per_second"] == 0
     assert level["mean_latency_ms"] is None
     assert rows([level])[1][0] == "0.5/s"
