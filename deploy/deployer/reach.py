@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionError,
-    HTTPClientError,
-)
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
 from deploy.aws import error_code
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID

@@ -114,10 +114,7 @@ PLATFORM = (
     Cause(
         "answer too slow",
         4,
-        (
-            r"invocation timed out while waiting for a response",
-            r"ModelInvocationTimeExceeded|allotted time",
-        ),
+        (r"invocation timed out while waiting for a response", r"ModelInvocationTimeExceeded|allotted time"),
         "An answer may take 60 seconds, a stream 8 minutes: stream, ask for fewer tokens, or use async.output for long "
         "ones. If short answers take so long too, the engine is overloaded: raise instance.count or scaling.max.",
     ),

@@ -13,10 +13,7 @@ from deploy.preflight.check import Check, Given, error, ok, warning
 
 _URI = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?::([^@]+))?(?:@(sha256:[0-9a-f]{64}))?")
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-_MANIFESTS = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
+_MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 _LARGE = 20e9  # bytes: pulling it then takes minutes of each instance's start
 _BUILD = "docker buildx build --platform linux/amd64 --provenance=false --push -t URI ."
 

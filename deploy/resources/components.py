@@ -72,12 +72,7 @@ def adapter(spec: Spec, one: Adapter, base: Resource, tags: list[dict[str, str]]
     return Resource(
         Kind.COMPONENT,
         one.name,
-        {
-            "InferenceComponentName": one.name,
-            "EndpointName": spec.name,
-            "Specification": specification,
-            "Tags": tags,
-        },
+        {"InferenceComponentName": one.name, "EndpointName": spec.name, "Specification": specification, "Tags": tags},
         needs=(base.key,),
         update={"InferenceComponentName": one.name, "Specification": specification},
     )

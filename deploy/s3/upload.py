@@ -160,10 +160,7 @@ def upload(
         pool.shutdown(cancel_futures=True)
     _verify(aws, planned)
     return Uploaded(
-        str(planned.prefix),
-        len(planned.missing),
-        planned.size_to_send,
-        len(planned.files) - len(planned.missing),
+        str(planned.prefix), len(planned.missing), planned.size_to_send, len(planned.files) - len(planned.missing)
     )
 
 

@@ -80,9 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"endpoint {plan.endpoint.name} is InService: {url}")
         print(_SNIPPET.format(region=region, url=url, name=plan.endpoint.name, component=component), flush=True)
 
-    return asyncio.run(
-        serve(plan, report=said, log=lambda line: said(f"container | {line}"), ready=ready),
-    )
+    return asyncio.run(serve(plan, report=said, log=lambda line: said(f"container | {line}"), ready=ready))
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

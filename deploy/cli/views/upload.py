@@ -44,9 +44,6 @@ def _plain(console: Console) -> Callable[[Sent], None]:
         tenth = 10 * sent.size // max(sent.of_size, 1)
         if tenth != last:
             last = tenth
-            say(
-                console,
-                f"uploaded {human(sent.size)} of {human(sent.of_size)}, {sent.files} of {sent.of_files} files",
-            )
+            say(console, f"uploaded {human(sent.size)} of {human(sent.of_size)}, {sent.files} of {sent.of_files} files")
 
     return report
