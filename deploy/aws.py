@@ -56,13 +56,13 @@ def error_code(error: ClientError) -> str:
 
 def is_missing(error: ClientError) -> bool:
     """Whether AWS says that it does not exist; SageMaker says so in words only."""
-    said = str(error.response.get("Error", {}).get("Message", "")).lower()
+    message = str(error.response.get("Error", {}).get("Message", "")).lower()
     return error_code(error) in _GONE or (
-        error_code(error).startswith("Validation") and ("could not find" in said or "does not exist" in said)
+        error_code(error).startswith("Validation") and ("could not find" in message or "does not exist" in message)
     )
 
 
-def as_ours(error: BotoCoreError | ClientError) -> DeployError:
+def as_deploy_error(error: BotoCoreError | ClientError) -> DeployError:
     """What boto3 raised, in our words."""
     if isinstance(error, NoCredentialsError):
         return NotAllowed("no AWS credentials were found", SIGN_IN)
@@ -71,10 +71,10 @@ def as_ours(error: BotoCoreError | ClientError) -> DeployError:
     if isinstance(error, NoRegionError):
         return no_region()
     if isinstance(error, ClientError):
-        said = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
+        message = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
         if error_code(error) in NOT_VALID:
-            return NotAllowed(said, SIGN_IN_AGAIN)
+            return NotAllowed(message, SIGN_IN_AGAIN)
         if error_code(error) in _DENIED:
-            return NotAllowed(said, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
-        return DeployError(said, advice(said))
+            return NotAllowed(message, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
+        return DeployError(message, advice(message))
     return DeployError(str(error))

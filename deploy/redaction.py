@@ -39,9 +39,9 @@ def is_secret(name: str, value: object) -> bool:
 def redact(value: Any) -> Any:
     """The same, with `***` for what looks like a secret; of mappings, lists and texts in any depth."""
     if isinstance(value, Mapping):
-        return {name: HIDDEN if _hides(name, one) else redact(one) for name, one in value.items()}
+        return {name: HIDDEN if _hides(name, item) else redact(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [redact(one) for one in value]
+        return [redact(item) for item in value]
     return _VALUE.sub(HIDDEN, value) if isinstance(value, str) else value
 
 

@@ -87,12 +87,12 @@ def rows(levels: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The table for people: a head, and a row a level."""
     head = ["load", "requests", "errors", "req/s", "tok/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p99 ms",
             "latency p50", "p99 ms"]  # fmt: skip
-    found = [head]
+    table = [head]
     for level in levels:
         load = f"{level['clients']} at once" if "clients" in level else f"{level['rate']:g}/s"
         errors = ", ".join(f"{count} {kind}" for kind, count in level["errors"].items()) or "0"
         cells = [level["ttft_ms"][p] for p in ("p50", "p90", "p99")]
         cells += [level[name][p] for name in ("itl_ms", "latency_ms") for p in ("p50", "p99")]
         rates = [f"{level['requests_per_second']:.2f}", f"{level['tokens_per_second']:.1f}"]
-        found.append([load, str(level["requests"]), errors, *rates, *("-" if c is None else f"{c:.1f}" for c in cells)])
-    return found
+        table.append([load, str(level["requests"]), errors, *rates, *("-" if c is None else f"{c:.1f}" for c in cells)])
+    return table

@@ -14,7 +14,7 @@ from deploy.client.aws.account import boto_session
 from deploy.errors import DeployError
 
 
-def add_asked(parser: argparse.ArgumentParser) -> None:
+def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     add_endpoint(parser)
     parser.add_argument("--component", metavar="NAME",
                         help="inference component, or adapter's (default: the only one)")  # fmt: skip
@@ -49,7 +49,7 @@ def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:
         component=arguments.component,
         endpoint_url=arguments.endpoint_url,
         session=boto_session(arguments.region, arguments.endpoint_url),
-        **{"patience": patience, "report": _said, **more},
+        **{"patience": patience, "report": _print_retry, **more},
     )
 
 
@@ -86,16 +86,16 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         DeployError: one has no value.
     """
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for setting in arguments.parameters:
         name, separator, text = setting.partition("=")
         if not name or not separator:
             raise DeployError(f"-p {setting}: must be NAME=VALUE, as max_new_tokens=64")
         try:
-            found[name] = json.loads(text)
+            parameters[name] = json.loads(text)
         except ValueError:
-            found[name] = text
-    return found
+            parameters[name] = text
+    return parameters
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _read(text: str) -> str:
         raise DeployError(f"{text[1:]}: {why}") from None
 
 
-def _said(error: NotStarted, pause: float) -> None:
+def _print_retry(error: NotStarted, pause: float) -> None:
     print(f"{error}; again in {pause:.0f} s", file=sys.stderr)
 
 

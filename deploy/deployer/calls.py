@@ -43,9 +43,9 @@ class Calls:
     delete: str
     identity: tuple[str, ...]
     arn: str
-    listed: str | None = None
-    asked: str | None = None
-    deleted: str | None = None
+    list_field: str | None = None
+    names_argument: str | None = None
+    delete_argument: str | None = None
     status: str | None = None
 
 
@@ -70,16 +70,16 @@ CALLS: Mapping[Kind, Calls] = {
     ),
     Kind.SCALABLE_TARGET: Calls(
         "application-autoscaling", "register_scalable_target", "register_scalable_target", "describe_scalable_targets",
-        "deregister_scalable_target", _SCALABLE, "ScalableTargetARN", listed="ScalableTargets", asked="ResourceIds",
+        "deregister_scalable_target", _SCALABLE, "ScalableTargetARN", list_field="ScalableTargets", names_argument="ResourceIds",
     ),
     Kind.SCALING_POLICY: Calls(
         "application-autoscaling", "put_scaling_policy", "put_scaling_policy", "describe_scaling_policies",
-        "delete_scaling_policy", (*_SCALABLE, "PolicyName"), "PolicyARN", listed="ScalingPolicies",
-        asked="PolicyNames",
+        "delete_scaling_policy", (*_SCALABLE, "PolicyName"), "PolicyARN", list_field="ScalingPolicies",
+        names_argument="PolicyNames",
     ),
     Kind.ALARM: Calls(
         "cloudwatch", "put_metric_alarm", "put_metric_alarm", "describe_alarms", "delete_alarms", ("AlarmName",),
-        "AlarmArn", listed="MetricAlarms", asked="AlarmNames", deleted="AlarmNames",
+        "AlarmArn", list_field="MetricAlarms", names_argument="AlarmNames", delete_argument="AlarmNames",
     ),
 }  # fmt: skip
 
@@ -112,7 +112,7 @@ def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any
         DeployError: this boto3 does not know a field of the request.
     """
     client = aws.client(service)
-    _known(client, operation, request)
+    _check_fields(client, operation, request)
     for seconds in (*_PAUSES, None):
         try:
             answer: dict[str, Any] = getattr(client, operation)(**request)
@@ -128,25 +128,25 @@ def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
     """What AWS says of one; None: it does not exist."""
     calls = CALLS[kind]
     arguments: dict[str, Any] = dict(zip(calls.identity, which, strict=True))
-    if calls.asked is not None:
-        named = {Kind.SCALABLE_TARGET: "ResourceId"}.get(kind, calls.identity[-1])
-        arguments[calls.asked] = [arguments.pop(named)]
+    if calls.names_argument is not None:
+        argument = {Kind.SCALABLE_TARGET: "ResourceId"}.get(kind, calls.identity[-1])
+        arguments[calls.names_argument] = [arguments.pop(argument)]
     try:
         answer = call(aws, calls.service, calls.describe, arguments)
     except ClientError as error:
         if is_missing(error):
             return None
         raise
-    if calls.listed is not None:
-        return next((one for one in answer[calls.listed] if identity(kind, one) == which), None)
+    if calls.list_field is not None:
+        return next((item for item in answer[calls.list_field] if identity(kind, item) == which), None)
     return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
 
 
 def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
     """The call that removes one: its name and its arguments."""
     calls = CALLS[kind]
-    if calls.deleted is not None:
-        return calls.delete, {calls.deleted: [which[-1]]}
+    if calls.delete_argument is not None:
+        return calls.delete, {calls.delete_argument: [which[-1]]}
     return calls.delete, dict(zip(calls.identity, which, strict=True))
 
 
@@ -165,16 +165,16 @@ def tags_of(aws: Aws, kind: Kind, said: Json) -> dict[str, str]:
 
 def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """The call that sets tags on one that is there."""
-    listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+    list_field = [{"Key": key, "Value": value} for key, value in tags.items()]
     if kind is Kind.SCALABLE_TARGET:
         return "tag_resource", {"ResourceARN": arn, "Tags": dict(tags)}
     if kind is Kind.ALARM:
-        return "tag_resource", {"ResourceARN": arn, "Tags": listed}
-    return "add_tags", {"ResourceArn": arn, "Tags": listed}
+        return "tag_resource", {"ResourceARN": arn, "Tags": list_field}
+    return "add_tags", {"ResourceArn": arn, "Tags": list_field}
 
 
-def _tags(listed: list[dict[str, str]]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in listed}
+def _tags(list_field: list[dict[str, str]]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in list_field}
 
 
 def _may_be_asked_again(error: ClientError) -> bool:
@@ -182,26 +182,26 @@ def _may_be_asked_again(error: ClientError) -> bool:
     return error_code(error) in (*_AGAIN, *_SLOWER) or "in-progress" in said or "in progress" in said
 
 
-def _known(client: Any, operation: str, request: Json) -> None:
+def _check_fields(client: Any, operation: str, request: Json) -> None:
     """Whether the botocore that is installed knows the request's fields: those of 2026 need a new one."""
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
-    unknown = _unknown(model.input_shape, request, "")
+    unknown = _unknown_fields(model.input_shape, request, "")
     if unknown:
         raise DeployError(
             f"{operation}: this boto3 does not know {', '.join(unknown)}", "Update it: pip install --upgrade boto3"
         )
 
 
-def _unknown(shape: Any, value: Any, place: str) -> list[str]:
+def _unknown_fields(shape: Any, value: Any, place: str) -> list[str]:
     """Places in a request that the shape does not have."""
     if shape is None:
         return []
     if shape.type_name == "structure" and isinstance(value, Mapping):
-        found = []
-        for name, one in value.items():
+        places = []
+        for name, item in value.items():
             here = f"{place}.{name}".lstrip(".")
-            found += _unknown(shape.members[name], one, here) if name in shape.members else [here]
-        return found
+            places += _unknown_fields(shape.members[name], item, here) if name in shape.members else [here]
+        return places
     if shape.type_name == "list" and isinstance(value, list | tuple):
-        return [one for part in value for one in _unknown(shape.member, part, place)]
+        return [item for part in value for item in _unknown_fields(shape.member, part, place)]
     return []

@@ -36,7 +36,7 @@ def differences(before: Json, after: Json) -> tuple[Difference, ...]:
     return tuple(_differ("", before, after, whole=False))
 
 
-def wanted_of(resource: Resource) -> dict[str, Any]:
+def desired_fields(resource: Resource) -> dict[str, Any]:
     """The fields of a request that can be held against `shown`: without tags, and without how a change is made."""
     request = resource.request
     if resource.kind is Kind.COMPONENT and resource.update:
@@ -46,21 +46,21 @@ def wanted_of(resource: Resource) -> dict[str, Any]:
     return {name: value for name, value in request.items() if name not in ("Tags", "DeploymentConfig")}
 
 
-def shown(kind: Kind, said: Json) -> dict[str, Any]:
+def as_request(kind: Kind, description: Json) -> dict[str, Any]:
     """What AWS says of a thing, in the words of the request that makes it."""
-    fields = dict(said)
+    fields = dict(description)
     if kind is Kind.COMPONENT:
-        fields["RuntimeConfig"] = {"CopyCount": said.get("RuntimeConfig", {}).get("DesiredCopyCount")}
-        specification = dict(said.get("Specification", {}))
+        fields["RuntimeConfig"] = {"CopyCount": description.get("RuntimeConfig", {}).get("DesiredCopyCount")}
+        specification = dict(description.get("Specification", {}))
         if container := specification.get("Container"):
             image = container.get("DeployedImage", {}).get("SpecifiedImage")
-            own = {name: value for name, value in container.items() if name != "DeployedImage"}
-            specification["Container"] = {**own, **({"Image": image} if image is not None else {})}
+            fields_of_request = {name: value for name, value in container.items() if name != "DeployedImage"}
+            specification["Container"] = {**fields_of_request, **({"Image": image} if image is not None else {})}
         fields["Specification"] = specification
     return fields
 
 
-def with_known(request: Json, known: Mapping[str, Json]) -> Any:
+def with_known_refs(request: Json, known: Mapping[str, Json]) -> Any:
     """A request with what is known already in the place of its `Ref`s; the others stay.
 
     Args:

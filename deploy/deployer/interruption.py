@@ -36,9 +36,9 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
 def interruption_report(run: Run, again: str, name: str) -> str:
     """What is left, and how to go on, a line each."""
     lines = ["Interrupted."]
-    if run.at is not None:
-        lines.append(f"At: {run.at.key}; AWS goes on with what it has begun.")
-    if run.made:
-        lines.append(f"Made in this run: {', '.join(run.made)}.")
+    if run.current is not None:
+        lines.append(f"At: {run.current.key}; AWS goes on with what it has begun.")
+    if run.created:
+        lines.append(f"Made in this run: {', '.join(run.created)}.")
     lines.append(f"To go on, run `lmi deploy {again}` again; to remove everything, `lmi deploy down --name {name}`.")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws, as_ours, is_missing
+from deploy.aws import Aws, as_deploy_error, is_missing
 from deploy.deployer.calls import CALLS, call, identity, removal
 from deploy.deployer.wait import Report, wait_for
 from deploy.errors import DeployError
@@ -17,7 +17,7 @@ _ONLY_HELD = (Kind.MODEL, Kind.ENDPOINT_CONFIG)
 
 
 def leftovers(
-    wanted: Sequence[Resource], made: Collection[str], finished: Collection[str], failed: str, *, serves: bool
+    desired: Sequence[Resource], created: Collection[str], serving: Collection[str], failed: str, *, serves: bool
 ) -> tuple[Resource, ...]:
     """What is to go, in the order of removal. Pure.
 
@@ -31,14 +31,14 @@ def leftovers(
         failed: the key of the one at which it ended.
         serves: whether the endpoint was there before, or has come into service.
     """
-    by_key = {resource.key: resource for resource in wanted}
+    by_key = {resource.key: resource for resource in desired}
     if not serves:
-        gone = set(made)
+        gone = set(created)
     else:
-        kept = _needed(finished, by_key)
-        held = {key for key in _needed([failed], by_key) if by_key[key].kind in _ONLY_HELD}
-        gone = ({failed} | held) & set(made) - kept
-    return tuple(resource for resource in reversed(wanted) if resource.key in gone)
+        retained = _needed(serving, by_key)
+        held_resources = {key for key in _needed([failed], by_key) if by_key[key].kind in _ONLY_HELD}
+        gone = ({failed} | held_resources) & set(created) - retained
+    return tuple(resource for resource in reversed(desired) if resource.key in gone)
 
 
 def undo(
@@ -49,16 +49,16 @@ def undo(
     Returns:
         What is still there, a sentence each.
     """
-    left = []
+    remaining = []
     for resource in resources:
         try:
             remove(aws, resource, report, every)
             say(f"removed {resource.key}")
         except (ClientError, BotoCoreError) as error:
-            left.append(f"{resource.key}: {as_ours(error)}")
+            remaining.append(f"{resource.key}: {as_deploy_error(error)}")
         except DeployError as error:
-            left.append(f"{resource.key}: {error}")
-    return tuple(left)
+            remaining.append(f"{resource.key}: {error}")
+    return tuple(remaining)
 
 
 def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
@@ -76,11 +76,11 @@ def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
 
 def _needed(keys: Collection[str], by_key: Mapping[str, Resource]) -> set[str]:
     """These, and all that they need, and so on."""
-    found: set[str] = set()
+    needed: set[str] = set()
     waiting = [key for key in keys if key in by_key]
     while waiting:
         key = waiting.pop()
-        if key not in found:
-            found.add(key)
+        if key not in needed:
+            needed.add(key)
             waiting += [need for need in by_key[key].needs if need in by_key]
-    return found
+    return needed

@@ -12,7 +12,7 @@ from deploy.deployer.calls import call, show
 from deploy.errors import Refused
 from deploy.operations.logs import component_group, endpoint_group
 from deploy.resources.resource import Kind
-from deploy.s3.parts import digest_there
+from deploy.s3.parts import object_digest
 from deploy.s3.prefix import Prefix, delete, objects
 
 _WORKERS = 8  # questions to S3 at once
@@ -37,26 +37,30 @@ def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
     """All models of the account and region whose data lies below the prefix, or above it: their names, and where."""
     pages = aws.client("sagemaker").get_paginator("list_models").paginate()
-    names = [one["ModelName"] for page in pages for one in page["Models"]]
+    names = [item["ModelName"] for page in pages for item in page["Models"]]
     with ThreadPoolExecutor(_WORKERS) as pool:
-        shown = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
-    found = {}
-    for name, said in zip(names, shown, strict=True):
-        for container in [said.get("PrimaryContainer", {}), *said.get("Containers", ())] if said is not None else ():
+        descriptions = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
+    users = {}
+    for name, description in zip(names, descriptions, strict=True):
+        for container in (
+            [description.get("PrimaryContainer", {}), *description.get("Containers", ())]
+            if description is not None
+            else ()
+        ):
             where = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
             where = where or container.get("ModelDataUrl")
             if where and (where.startswith(uri) or uri.startswith(where)):
-                found[name] = str(where)
-    return found
+                users[name] = str(where)
+    return users
 
 
-def check_users(aws: Aws, uri: str, own: Iterable[str]) -> None:
+def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
     """Args: own: models that go before the data.
 
     Raises:
         Refused: another model loads from there.
     """
-    others = {name: where for name, where in users_of(aws, uri).items() if name not in set(own)}
+    others = {name: where for name, where in users_of(aws, uri).items() if name not in set(own_models)}
     if others:
         name, where = sorted(others.items())[0]
         raise Refused(
@@ -79,10 +83,10 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
     s3 = aws.client("s3")
     there = objects(aws, prefix)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        digests = list(pool.map(lambda entry: digest_there(aws, prefix, entry.name), there))
-    ours = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
-    delete(aws, prefix, ours)
+        digests = list(pool.map(lambda entry: object_digest(aws, prefix, entry.name), there))
+    uploaded = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
+    delete(aws, prefix, uploaded)
     for page in s3.get_paginator("list_multipart_uploads").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
-        for one in page.get("Uploads", ()):  # a killed run's parts, which cost as objects do
-            s3.abort_multipart_upload(Bucket=prefix.bucket, Key=one["Key"], UploadId=one["UploadId"])
-    return len(ours), len(there) - len(ours)
+        for item in page.get("Uploads", ()):  # a killed run's parts, which cost as objects do
+            s3.abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
+    return len(uploaded), len(there) - len(uploaded)

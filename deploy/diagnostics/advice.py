@@ -13,8 +13,8 @@ _QUOTA_TYPE = re.compile(r"'?(ml\.[a-z0-9-]+\.[a-z0-9]+)'?")
 def causes(reason: str, log_tail: Sequence[str] = ()) -> list[Cause]:
     """What may have been the cause, the most telling first; symptoms only where nothing else was found."""
     text = "\n".join((reason, *log_tail))
-    found = [cause for cause in CAUSES if cause.shown_by(text)]
-    return [cause for cause in found if not cause.symptom] or found
+    matches = [cause for cause in CAUSES if cause.shown_by(text)]
+    return [cause for cause in matches if not cause.symptom] or matches
 
 
 def advice(reason: str, log_tail: Sequence[str] = (), name: str = "NAME") -> str:
@@ -25,9 +25,9 @@ def advice(reason: str, log_tail: Sequence[str] = (), name: str = "NAME") -> str
         log_tail: the last lines of the container's log.
         name: the endpoint's, where it is known.
     """
-    said = []
+    lines = []
     for cause in causes(reason, log_tail)[:2]:
         instance = _QUOTA_TYPE.search(reason)
         says = cause.says.replace("{type}", instance.group(1) if instance else "<instance.type>")
-        said.append(says.replace("{name}", name))
-    return "\n".join(said)
+        lines.append(says.replace("{name}", name))
+    return "\n".join(lines)

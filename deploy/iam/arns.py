@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from deploy.resolve.decision import Decision
-from deploy.resources.names import digest, versioned
+from deploy.resources.names import digest, version_name
 from deploy.spec import Spec
 
 _ECR = re.compile(r"^(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+)")
@@ -20,7 +20,7 @@ class Arns:
         self.account: str = decision.account or account
         self._region = decision.region
         self._spec = spec
-        self._versions = f"{versioned(spec.name, {})[: -len(digest({}))]}*"
+        self._versions = f"{version_name(spec.name, {})[: -len(digest({}))]}*"
 
     def of(self, service: str, rest: str, *, region: str | None = None) -> str:
         where = self._region if region is None else region
@@ -36,7 +36,9 @@ class Arns:
         return self._sagemaker("endpoint", [self._spec.name])
 
     def components(self) -> list[str]:
-        names = [name for one in self._spec.components for name in (one.name, *(child.name for child in one.adapters))]
+        names = [
+            name for item in self._spec.components for name in (item.name, *(child.name for child in item.adapters))
+        ]
         return self._sagemaker("inference-component", names)
 
     def _sagemaker(self, kind: str, names: list[str]) -> list[str]:
@@ -47,7 +49,7 @@ class Arns:
     def logs(self) -> list[str]:
         """Of log groups, and of what is in them."""
         groups = [f"/aws/sagemaker/Endpoints/{self._spec.name}"]
-        groups += [f"/aws/sagemaker/InferenceComponents/{one.name}" for one in self._spec.components]
+        groups += [f"/aws/sagemaker/InferenceComponents/{item.name}" for item in self._spec.components]
         return [self.of("logs", f"log-group:{group}{end}") for group in groups for end in ("", ":*")]
 
     def alarms(self) -> list[str]:

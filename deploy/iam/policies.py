@@ -141,7 +141,7 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
 def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     alarms = ["cloudwatch:DeleteAlarms", "cloudwatch:PutMetricAlarm"]
     tags = ["cloudwatch:ListTagsForResource", "cloudwatch:TagResource", "cloudwatch:UntagResource"]
-    own = arns.alarms()
+    own_names = arns.alarms()
     if spec.scaling is not None:
         verbs = (
             "DeleteScalingPolicy DeregisterScalableTarget DescribeScalableTargets DescribeScalingActivities "
@@ -155,9 +155,12 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
             [arns.of("iam", f"role/aws-service-role/{service}/*", region="")],
             {"StringLike": {"iam:AWSServiceName": service}},
         )
-        own = [*own, arns.of("cloudwatch", "alarm:TargetTracking-*")]  # which target tracking makes for itself
+        own_names = [
+            *own_names,
+            arns.of("cloudwatch", "alarm:TargetTracking-*"),
+        ]  # which target tracking makes for itself
     if spec.alarms is not None or spec.scaling is not None:
-        yield _allow("Alarms", [*alarms, *tags], own)
+        yield _allow("Alarms", [*alarms, *tags], own_names)
     yield _allow("Metrics", ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"], ["*"])
     logs = ["logs:DescribeLogGroups", "logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"]
     yield _allow("Logs", logs, arns.logs())
@@ -167,9 +170,9 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
 def _bringing(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
     """The image and the model's files."""
     if (repository := arns.repository(decision.image)) is not None:
-        own = repository.split(":")[4] == arns.account
-        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own else ())))], [repository])
-        if own:
+        own_names = repository.split(":")[4] == arns.account
+        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own_names else ())))], [repository])
+        if own_names:
             yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
     if decision.model_data is not None:
         write = "AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject" if spec.model.upload else ""

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, as_ours
+from deploy.aws import Aws, as_deploy_error
 from deploy.errors import DeployError, NotAllowed
 from deploy.iam.policies import Policy
 
 _SESSION = re.compile(r"^arn:([a-z-]+):sts::(\d{12}):assumed-role/([^/]+)/.+$")
 
 
-class Denied(NamedTuple):
+class Denial(NamedTuple):
     """One thing that is not allowed.
 
     Attributes:
@@ -29,14 +29,14 @@ class Denied(NamedTuple):
     why: str
 
 
-def denied(aws: Aws, principal: str, policy: Policy) -> tuple[Denied, ...]:
+def denials(aws: Aws, principal: str, policy: Policy) -> tuple[Denial, ...]:
     """What of the policy the principal may not do.
 
     Raises:
         NotAllowed: the caller may not simulate.
         DeployError: there is no such principal.
     """
-    return tuple(one for statement in policy["Statement"] for one in _of_statement(aws, principal, statement))
+    return tuple(item for statement in policy["Statement"] for item in _of_statement(aws, principal, statement))
 
 
 def caller(aws: Aws) -> str:
@@ -56,7 +56,7 @@ def _role_arn(aws: Aws, role: str) -> str | None:
         return None
 
 
-def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterator[Denied]:
+def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterator[Denial]:
     request = {
         "PolicySourceArn": principal,
         "ActionNames": statement["Action"],
@@ -68,21 +68,21 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
             for result in page["EvaluationResults"]:
                 yield from _of_result(result)
     except ClientError as error:
-        ours = as_ours(error)
-        if isinstance(ours, NotAllowed):
+        policy_document = as_deploy_error(error)
+        if isinstance(policy_document, NotAllowed):
             raise NotAllowed(
-                str(ours),
+                str(policy_document),
                 "--check needs iam:SimulatePrincipalPolicy on whom it asks about; the policies print without it.",
             ) from None
-        raise DeployError(f"{principal}: {ours}", ours.advice) from None
+        raise DeployError(f"{principal}: {policy_document}", policy_document.advice) from None
 
 
-def _of_result(result: dict[str, Any]) -> Iterator[Denied]:
+def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
     """IAM answers for each resource apart where there are several."""
-    for one in result.get("ResourceSpecificResults") or [result]:
-        if (decision := one.get("EvalResourceDecision", one.get("EvalDecision"))) != "allowed":
-            resource = one.get("EvalResourceName", result.get("EvalResourceName", "*"))
-            yield Denied(result["EvalActionName"], resource, str(decision))
+    for item in result.get("ResourceSpecificResults") or [result]:
+        if (decision := item.get("EvalResourceDecision", item.get("EvalDecision"))) != "allowed":
+            resource = item.get("EvalResourceName", result.get("EvalResourceName", "*"))
+            yield Denial(result["EvalActionName"], resource, str(decision))
 
 
 def _example(resource: str) -> str:

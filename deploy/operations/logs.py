@@ -72,8 +72,8 @@ def tail(aws: Aws, group: str, count: int = 20) -> list[Line] | None:
 
 
 def exists(aws: Aws, group: str) -> bool:
-    found = aws.client("logs").describe_log_groups(logGroupNamePrefix=group)["logGroups"]
-    return any(one["logGroupName"] == group for one in found)
+    events = aws.client("logs").describe_log_groups(logGroupNamePrefix=group)["logGroups"]
+    return any(item["logGroupName"] == group for item in events)
 
 
 def lines(aws: Aws, group: str, *, since: int, until: int | None = None, pattern: str | None = None) -> Iterator[Line]:
@@ -83,13 +83,13 @@ def lines(aws: Aws, group: str, *, since: int, until: int | None = None, pattern
         since: milliseconds since 1970; `until` likewise, None: now.
         pattern: words that a line must hold, taken as they are (case matters).
     """
-    asked: dict[str, object] = {"logGroupName": group, "startTime": since}
+    begin: dict[str, object] = {"logGroupName": group, "startTime": since}
     if until is not None:
-        asked["endTime"] = until
+        begin["endTime"] = until
     if pattern:
-        asked["filterPattern"] = '"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        begin["filterPattern"] = '"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"'
     try:
-        for page in aws.client("logs").get_paginator("filter_log_events").paginate(**asked):
+        for page in aws.client("logs").get_paginator("filter_log_events").paginate(**begin):
             for event in page["events"]:
                 yield _line(event, event.get("logStreamName", ""))
     except ClientError as error:
@@ -110,18 +110,18 @@ def follow(
 
     CloudWatch takes lines in out of order, so each look goes back `_LATE` milliseconds and leaves out what was seen.
     """
-    seen: dict[tuple[int, str, str], None] = {}
+    known_ids: dict[tuple[int, str, str], None] = {}
     newest = since
     while True:
         start = max(since, newest - _LATE)
-        found = [line for group in groups for line in lines(aws, group, since=start, pattern=pattern)]
-        for line in sorted(found, key=lambda line: line.at):
+        events = [line for group in groups for line in lines(aws, group, since=start, pattern=pattern)]
+        for line in sorted(events, key=lambda line: line.at):
             key = (line.at, line.stream, line.text)
-            if key not in seen:
-                seen[key] = None
+            if key not in known_ids:
+                known_ids[key] = None
                 newest = max(newest, line.at)
                 yield line
-        seen = {key: None for key in seen if key[0] >= newest - _LATE}
+        known_ids = {key: None for key in known_ids if key[0] >= newest - _LATE}
         sleep(every)
 
 

@@ -16,7 +16,7 @@ _DIMENSIONS = {
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScalingTarget:
     """What is scaled: an endpoint's variant (`kind` ENDPOINT) or a component.
 
     Attributes:
@@ -44,37 +44,39 @@ class Scaled:
         return Resource(self.kind, self.name, {})
 
 
-def scaled(aws: Aws, endpoint: str, component: str | None = None) -> Scaled:
+def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> ScalingTarget:
     """What there is to scale on an endpoint: the component that is named or the only one, else the variant.
 
     Raises:
         NotThere: there is no such endpoint or component.
         Refused: there are several components, and none was named.
     """
-    said = endpoint_of(aws, endpoint)
+    endpoint_description = endpoint_of(aws, endpoint)
     sagemaker = aws.client("sagemaker")
-    found = {}
+    components = {}
     for name in components_of(aws, endpoint):
-        one = sagemaker.describe_inference_component(InferenceComponentName=name)
-        if "BaseInferenceComponentName" not in one.get("Specification", {}):  # an adapter has no copies of its own
-            found[name] = int(one.get("RuntimeConfig", {}).get("DesiredCopyCount", 0))
-    if component is None and len(found) > 1:
-        raise Refused(f"{endpoint} has several components", f"Give --component: {', '.join(sorted(found))}.")
-    if component is not None and component not in found:
-        raise NotThere(f"{endpoint} has no component {component!r}", f"It has: {', '.join(sorted(found)) or 'none'}.")
-    if found:
-        name = component or next(iter(found))
-        made = Scaled(Kind.COMPONENT, name, "", found[name], None)
+        item = sagemaker.describe_inference_component(InferenceComponentName=name)
+        if "BaseInferenceComponentName" not in item.get("Specification", {}):  # an adapter has no copies of its own
+            components[name] = int(item.get("RuntimeConfig", {}).get("DesiredCopyCount", 0))
+    if component is None and len(components) > 1:
+        raise Refused(f"{endpoint} has several components", f"Give --component: {', '.join(sorted(components))}.")
+    if component is not None and component not in components:
+        raise NotThere(
+            f"{endpoint} has no component {component!r}", f"It has: {', '.join(sorted(components)) or 'none'}."
+        )
+    if components:
+        name = component or next(iter(components))
+        target = ScalingTarget(Kind.COMPONENT, name, "", components[name], None)
     else:
-        variant = said["ProductionVariants"][0]
-        made = Scaled(
+        variant = endpoint_description["ProductionVariants"][0]
+        target = ScalingTarget(
             Kind.ENDPOINT, endpoint, variant["VariantName"], int(variant.get("DesiredInstanceCount", 0)), None
         )
-    scaling = next(scaling_of(aws, [made.target]), None)
-    return Scaled(made.kind, made.name, made.variant, made.count, scaling)
+    scaling = next(scaling_of(aws, [target.target]), None)
+    return ScalingTarget(target.kind, target.name, target.variant, target.count, scaling)
 
 
-def set_count(aws: Aws, what: Scaled, count: int) -> str:
+def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
     """Have AWS make it `count` instances or copies; returns what else is to be known, or nothing.
 
     Raises:
@@ -103,7 +105,7 @@ def set_count(aws: Aws, what: Scaled, count: int) -> str:
     return ""
 
 
-def set_bounds(aws: Aws, what: Scaled, low: int | None, high: int | None) -> tuple[int, int]:
+def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None) -> tuple[int, int]:
     """Between how many it scales by itself; what is None stays. Returns both.
 
     Raises:

@@ -89,7 +89,7 @@ class Status:
         if self.status not in ("InService", "Updating", "SystemUpdating", "RollingBack"):
             return False
         if self.components:
-            return any(one.status == "InService" and one.copies > 0 for one in self.components if one.base is None)
+            return any(item.status == "InService" and item.copies > 0 for item in self.components if item.base is None)
         return any(variant.instances > 0 for variant in self.variants)
 
 
@@ -102,7 +102,7 @@ def look(aws: Aws, name: str) -> Status:
     endpoint = endpoint_of(aws, name)
     components = tuple(_components(aws, name))
     unread: list[str] = []
-    targets = [f"endpoint/{name}/variant/{one['VariantName']}" for one in endpoint.get("ProductionVariants", [])]
+    targets = [f"endpoint/{name}/variant/{item['VariantName']}" for item in endpoint.get("ProductionVariants", [])]
     targets += [f"inference-component/{component.name}" for component in components if component.base is None]
     return Status(
         name=name,
@@ -113,9 +113,9 @@ def look(aws: Aws, name: str) -> Status:
         changed=endpoint["LastModifiedTime"].astimezone(timezone.utc).isoformat(timespec="seconds"),
         variants=tuple(_variants(aws, endpoint)),
         components=components,
-        scaling=_allowed(lambda: tuple(_with_activities(aws, targets)), "scaling", unread),
-        alarms=_allowed(lambda: tuple(_alarms(aws, name)), "alarms", unread),
-        metrics=dict(_allowed(lambda: tuple(_metrics(aws, endpoint).items()), "metrics", unread)),
+        scaling=_read_if_allowed(lambda: tuple(_with_activities(aws, targets)), "scaling", unread),
+        alarms=_read_if_allowed(lambda: tuple(_alarms(aws, name)), "alarms", unread),
+        metrics=dict(_read_if_allowed(lambda: tuple(_metrics(aws, endpoint).items()), "metrics", unread)),
         unread=tuple(unread),
     )
 
@@ -127,18 +127,18 @@ def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
         NotThere: there is none of that name.
     """
     try:
-        found: dict[str, Any] = aws.client("sagemaker").describe_endpoint(EndpointName=name)
+        result: dict[str, Any] = aws.client("sagemaker").describe_endpoint(EndpointName=name)
     except ClientError as error:
         if is_missing(error):
             raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Look at --region.") from None
         raise
-    return found
+    return result
 
 
 def components_of(aws: Aws, name: str) -> list[str]:
     """The names of the endpoint's components, adapters too."""
     pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=name)
-    return [one["InferenceComponentName"] for page in pages for one in page["InferenceComponents"]]
+    return [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]
 
 
 def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
@@ -146,8 +146,8 @@ def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
     scaling = aws.client("application-autoscaling")
     if not targets:
         return
-    found = scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=targets)
-    for target in found["ScalableTargets"]:
+    result = scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=targets)
+    for target in result["ScalableTargets"]:
         named = target["ResourceId"]
         policies = scaling.describe_scaling_policies(ServiceNamespace="sagemaker", ResourceId=named)["ScalingPolicies"]
         names = tuple(policy["PolicyName"] for policy in policies)
@@ -155,46 +155,47 @@ def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
 
 
 def _with_activities(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
-    for one in scaling_of(aws, targets):
-        said = aws.client("application-autoscaling").describe_scaling_activities(
-            ServiceNamespace="sagemaker", ResourceId=one.target, MaxResults=_ACTIVITIES
+    for item in scaling_of(aws, targets):
+        description = aws.client("application-autoscaling").describe_scaling_activities(
+            ServiceNamespace="sagemaker", ResourceId=item.target, MaxResults=_ACTIVITIES
         )
         lines = (
-            f"{act['StartTime']:%H:%M} {act['StatusCode']}: {act['Description']}" for act in said["ScalingActivities"]
+            f"{act['StartTime']:%H:%M} {act['StatusCode']}: {act['Description']}"
+            for act in description["ScalingActivities"]
         )
-        yield replace(one, activities=tuple(lines))
+        yield replace(item, activities=tuple(lines))
 
 
 def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
     config = endpoint.get("EndpointConfigName")
     types: dict[str, str | None] = {}
     if config:
-        said = aws.client("sagemaker").describe_endpoint_config(EndpointConfigName=config)
-        types = {one["VariantName"]: one.get("InstanceType") for one in said["ProductionVariants"]}
-    for one in endpoint.get("ProductionVariants", []):
+        description = aws.client("sagemaker").describe_endpoint_config(EndpointConfigName=config)
+        types = {item["VariantName"]: item.get("InstanceType") for item in description["ProductionVariants"]}
+    for item in endpoint.get("ProductionVariants", []):
         images = [
-            image.get("ResolvedImage") or image.get("SpecifiedImage", "") for image in one.get("DeployedImages", [])
+            image.get("ResolvedImage") or image.get("SpecifiedImage", "") for image in item.get("DeployedImages", [])
         ]
         yield Variant(
-            one["VariantName"],
-            one.get("CurrentInstanceCount", 0),
-            one.get("DesiredInstanceCount", 0),
-            types.get(one["VariantName"]),
+            item["VariantName"],
+            item.get("CurrentInstanceCount", 0),
+            item.get("DesiredInstanceCount", 0),
+            types.get(item["VariantName"]),
             images[0] if images else "",
         )
 
 
 def _components(aws: Aws, name: str) -> Iterator[Component]:
     for component in components_of(aws, name):
-        said = aws.client("sagemaker").describe_inference_component(InferenceComponentName=component)
-        runtime = said.get("RuntimeConfig", {})
+        description = aws.client("sagemaker").describe_inference_component(InferenceComponentName=component)
+        runtime = description.get("RuntimeConfig", {})
         yield Component(
             component,
-            said["InferenceComponentStatus"],
+            description["InferenceComponentStatus"],
             runtime.get("CurrentCopyCount", 0),
             runtime.get("DesiredCopyCount", 0),
-            said.get("Specification", {}).get("BaseInferenceComponentName"),
-            said.get("FailureReason", ""),
+            description.get("Specification", {}).get("BaseInferenceComponentName"),
+            description.get("FailureReason", ""),
         )
 
 
@@ -228,26 +229,26 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
     end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)  # CloudWatch's own grid
     asked = [
         {
-            "Id": ours,
+            "Id": own_name,
             "MetricStat": {
                 "Metric": {"Namespace": _NAMESPACE, "MetricName": metric, "Dimensions": dimensions},
                 "Period": MINUTES * 60,
                 "Stat": statistic,
             },
         }
-        for ours, (metric, statistic, _) in _METRICS.items()
+        for own_name, (metric, statistic, _) in _METRICS.items()
     ]
     got = aws.client("cloudwatch").get_metric_data(
         MetricDataQueries=asked, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
     )
-    values = {one["Id"]: one["Values"] for one in got["MetricDataResults"] if one["Values"]}
+    values = {item["Id"]: item["Values"] for item in got["MetricDataResults"] if item["Values"]}
     return {
-        ours: (sum if statistic == "Sum" else max)(values[ours]) * by if ours in values else None
-        for ours, (_, statistic, by) in _METRICS.items()
+        own_name: (sum if statistic == "Sum" else max)(values[own_name]) * by if own_name in values else None
+        for own_name, (_, statistic, by) in _METRICS.items()
     }  # a stretch may lie across two periods: then the worse percentile
 
 
-def _allowed(read: Any, what: str, unread: list[str]) -> Any:
+def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:
     """What `read` gives; empty, and said so, where the caller may not read it."""
     try:
         return read()

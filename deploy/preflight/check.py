@@ -31,7 +31,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Given:
+class Context:
     """What checks look at. `fetch`: None where nothing but AWS is asked."""
 
     aws: Aws

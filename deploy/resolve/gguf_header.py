@@ -61,21 +61,21 @@ def _shape(cursor: _Cursor, size: int) -> Shape:
     if cursor.number("4s") != b"GGUF" or cursor.number("I") not in (2, 3):
         raise SpecError("not a GGUF file of version 2 or 3")
     tensors, entries = cursor.number("Q"), cursor.number("Q")
-    said = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(entries)}
+    metadata = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(entries)}
     parameters = 0
     for _ in range(tensors):
         cursor.text()
         parameters += math.prod(cursor.number("Q") for _ in range(cursor.number("I")))
         cursor.number("I"), cursor.number("Q")
-    of = said["general.architecture"]
-    heads = _largest(said[f"{of}.attention.head_count"])
+    of = metadata["general.architecture"]
+    heads = _largest(metadata[f"{of}.attention.head_count"])
     return Shape(
         parameters=float(parameters),
-        layers=said[f"{of}.block_count"],
-        kv_heads=_largest(said.get(f"{of}.attention.head_count_kv", heads)),
-        head_dim=said.get(f"{of}.attention.key_length", said[f"{of}.embedding_length"] // heads),
+        layers=metadata[f"{of}.block_count"],
+        kv_heads=_largest(metadata.get(f"{of}.attention.head_count_kv", heads)),
+        head_dim=metadata.get(f"{of}.attention.key_length", metadata[f"{of}.embedding_length"] // heads),
         heads=heads,
-        context=said.get(f"{of}.context_length"),
+        context=metadata.get(f"{of}.context_length"),
         stored=size,
     )
 

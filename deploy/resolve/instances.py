@@ -93,7 +93,7 @@ def find(name: str) -> InstanceType | None:
             f"instance.type: {name} has {chip}, which none of the handler's engines runs on",
             "Take a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
         )
-    return next((one for one in all_types() if one.name == name), None)
+    return next((item for item in all_types() if item.name == name), None)
 
 
 def refuse_mistyped(name: str) -> None:
@@ -103,27 +103,27 @@ def refuse_mistyped(name: str) -> None:
         SpecError: it is within two letters of a type that exists.
     """
     model = botocore.session.get_session().get_service_model("sagemaker")
-    known = {*model.shape_for("ProductionVariantInstanceType").enum, *(one.name for one in all_types())}
+    known = {*model.shape_for("ProductionVariantInstanceType").enum, *(item.name for item in all_types())}
     if name in known:
         return
     generation = re.sub(r"\D", "", family(name))
-    away = {one: _edits(name, one) for one in known if re.sub(r"\D", "", family(one)) == generation}
+    away = {item: _edits(name, item) for item in known if re.sub(r"\D", "", family(item)) == generation}
     nearest = min(away.values(), default=3)
     if nearest > 2:
         return
-    meant = sorted(one for one, edits in away.items() if edits == nearest)[:3]
+    meant = sorted(item for item, edits in away.items() if edits == nearest)[:3]
     raise SpecError(
         f"instance.type: there is no {name}; did you mean {' or '.join(meant)}?",
         "If AWS has it by now, set instance.unchecked: true.",
     )
 
 
-def _edits(one: str, other: str) -> int:
+def _edits(item: str, other: str) -> int:
     """How many letters must be put in, left out or changed; 1 where they only change places."""
-    if sorted(one) == sorted(other):
-        return int(one != other)
+    if sorted(item) == sorted(other):
+        return int(item != other)
     row = list(range(len(other) + 1))
-    for number, letter in enumerate(one, 1):
+    for number, letter in enumerate(item, 1):
         above, row[0] = row[0], number
         for place, wanted in enumerate(other, 1):
             above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (letter != wanted))

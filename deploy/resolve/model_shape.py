@@ -42,7 +42,7 @@ _GGUF_HEAD = 32 << 20
 def known_model(name: str) -> Shape | None:
     """Of a hub's model that the table knows."""
     for row in table("models")["models"]:
-        if name.lower() in (one.lower() for one in row["names"]):
+        if name.lower() in (item.lower() for item in row["names"]):
             return shape_of_config(row["config"]).model_copy(update={"parameters": float(row["parameters"])})
     return None
 
@@ -53,7 +53,7 @@ def shape_in_directory(directory: Path) -> Shape | None:
     Raises:
         SpecError: what is in it cannot be understood.
     """
-    sizes = {one.name: one.stat().st_size for one in directory.iterdir() if one.is_file()}
+    sizes = {item.name: item.stat().st_size for item in directory.iterdir() if item.is_file()}
     if "config.json" not in sizes and (gguf := next((name for name in sorted(sizes) if name.endswith(".gguf")), None)):
         with (directory / gguf).open("rb") as file:
             return gguf_shape(file.read(_GGUF_HEAD), sizes[gguf])
@@ -65,7 +65,7 @@ def shape_in_s3(aws: Aws, prefix: str) -> Shape | None:
     bucket, path = bucket_and_key(prefix)
     s3 = aws.client("s3")
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=path, Delimiter="/")
-    sizes = {one["Key"].removeprefix(path): one["Size"] for page in pages for one in page.get("Contents", ())}
+    sizes = {item["Key"].removeprefix(path): item["Size"] for page in pages for item in page.get("Contents", ())}
 
     def read(name: str) -> bytes | None:
         if name not in sizes:
@@ -159,13 +159,13 @@ def _layer(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head
 def _precision(text: Mapping[str, Any]) -> Precision:
     """Of the checkpoint's weights."""
     quantized = _quantized(text)
-    said = str(quantized.get("quant_method", "")) + str(quantized.get("quant_algo", ""))
+    method = str(quantized.get("quant_method", "")) + str(quantized.get("quant_algo", ""))
     groups = quantized.get("config_groups") or {}
-    weights = next((one.get("weights") or {} for one in groups.values()), {})  # compressed-tensors
+    weights = next((item.get("weights") or {} for item in groups.values()), {})  # compressed-tensors
     bits = weights.get("num_bits") or quantized.get("bits") or quantized.get("w_bit")
-    floating = weights.get("type") == "float" or "fp" in said.lower()
+    floating = weights.get("type") == "float" or "fp" in method.lower()
     if quantized:
-        if bits == 4 or quantized.get("load_in_4bit") or any(word in said.lower() for word in ("fp4", "w4", "int4")):
+        if bits == 4 or quantized.get("load_in_4bit") or any(word in method.lower() for word in ("fp4", "w4", "int4")):
             return "fp4" if floating else "int4"
         return "fp8" if floating else "int8"
     return _CHECKPOINT.get(str(text.get("torch_dtype") or text.get("dtype") or "bfloat16"), "bf16")

@@ -70,7 +70,7 @@ def price_of(name: str, own: float | None = None) -> Price:
     return Price(None if cpu is None else prices["usd_per_vcpu_hour"][family(name)] * cpu["vcpu"])
 
 
-def dated() -> str:
+def source_note() -> str:
     """Where the classes are from, for the last line of a table."""
     prices = table("prices")
     return f"cost class: on-demand, {prices['region']}, as of {prices['read']}; see aws.amazon.com/sagemaker/pricing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from deploy.resources.names import VARIANT, beside
+from deploy.resources.names import VARIANT, scoped_name
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 from deploy.spec.sections import Alarms
@@ -56,7 +56,7 @@ def _alarm(
     alarms: Alarms, stem: tuple[str, ...], watch: _Watch, dimensions: dict[str, str], tags: list[dict[str, str]]
 ) -> Resource:
     """CloudWatch takes an alarm on a metric that nobody has written yet, so it needs nothing to be there."""
-    name = beside(*stem, watch.suffix)
+    name = scoped_name(*stem, watch.suffix)
     request: dict[str, Any] = {
         "AlarmName": name,
         "AlarmDescription": f"{watch.metric} of {stem[-1]}; rolls an update of it back.",

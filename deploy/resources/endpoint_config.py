@@ -7,7 +7,7 @@ from typing import Any
 from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.model import isolation
-from deploy.resources.names import VARIANT, versioned
+from deploy.resources.names import VARIANT, version_name
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 from deploy.spec.sections import Async, PrefixAware
@@ -22,7 +22,7 @@ def endpoint_config(spec: Spec, decision: Decision, model: Resource, tags: list[
         content["KmsKeyId"] = spec.encryption.volume_key
     if spec.asynchronous is not None:
         content["AsyncInferenceConfig"] = _asynchronous(spec.asynchronous, spec.encryption.output_key)
-    name = versioned(spec.name, content)
+    name = version_name(spec.name, content)
     needs = () if spec.components else (model.key,)
     return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
 

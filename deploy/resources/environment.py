@@ -56,35 +56,35 @@ def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool 
         Refused: something in it looks like a secret.
         SpecError: an option that nobody knows, two places that contradict each other, or more than SageMaker takes.
     """
-    given = [*_options(spec, decision), *_variables(spec)]
+    user_settings = [*_options(spec, decision), *_variables(spec)]
     if not allow_plaintext_secret:
-        _refuse_secrets(given)
-    found: dict[str, _Setting] = {}
-    for setting in [*given, *_required(spec, decision)]:
+        _refuse_secrets(user_settings)
+    settings_by_name: dict[str, _Setting] = {}
+    for setting in [*user_settings, *_required(spec, decision)]:
         key = _key(setting.name)
-        before = found.get(key)
-        if before is not None and before.value != setting.value and not _within(before, setting):
+        before = settings_by_name.get(key)
+        if before is not None and before.value != setting.value and not _is_inside(before, setting):
             raise SpecError(
                 f"{before.origin} and {setting.origin} contradict each other ({before.name}={before.value}, "
                 f"{setting.name}={setting.value})",
-                f"Leave {before.origin} out." if before in given else "",
+                f"Leave {before.origin} out." if before in user_settings else "",
             )
-        found.setdefault(key, setting)
+        settings_by_name.setdefault(key, setting)
     for setting in _defaults(spec, decision):
-        found.setdefault(_key(setting.name), setting)
-    return _checked({setting.name: setting.value for setting in sorted(found.values())})
+        settings_by_name.setdefault(_key(setting.name), setting)
+    return _check_limits({setting.name: setting.value for setting in sorted(settings_by_name.values())})
 
 
 def _key(name: str) -> str:
     return _SAME.get(name, name)
 
 
-def _within(given: _Setting, required: _Setting) -> bool:
+def _is_inside(user_settings: _Setting, required: _Setting) -> bool:
     """Model data may hold the model further down."""
-    return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
+    return required.value == MODEL_DATA and user_settings.value.startswith(f"{MODEL_DATA}/")
 
 
-def _is_awss(decision: Decision) -> bool:
+def _is_aws_image(decision: Decision) -> bool:
     """Whether the image is one of AWS's own LMI images, by whichever way it was named."""
     return "/djl-inference" in decision.image
 
@@ -96,7 +96,7 @@ def _options(spec: Spec, decision: Decision) -> Iterable[_Setting]:
             raise SpecError(f"{origin}: write it without `option.`")
         if option == "model_id":
             raise SpecError(f"{origin}: the model is said under model: (id, s3 or path)")
-        if not _is_awss(decision) and option not in _known_options():
+        if not _is_aws_image(decision) and option not in _known_options():
             near = difflib.get_close_matches(option, _known_options(), n=1, cutoff=0.75)
             raise SpecError(
                 f"{origin}: the handler has no such option" + (f"; did you mean {near[0]!r}?" if near else ""),
@@ -125,7 +125,7 @@ def _required(spec: Spec, decision: Decision) -> Iterable[_Setting]:
     """What the specification says elsewhere; nothing else may stand for it."""
     model = spec.model
     # AWS's image documents HF_MODEL_ID; DJL's own start and ours read both.
-    name = "HF_MODEL_ID" if _is_awss(decision) else "OPTION_MODEL_ID"
+    name = "HF_MODEL_ID" if _is_aws_image(decision) else "OPTION_MODEL_ID"
     if decision.model_data is not None:
         yield _Setting(name, MODEL_DATA, "model.path" if model.path is not None else "model.s3")
     elif model.id is not None:
@@ -133,7 +133,7 @@ def _required(spec: Spec, decision: Decision) -> Iterable[_Setting]:
     if model.context is not None:
         yield _Setting("OPTION_MAX_MODEL_LEN", str(model.context), "model.context")
     if model.token_secret is not None:
-        if _is_awss(decision):
+        if _is_aws_image(decision):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
                 "Use one of those (docs/container.md), or put the model's files into S3 (model.s3, model.path).",
@@ -171,7 +171,7 @@ def _refuse_secrets(settings: Iterable[_Setting]) -> None:
             )
 
 
-def _checked(variables: dict[str, str]) -> dict[str, str]:
+def _check_limits(variables: dict[str, str]) -> dict[str, str]:
     if len(variables) > _ENTRIES:
         raise SpecError(f"environment: {len(variables)} variables, and SageMaker takes {_ENTRIES}", _TOO_LONG)
     for name, value in variables.items():

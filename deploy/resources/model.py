@@ -6,7 +6,7 @@ from typing import Any
 
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
-from deploy.resources.names import versioned
+from deploy.resources.names import version_name
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 
@@ -27,18 +27,18 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
     content: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role}
     if not spec.components:  # an endpoint with components says it in its configuration, for all of them
         content |= isolation(spec)
-    name = versioned(spec.name, content)
+    name = version_name(spec.name, content)
     return Resource(Kind.MODEL, name, {"ModelName": name, **content, "Tags": tags})
 
 
 def isolation(spec: Spec) -> dict[str, Any]:
     """The network's part of a model or an endpoint configuration."""
-    said: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     if spec.network.subnets:
-        said["VpcConfig"] = {
+        properties["VpcConfig"] = {
             "SecurityGroupIds": list(spec.network.security_groups),
             "Subnets": list(spec.network.subnets),
         }
     if spec.network.isolated:
-        said["EnableNetworkIsolation"] = True
-    return said
+        properties["EnableNetworkIsolation"] = True
+    return properties

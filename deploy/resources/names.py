@@ -27,7 +27,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def versioned(name: str, content: Mapping[str, Any]) -> str:
+def version_name(name: str, content: Mapping[str, Any]) -> str:
     """The name of something that cannot be changed; `name` is cut where SageMaker's 63 characters would not do."""
     return f"{stem_of(name)}-{digest(content)}"
 
@@ -37,23 +37,25 @@ def stem_of(name: str) -> str:
     return name[: _LONGEST - _DIGITS - 1].rstrip("-")
 
 
-def is_version_of(name: str, found: str) -> bool:
+def is_version_of(name: str, other: str) -> bool:
     """Whether `found` is one of `versioned(name, ...)`."""
     stem = stem_of(name)
-    tail = found.removeprefix(f"{stem}-")
-    return found.startswith(f"{stem}-") and len(tail) == _DIGITS and all(c in "0123456789abcdef" for c in tail)
+    tail = other.removeprefix(f"{stem}-")
+    return other.startswith(f"{stem}-") and len(tail) == _DIGITS and all(c in "0123456789abcdef" for c in tail)
 
 
-def tags(deployment: str, spec: str, own: Mapping[str, str]) -> list[dict[str, str]]:
+def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[str, str]]:
     """As SageMaker's calls take them; `own` are the user's."""
-    return [{"Key": key, "Value": value} for key, value in {**own, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()]
+    return [
+        {"Key": key, "Value": value} for key, value in {**user_tags, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()
+    ]
 
 
 VARIANT = "AllTraffic"
 """The one variant of an endpoint; it stays the same over all versions, or SageMaker refuses a rolling update."""
 
 
-def beside(deployment: str, *parts: str) -> str:
+def scoped_name(deployment: str, *parts: str) -> str:
     """Of an alarm or a scaling policy: no other deployment's can be called so, as no other name holds a slash."""
     return "/".join((deployment, *parts))
 

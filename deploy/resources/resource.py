@@ -84,9 +84,9 @@ def refs(value: Any) -> tuple[Ref, ...]:
     if isinstance(value, Ref):
         return (value,)
     if isinstance(value, Mapping):
-        return tuple(ref for one in value.values() for ref in refs(one))
+        return tuple(ref for item in value.values() for ref in refs(item))
     if isinstance(value, list | tuple):
-        return tuple(ref for one in value for ref in refs(one))
+        return tuple(ref for item in value for ref in refs(item))
     return ()
 
 
@@ -95,7 +95,7 @@ def resolved(value: Any, look_up: Callable[[Ref], Any]) -> Any:
     if isinstance(value, Ref):
         return look_up(value)
     if isinstance(value, Mapping):
-        return {name: resolved(one, look_up) for name, one in value.items()}
+        return {name: resolved(item, look_up) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [resolved(one, look_up) for one in value]
+        return [resolved(item, look_up) for item in value]
     return value

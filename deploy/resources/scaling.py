@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from deploy.resources.names import VARIANT, beside, tag_map
+from deploy.resources.names import VARIANT, scoped_name, tag_map
 from deploy.resources.resource import Kind, Ref, Resource
 from deploy.spec import Spec
 
@@ -37,7 +37,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
     )
     yield target
     yield _policy(
-        beside(*_stem(spec, scaled), "concurrency"),
+        scoped_name(*_stem(spec, scaled), "concurrency"),
         place,
         target,
         {
@@ -73,7 +73,7 @@ def _waking(
 ) -> Iterator[Resource]:
     """Tracking cannot leave zero, as there is no copy to have requests: a request that found none adds the first."""
     policy = _policy(
-        beside(*_stem(spec, scaled), "wake"),
+        scoped_name(*_stem(spec, scaled), "wake"),
         place,
         target,
         {
@@ -87,7 +87,7 @@ def _waking(
         },
     )
     yield policy
-    name = beside(*_stem(spec, scaled), "no-capacity")
+    name = scoped_name(*_stem(spec, scaled), "no-capacity")
     request = {
         "AlarmName": name,
         "AlarmDescription": f"A request found no copy of {scaled.name}: adds one.",

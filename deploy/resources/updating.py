@@ -54,15 +54,17 @@ def update_warnings(spec: Spec) -> tuple[str, ...]:
     """What a change of it will be like, where that is not what was asked for."""
     if spec.update.policy != "rolling":
         return ()
-    said = []
+    sentences = []
     if instances(spec) == 1:
-        said.append(
+        sentences.append(
             "a single instance cannot be updated in batches of at most 50 %: an update starts a second one beside it, "
             "and needs that capacity and quota for a while"
         )
     if single := [component.name for component in spec.components if component.copies < 2]:
-        said.append(f"{', '.join(single)}: a single copy cannot be updated in batches, nor be rolled back by alarms")
-    return tuple(said)
+        sentences.append(
+            f"{', '.join(single)}: a single copy cannot be updated in batches, nor be rolled back by alarms"
+        )
+    return tuple(sentences)
 
 
 def _rolling(spec: Spec, decision: Decision, count: int, unit: str) -> dict[str, Any]:
@@ -91,8 +93,8 @@ def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
 
 def _longest(spec: Spec, decision: Decision, batches: int) -> int:
     """Seconds for all batches, each from finding instances to the end of its wait."""
-    one = (decision.provision or _PROVISION) + decision.download + decision.startup + spec.update.wait
-    return min(max(batches * one, _SHORTEST), _LONGEST)
+    batch = (decision.provision or _PROVISION) + decision.download + decision.startup + spec.update.wait
+    return min(max(batches * batch, _SHORTEST), _LONGEST)
 
 
 def _rollback(alarms: Sequence[Resource]) -> dict[str, Any]:

@@ -47,8 +47,8 @@ class _Unfinished:
 
     id: str
     there: Mapping[int, Mapping[str, Any]]
-    left: int
-    done: dict[int, dict[str, Any]] = field(default_factory=dict)
+    remaining: int
+    sent: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def parts_of(name: str, size: int, part_size: int | None = None) -> list[Part]:
@@ -67,10 +67,10 @@ _CLOCK = 2_000_000_000
 
 def file_digest(path: Path) -> str:
     """Its SHA-256 in hexadecimal digits; read once as long as the file stays as it is."""
-    seen = path.stat()
-    if time.time_ns() - seen.st_mtime_ns < _CLOCK:  # written again, it may bear the same time
-        return _digest.__wrapped__(path, seen.st_size, seen.st_mtime_ns)
-    return _digest(path, seen.st_size, seen.st_mtime_ns)
+    stat = path.stat()
+    if time.time_ns() - stat.st_mtime_ns < _CLOCK:  # written again, it may bear the same time
+        return _digest.__wrapped__(path, stat.st_size, stat.st_mtime_ns)
+    return _digest(path, stat.st_size, stat.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -82,12 +82,12 @@ def _digest(path: Path, size: int, changed: int) -> str:
     return digest.hexdigest()
 
 
-def digest_there(aws: Aws, prefix: Prefix, name: str) -> str | None:
+def object_digest(aws: Aws, prefix: Prefix, name: str) -> str | None:
     """The digest in the object's metadata; None: it bears none, or does not exist."""
     return _metadata(aws, prefix, name).get(METADATA)
 
 
-def sender_there(aws: Aws, prefix: Prefix, name: str) -> str | None:
+def object_sender(aws: Aws, prefix: Prefix, name: str) -> str | None:
     """The deployment that sent the object; None: it does not say, or does not exist."""
     return _metadata(aws, prefix, name).get(DEPLOYMENT)
 
@@ -102,7 +102,7 @@ def _metadata(aws: Aws, prefix: Prefix, name: str) -> Mapping[str, str]:
     return dict(head["Metadata"])
 
 
-class Sending:
+class PartUploader:
     """The sending of a directory's parts, from several threads.
 
     Args:
@@ -147,27 +147,27 @@ class Sending:
             self._s3.put_object(**where, Body=content, Metadata=metadata, ChecksumSHA256=checksum)
             return part, False, True
         upload = self._upload(part, where)
-        there = _same(upload.there.get(part.number), content, checksum)
+        there = _matching_tag(upload.there.get(part.number), content, checksum)
         if there is None:
-            sent = self._s3.upload_part(
+            response = self._s3.upload_part(
                 **where, UploadId=upload.id, PartNumber=part.number, Body=content, ChecksumSHA256=checksum
             )
-            tag = sent["ETag"]
+            tag = response["ETag"]
         else:
             tag = there
         with self._locks[part.name]:
-            upload.done[part.number] = {"PartNumber": part.number, "ETag": tag, "ChecksumSHA256": checksum}
-            upload.left -= 1
-            ended = upload.left == 0
-        if ended:
-            parts = [upload.done[number] for number in sorted(upload.done)]
+            upload.sent[part.number] = {"PartNumber": part.number, "ETag": tag, "ChecksumSHA256": checksum}
+            upload.remaining -= 1
+            complete = upload.remaining == 0
+        if complete:
+            parts = [upload.sent[number] for number in sorted(upload.sent)]
             self._s3.complete_multipart_upload(**where, UploadId=upload.id, MultipartUpload={"Parts": parts})
-        return part, there is not None, ended
+        return part, there is not None, complete
 
     def abandon(self) -> None:
         """Drop what is unfinished: it bears the digest of a file that has changed; no later run may go on with it."""
         for name, upload in self._uploads.items():
-            if upload.left:
+            if upload.remaining:
                 where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + name}
                 with contextlib.suppress(ClientError):  # the next run finds it out, and sends the file once more
                     self._s3.abort_multipart_upload(**where, UploadId=upload.id)
@@ -176,17 +176,17 @@ class Sending:
         """The file's unfinished upload, or a new one: asked for once."""
         with self._locks[part.name]:
             if part.name not in self._uploads:
-                self._uploads[part.name] = self._found(part, where) or self._begun(part, where)
+                self._uploads[part.name] = self._find_unfinished(part, where) or self._start(part, where)
             return self._uploads[part.name]
 
-    def _begun(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
-        made = self._s3.create_multipart_upload(**where, Metadata=self._marks(part), ChecksumAlgorithm="SHA256")
-        return _Unfinished(made["UploadId"], {}, part.of)
+    def _start(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
+        response = self._s3.create_multipart_upload(**where, Metadata=self._marks(part), ChecksumAlgorithm="SHA256")
+        return _Unfinished(response["UploadId"], {}, part.of)
 
     def _marks(self, part: Part) -> dict[str, str]:
         return {METADATA: self._digests[part.name], **self._sender}
 
-    def _found(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
+    def _find_unfinished(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
         """What an earlier try left. Its metadata cannot be read, so a file that has changed since is only seen at the
         end, by the digest that it then bears: it is sent once more by the next run.
         """
@@ -199,16 +199,16 @@ class Sending:
 
     def _listed(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
         pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=where["Bucket"], Prefix=where["Key"])
-        uploads = [one for page in pages for one in page.get("Uploads", []) if one["Key"] == where["Key"]]
+        uploads = [item for page in pages for item in page.get("Uploads", []) if item["Key"] == where["Key"]]
         if not uploads:
             return None
-        newest = max(uploads, key=lambda one: one["Initiated"])
+        newest = max(uploads, key=lambda item: item["Initiated"])
         pages = self._s3.get_paginator("list_parts").paginate(**where, UploadId=newest["UploadId"])
-        there = {one["PartNumber"]: one for page in pages for one in page.get("Parts", [])}
+        there = {item["PartNumber"]: item for page in pages for item in page.get("Parts", [])}
         return _Unfinished(newest["UploadId"], there, part.of)
 
 
-def _same(there: Mapping[str, Any] | None, content: bytes, checksum: str) -> str | None:
+def _matching_tag(there: Mapping[str, Any] | None, content: bytes, checksum: str) -> str | None:
     """The tag of the part that S3 has, if it is this one: by its checksum, else by MD5, which the tag is without a key
     of KMS.
     """

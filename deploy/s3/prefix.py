@@ -39,7 +39,9 @@ def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
     """
     pages = aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key)
     try:
-        return [Entry(one["Key"][len(prefix.key) :], one["Size"]) for page in pages for one in page.get("Contents", [])]
+        return [
+            Entry(item["Key"][len(prefix.key) :], item["Size"]) for page in pages for item in page.get("Contents", [])
+        ]
     except ClientError as error:
         if error_code(error) == "NoSuchBucket":
             raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None
@@ -78,7 +80,7 @@ def check_region(aws: Aws, prefix: Prefix) -> None:
         NotThere: there is no such bucket.
     """
     try:
-        found = aws.client("s3").head_bucket(Bucket=prefix.bucket)
+        response = aws.client("s3").head_bucket(Bucket=prefix.bucket)
     except ClientError as error:
         region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
         if error_code(error) in ("404", "NoSuchBucket"):
@@ -86,7 +88,7 @@ def check_region(aws: Aws, prefix: Prefix) -> None:
         if region is None:
             raise
     else:
-        region = found.get("BucketRegion", aws.region)
+        region = response.get("BucketRegion", aws.region)
     if region != aws.region:
         raise Refused(
             f"the bucket {prefix.bucket} is in {region}, the endpoint in {aws.region}",

@@ -228,7 +228,7 @@ def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_cod
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
         return
-    named = [one for value in auto_map.values() for one in (value if isinstance(value, list) else [value]) if one]
+    named = [item for value in auto_map.values() for item in (value if isinstance(value, list) else [value]) if item]
     if not own_code:
         yield Finding(
             Level.WARNING,
@@ -236,8 +236,8 @@ def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_cod
             "the model brings code of its own, which is not run",
             "Set options.trust_remote_code: true if it needs it and you trust it.",
         )
-    for one in sorted(set(map(str, named))):
-        repository, _, local = one.rpartition("--")
+    for item in sorted(set(map(str, named))):
+        repository, _, local = item.rpartition("--")
         file = f"{local.rpartition('.')[0].replace('.', '/')}.py"
         if repository and isolated:
             yield Finding(
@@ -259,8 +259,8 @@ def _shards(sizes: dict[str, int], read: Read) -> Iterator[Finding]:
     index = "model.safetensors.index.json"
     if index not in sizes:
         return
-    found = _json(read, index)
-    weight_map = found.get("weight_map") if found is not None else None
+    index_json = _json(read, index)
+    weight_map = index_json.get("weight_map") if index_json is not None else None
     if not isinstance(weight_map, dict):
         yield Finding(Level.ERROR, index, "not an index of weights", "Download it again.")
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deploy.aws import Aws
 from deploy.errors import Failed
-from deploy.s3.parts import Part, Sending, digest_there, file_digest, parts_of
+from deploy.s3.parts import Part, PartUploader, file_digest, object_digest, parts_of
 from deploy.s3.prefix import Prefix, check_region, objects
 from deploy.s3.prefix_lint import Entry, Finding, lint, lint_layout, list_directory, refuse
 
@@ -60,7 +60,7 @@ class UploadPlan:
 
 
 @dataclass(frozen=True)
-class Sent:
+class UploadProgress:
     """How far an upload is: files and bytes done, of how many; `resumed` bytes of them were there from before."""
 
     files: int
@@ -71,7 +71,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Uploaded:
+class UploadResult:
     """What an upload did: files and bytes sent, and the files that were there."""
 
     prefix: str
@@ -97,7 +97,7 @@ def plan_upload(
     there = {entry.name: entry.size for entry in objects(aws, to)}
 
     def is_there(file: Entry) -> bool:
-        return there.get(file.name) == file.size and digest_there(aws, to, file.name) == digests[file.name]
+        return there.get(file.name) == file.size and object_digest(aws, to, file.name) == digests[file.name]
 
     with ThreadPoolExecutor(WORKERS) as pool:
         digests = dict(pool.map(lambda file: (file.name, file_digest(directory / file.name)), listing.files))
@@ -122,12 +122,12 @@ def upload(
     aws: Aws,
     directory: Path,
     prefix: str,
-    progress: Callable[[Sent], None] = lambda sent: None,
+    progress: Callable[[UploadProgress], None] = lambda sent: None,
     *,
     isolated: bool = False,
     own_code: bool = False,
     deployment: str = "",
-) -> Uploaded:
+) -> UploadResult:
     """Send what is not there yet, and see at the end that all is there.
 
     Args:
@@ -145,12 +145,12 @@ def upload(
     refuse(planned.foreign_findings, str(planned.prefix))
     sizes = {file.name: file.size for file in planned.files}
     parts = [part for name in planned.missing for part in parts_of(name, sizes[name])]
-    sending = Sending(aws, planned.prefix, directory, planned.digests, parts, deployment)
-    done = Sent(0, len(planned.missing), 0, planned.size_to_send)
+    sending = PartUploader(aws, planned.prefix, directory, planned.digests, parts, deployment)
+    done = UploadProgress(0, len(planned.missing), 0, planned.size_to_send)
     pool = ThreadPoolExecutor(WORKERS)
     try:
-        for part, was_there, ended in pool.map(sending.send, parts):
-            done = _after(done, part, was_there, ended)
+        for part, was_there, complete in pool.map(sending.send, parts):
+            done = _after(done, part, was_there, complete)
             progress(done)
     except Failed:
         pool.shutdown(cancel_futures=True)
@@ -159,7 +159,7 @@ def upload(
     finally:
         pool.shutdown(cancel_futures=True)
     _verify(aws, planned)
-    return Uploaded(
+    return UploadResult(
         str(planned.prefix), len(planned.missing), planned.size_to_send, len(planned.files) - len(planned.missing)
     )
 
@@ -172,10 +172,10 @@ def human(size: int) -> str:
     return f"{size} B"
 
 
-def _after(done: Sent, part: Part, was_there: bool, ended: bool) -> Sent:
+def _after(done: UploadProgress, part: Part, was_there: bool, complete: bool) -> UploadProgress:
     return replace(
         done,
-        files=done.files + ended,
+        files=done.files + complete,
         size=done.size + part.size,
         resumed=done.resumed + (part.size if was_there else 0),
     )
@@ -189,9 +189,9 @@ def _verify(aws: Aws, planned: UploadPlan) -> None:
     """
     there = {entry.name: entry.size for entry in objects(aws, planned.prefix)}
     with ThreadPoolExecutor(WORKERS) as pool:
-        seen = dict(pool.map(lambda name: (name, digest_there(aws, planned.prefix, name)), planned.missing))
+        digests = dict(pool.map(lambda name: (name, object_digest(aws, planned.prefix, name)), planned.missing))
     wrong = [file.name for file in planned.files if there.get(file.name) != file.size]
-    wrong += [name for name in planned.missing if seen[name] != planned.digests[name]]
+    wrong += [name for name in planned.missing if digests[name] != planned.digests[name]]
     # Read anew where it has changed since: parts of two versions would bear the digest of the first one.
     wrong += [name for name in planned.missing if file_digest(planned.directory / name) != planned.digests[name]]
     if wrong:

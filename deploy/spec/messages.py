@@ -20,7 +20,7 @@ _SECRET = ("token", "secret", "key", "password")
 
 def messages(error: ValidationError) -> list[str]:
     """A line for each error: `instance.count: must be at least 1 (given: 0)`."""
-    return [f"{_place(one['loc'])}: {_said(one)}" for one in error.errors(include_url=False)]
+    return [f"{_place(item['loc'])}: {_describe(item)}" for item in error.errors(include_url=False)]
 
 
 def _place(loc: Sequence[int | str]) -> str:
@@ -28,58 +28,58 @@ def _place(loc: Sequence[int | str]) -> str:
     return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]")) or "it"
 
 
-def _said(error: Mapping[str, Any]) -> str:
+def _describe(error: Mapping[str, Any]) -> str:
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            return "there is no such setting" + _meant(error["loc"])
+            return "there is no such setting" + _suggestion(error["loc"])
         case "missing":
             return "must be given"
         case "string_pattern_mismatch" if context["pattern"] in EXAMPLES:
-            said = f"must be {_without_as(EXAMPLES[context['pattern']])}"
+            text = f"must be {_without_as(EXAMPLES[context['pattern']])}"
         case "greater_than_equal":
-            said = f"must be at least {context['ge']:g}"
+            text = f"must be at least {context['ge']:g}"
         case "less_than_equal":
-            said = f"must be at most {context['le']:g}"
+            text = f"must be at most {context['le']:g}"
         case "greater_than":
-            said = f"must be more than {context['gt']:g}"
+            text = f"must be more than {context['gt']:g}"
         case "literal_error":
-            said = f"must be {context['expected']}".replace("'", "")
+            text = f"must be {context['expected']}".replace("'", "")
         case "string_too_long":
-            said = f"must have at most {context['max_length']} characters"
+            text = f"must have at most {context['max_length']} characters"
         case "string_too_short":
-            said = "must not be empty"
+            text = "must not be empty"
         case "too_long":
             return f"must have at most {context['max_length']} entries"
         case "model_type" | "dict_type":
-            said = "must be a mapping of names to values"
+            text = "must be a mapping of names to values"
         case "string_type":
-            said = "must be a text (put it in quotes)"
+            text = "must be a text (put it in quotes)"
         case "int_type" | "int_parsing" | "int_from_float":
-            said = "must be a whole number"
+            text = "must be a whole number"
         case "float_type" | "float_parsing":
-            said = "must be a number"
+            text = "must be a number"
         case "bool_type" | "bool_parsing":
-            said = "must be true or false"
+            text = "must be true or false"
         case "tuple_type":
-            said = "must be a list"
+            text = "must be a list"
         case _:
-            said = str(error["msg"]).removeprefix("Value error, ")
-    return said + _given(error)
+            text = str(error["msg"]).removeprefix("Value error, ")
+    return text + _actual(error)
 
 
 def _without_as(example: str) -> str:
     return f"written {example}" if example.startswith("as ") else example
 
 
-def _given(error: Mapping[str, Any]) -> str:
+def _actual(error: Mapping[str, Any]) -> str:
     given = error.get("input")
     if not isinstance(given, str | int | float) or any(word in _place(error["loc"]).lower() for word in _SECRET):
         return ""
     return f" (given: {json.dumps(given, ensure_ascii=False)})"
 
 
-def _meant(loc: Sequence[int | str]) -> str:
+def _suggestion(loc: Sequence[int | str]) -> str:
     """`; did you mean instance.type?`: a like name in the same section, or the same name in another one."""
     *parents, wrong = loc
     section: type[Section] | None = Spec
@@ -101,13 +101,13 @@ def _meant(loc: Sequence[int | str]) -> str:
 
 def _everywhere(section: type[Section], prefix: str = "") -> dict[str, str]:
     """Dotted names, by what people write for them: `type` and `instance_type` for `instance.type`."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in _names(section):
-        found.setdefault(f"{prefix}{name}".replace(".", "_"), f"{prefix}{name}")
-        found.setdefault(name, f"{prefix}{name}")
+        names.setdefault(f"{prefix}{name}".replace(".", "_"), f"{prefix}{name}")
+        names.setdefault(name, f"{prefix}{name}")
         if (below := _sections(section).get(name)) is not None:
-            found = {**_everywhere(below, f"{prefix}{name}."), **found}
-    return found
+            names = {**_everywhere(below, f"{prefix}{name}."), **names}
+    return names
 
 
 def _names(section: type[Section]) -> list[str]:
@@ -127,4 +127,4 @@ def _section_in(annotation: Any) -> type[Section] | None:
     """The section in an annotation: itself, in a union, or in a tuple."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next((below for one in get_args(annotation) if (below := _section_in(one)) is not None), None)
+    return next((below for item in get_args(annotation) if (below := _section_in(item)) is not None), None)

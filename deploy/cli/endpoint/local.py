@@ -72,7 +72,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
     logging.basicConfig(level=logging.INFO, format="runtime   | %(message)s", stream=sys.stderr)
-    said = partial(print, file=sys.stderr, flush=True)
+    report = partial(print, file=sys.stderr, flush=True)
     component = f' InferenceComponentName="{BASE}",' if plan.endpoint.components else ""
 
     def ready(url: str) -> None:
@@ -80,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"endpoint {plan.endpoint.name} is InService: {url}")
         print(_SNIPPET.format(region=region, url=url, name=plan.endpoint.name, component=component), flush=True)
 
-    return asyncio.run(serve(plan, report=said, log=lambda line: said(f"container | {line}"), ready=ready))
+    return asyncio.run(serve(plan, report=report, log=lambda line: report(f"container | {line}"), ready=ready))
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

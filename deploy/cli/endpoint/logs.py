@@ -38,10 +38,10 @@ def _run(arguments: argparse.Namespace) -> int:
         groups = [logs.endpoint_group(arguments.name)]
         groups += [logs.component_group(name) for name in components_of(aws, arguments.name)]
     if not arguments.follow:
-        found = [line for group in groups for line in logs.lines(aws, group, since=since, pattern=arguments.filter)]
-        for line in sorted(found, key=lambda line: line.at):
+        lines = [line for group in groups for line in logs.lines(aws, group, since=since, pattern=arguments.filter)]
+        for line in sorted(lines, key=lambda line: line.at):
             _show(line)
-        if not found:
+        if not lines:
             _refuse_none(aws, groups)
             print(f"nothing was written in the last {arguments.since}", file=sys.stderr)
         return 0

@@ -18,7 +18,7 @@ from deploy.preflight.checks import lines
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.resolve import candidates as table_of
 from deploy.resolve.candidates import Candidates
-from deploy.resolve.prices import dated
+from deploy.resolve.prices import source_note
 from deploy.resources.resource import Json, Ref, resolved
 
 _MARKS = {
@@ -49,8 +49,8 @@ def summary(plan: Plan) -> str:
         "to delete": verbs.count(Verb.DELETE),
         "unchanged": verbs.count(Verb.UNCHANGED),
     }
-    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{said or 'nothing there, nothing wanted'}."
+    text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{text or 'nothing there, nothing wanted'}."
 
 
 def as_json(plan: Plan, **more: Any) -> str:
@@ -64,14 +64,18 @@ def as_json(plan: Plan, **more: Any) -> str:
             "operation": action.operation,
             "request": printable(action.request or {}),
             "changes": [
-                {"place": one.place, "before": _hidden(one.place, one.before), "after": _hidden(one.place, one.after)}
-                for one in action.changes
+                {
+                    "place": change.place,
+                    "before": _hidden(change.place, change.before),
+                    "after": _hidden(change.place, change.after),
+                }
+                for change in action.changes
             ],
             "why": action.why,
         }
         for action in plan.actions
     ]
-    return json.dumps({"deployment": plan.deployment, "asked": plan.asked, **more, "actions": actions}, indent=2)
+    return json.dumps({"deployment": plan.deployment, "asked": plan.online, **more, "actions": actions}, indent=2)
 
 
 def printable(value: Any) -> Any:
@@ -83,7 +87,7 @@ def printable(value: Any) -> Any:
 
 def candidates_table(candidates: Candidates) -> Table:
     """Return the table of instance types, with the chosen one marked."""
-    table = Table(title=table_of.title(candidates), caption=dated(), title_justify="left", caption_justify="left")
+    table = Table(title=table_of.title(candidates), caption=source_note(), title_justify="left", caption_justify="left")
     for column in table_of.COLUMNS:
         table.add_column(column, overflow="fold")
     for row in table_of.rows(candidates):

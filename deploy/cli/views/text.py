@@ -8,7 +8,7 @@ from typing import TextIO
 _KEPT = "\n\t"
 
 
-def shown(text: str, to: TextIO | None = None) -> str:
+def printable(text: str, to: TextIO | None = None) -> str:
     """The text as `to` can print it: on a terminal, control characters are seen and do nothing.
 
     Args:
@@ -16,12 +16,12 @@ def shown(text: str, to: TextIO | None = None) -> str:
     """
     to = to or sys.stdout
     if to.isatty():
-        text = "".join(_seen(sign) for sign in text)
+        text = "".join(_visible(sign) for sign in text)
     encoding = to.encoding or "utf-8"
     return text.encode(encoding, "replace").decode(encoding, "replace")
 
 
-def _seen(sign: str) -> str:
+def _visible(sign: str) -> str:
     number = ord(sign)
     if number < 0x20 and sign not in _KEPT:
         return chr(0x2400 + number)

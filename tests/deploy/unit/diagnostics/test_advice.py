@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from botocore.exceptions import ClientError
 
-from deploy.aws import as_ours
+from deploy.aws import as_deploy_error
 from deploy.diagnostics import CAUSES
 from deploy.diagnostics.advice import advice, causes
 from deploy.spec.reading import schema
@@ -135,7 +135,7 @@ def test_two_lines_at_most() -> None:
 def test_a_call_that_aws_refuses_gives_its_advice() -> None:
     message = "The account-level service limit 'ml.g5.12xlarge for endpoint usage' is 0 Instances"
     error = ClientError({"Error": {"Code": "ResourceLimitExceeded", "Message": message}}, "CreateEndpoint")
-    ours = as_ours(error)
+    ours = as_deploy_error(error)
     assert str(ours) == f"CreateEndpoint: ResourceLimitExceeded: {message}"
     assert "`ml.g5.12xlarge for endpoint usage`" in ours.advice
 
