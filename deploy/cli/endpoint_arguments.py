@@ -1,4 +1,4 @@
-"""Arguments of the commands that talk to an endpoint."""
+"""Arguments of the commands that send requests to an endpoint."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
 
 
 def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:
-    """Raises DeployError: there is no region."""
+    """Return the predictor of the arguments. Raises DeployError if no region is set."""
     patience = Patience() if arguments.patience is None else Patience(arguments.patience, arguments.patience)
     return Predictor(
         arguments.name,
@@ -54,10 +54,10 @@ def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:
 
 
 def body_of(arguments: argparse.Namespace) -> Any:
-    """What to send.
+    """Return the request's body.
 
     Raises:
-        DeployError: the arguments do not go together, or a file cannot be read.
+        DeployError: the arguments contradict each other, or a file cannot be read.
     """
     parameters = parameters_of(arguments)
     if arguments.json is not None and arguments.body is not None:
@@ -75,13 +75,13 @@ def body_of(arguments: argparse.Namespace) -> Any:
         return body
     if not isinstance(body, dict):
         raise DeployError("-p: the body is no JSON object")
-    if "inputs" not in body:  # other schemas have their parameters beside the prompt
+    if "inputs" not in body:  # other schemas have parameters beside the prompt
         return {**body, **parameters}
     return {**body, "parameters": {**body.get("parameters", {}), **parameters}}
 
 
 def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Values are JSON where they can be, else text.
+    """Return the generation parameters; a value is JSON, else text.
 
     Raises:
         DeployError: one has no value.
@@ -99,7 +99,7 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The request's headers."""
+    """Return the request's headers."""
     return {"custom_attributes": arguments.custom_attributes, "inference_id": arguments.inference_id}
 
 

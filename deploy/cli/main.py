@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
 
 
 class _AnyOrder(argparse.ArgumentParser):
-    """Takes flags between the other arguments too: Python before 3.13 refuses the BODY of `NAME --flag BODY`."""
+    """Accept flags between positional arguments: Python before 3.13 refuses the BODY of `NAME --flag BODY`."""
 
     _within = False
 

@@ -1,7 +1,7 @@
-"""Makes a plan so: one call after the other, waiting where the next one needs it.
+"""Apply a plan: one call after the other, waiting where the next call needs it.
 
-Run again after any end, it goes on where it was: everything is found by its name and its tag (`live.py`), and a thing
-that AWS is still at is waited for first.
+`up` can run again after any interruption: resources are found by name and tag (`live.py`), and a resource that AWS is
+still changing is waited for first.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.resources.resource import FAILED, READY, Kind, Ref, Resource, refs, resolved
 
 EVERY = 15.0
-"""Seconds between two looks at what AWS is at."""
+"""Seconds between two polls."""
 
 _MAKES = (Verb.CREATE, Verb.REPLACE)
 
 
 @dataclass(frozen=True)
 class ApplyOptions:
-    """How a plan is carried out.
+    """How a plan is applied.
 
     Attributes:
-        say: told of every step, a line each.
-        report: told of every look while waiting.
-        keep_failed: leave what failed, to be looked at.
-        every: seconds between two looks.
-        limit: seconds after which an endpoint or a component is given up.
+        say: called with one line for every step.
+        report: called at every poll.
+        keep_failed: do not delete resources that failed.
+        every: seconds between two polls.
+        limit: seconds after which waiting for an endpoint or a component ends.
     """
 
     say: Callable[[str], None]
@@ -49,12 +49,12 @@ class ApplyOptions:
 
 @dataclass
 class Run:
-    """What has been done so far, for who has to undo it or go on.
+    """The state of a run, for the rollback and for the report of an interruption.
 
     Attributes:
-        made: keys of what is new.
-        finished: keys of endpoints and components that serve as wanted.
-        at: what is being done.
+        created: keys of resources that this run created.
+        serving: keys of endpoints and components in their desired state.
+        current: the action in progress.
     """
 
     created: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Run:
 
 
 def look_when_idle(aws: Aws, deployment: str, desired: Sequence[Resource], options: ApplyOptions) -> Live:
-    """What there is once AWS is at nothing of it: a killed run's creation or update goes on by itself."""
+    """Wait until AWS is idle, and return what exists. AWS finishes the creation or update of a killed run by itself."""
     live = look(aws, deployment, desired)
     for existing in live.busy:
         options.say(f"{existing.kind.value}/{existing.name} is {existing.status}: waiting for it")
@@ -72,15 +72,15 @@ def look_when_idle(aws: Aws, deployment: str, desired: Sequence[Resource], optio
 
 
 def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run | None = None) -> None:
-    """Carry it out.
+    """Apply the plan.
 
     Args:
-        wanted: the resources that the plan was made of.
-        run: written to; who was interrupted reads in it how far it came.
+        desired: the resources that the plan was made from.
+        run: updated with every step.
 
     Raises:
-        Failed: AWS gave up on something. What this run made for it is gone again, unless `keep_failed`.
-        DeployError, NotAllowed: a call was refused; likewise.
+        Failed: a resource failed. What this run created for it is deleted, unless `keep_failed`.
+        DeployError, NotAllowed: AWS refused a call; likewise.
     """
     run = Run() if run is None else run
     steps = _Steps(aws, plan, options, run)
@@ -95,7 +95,7 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
 
 
 class _Steps:
-    """The calls of one plan, and what AWS has said of the things so far."""
+    """The calls of one plan, and AWS's descriptions of the resources."""
 
     def __init__(self, aws: Aws, plan: Plan, options: ApplyOptions, run: Run) -> None:
         self._aws, self._plan, self._options, self._run = aws, plan, options, run
@@ -129,7 +129,7 @@ class _Steps:
 
     def _make(self, action: Action) -> None:
         self._options.say(f"make {action.key}")
-        # Before the call: if its answer is lost, the thing may be there all the same.
+        # Before the call: if its answer is lost, the resource may exist all the same.
         self._run.created.append(action.key)
         try:
             self._call(action)
@@ -141,10 +141,10 @@ class _Steps:
             self._check_owner(action)
 
     def _check_owner(self, action: Action) -> None:
-        """It came between the look and the call: another run of ours, or another's thing.
+        """Check the owner of a resource that appeared between the look and the call.
 
         Raises:
-            Refused: another's.
+            Refused: it is not of this deployment.
         """
         said = show(self._aws, action.kind, action.which)
         if said is None or tags_of(self._aws, action.kind, said).get(TAG_DEPLOYMENT) != self._plan.deployment:
@@ -176,7 +176,7 @@ class _Steps:
         )
 
     def _look_up(self, ref: Ref) -> None:
-        """What AWS says of a thing that was there before this run."""
+        """Describe a resource that existed before this run."""
         if ref.attribute in self._descriptions.get(ref.key, {}):
             return
         action = next((item for item in self._plan.actions if item.key == ref.key), None)
@@ -187,7 +187,7 @@ class _Steps:
 
 
 def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) -> None:
-    """Wait until AWS has done; how it ended is seen by the next look, and is then the plan's business."""
+    """Wait until AWS finishes. The next look sees the result, and the plan handles it."""
     resource = Resource(existing.kind, existing.name, {})
     try:
         wait_for(
@@ -198,9 +198,9 @@ def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) ->
 
 
 def _may_still_change(aws: Aws, current: Action | None) -> bool:
-    """Whether a change of what serves may not have ended: then what it needs must not be taken from under it.
+    """Whether an update may still be in progress, so that nothing it needs may be deleted.
 
-    AWS forbids to delete a configuration that an update is under way to, and does not always notice.
+    AWS forbids to delete a configuration during an update to it, and does not always notice.
     """
     if current is None or current.verb is not Verb.UPDATE or (status := CALLS[current.kind].status) is None:
         return False
@@ -221,7 +221,7 @@ def _may_still_change(aws: Aws, current: Action | None) -> bool:
 def _roll_back(
     aws: Aws, error: DeployError, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run
 ) -> DeployError:
-    """The error to raise, after what it left is gone, with what is still there said."""
+    """Delete what the run created in vain, and return the error to raise: its advice names what remains."""
     failed = run.current.key if run.current is not None else ""
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
     gone = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)

@@ -1,7 +1,6 @@
-"""Which of boto3's calls makes, shows, changes and removes each kind of resource; asking AWS again where it says so.
+"""The boto3 calls that create, describe, change and delete each kind of resource, with retries.
 
-The table is all that the rest of `deploy` knows of the differences between SageMaker, Application Auto Scaling and
-CloudWatch.
+All differences between SageMaker, Application Auto Scaling and CloudWatch are in this table.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from deploy.resources.resource import Json, Kind
 
 @dataclass(frozen=True)
 class Calls:
-    """One kind's.
+    """The calls of one kind of resource.
 
     Attributes:
-        service: boto3's name.
-        create: the method that makes one. Where `update` is the same, it also changes one that is there.
-        update: None: it cannot be changed, a changed one is another one.
-        describe: the method that shows one, or (with `listed`) those asked for.
-        delete: the method that removes one.
-        identity: the arguments that say which one, called alike in requests and in answers; the last is its name.
-        arn: of its ARN, in answers.
-        listed: under which name `describe` gives a list; None: it gives the one.
-        asked: the argument that names those asked for, where it takes a list of names.
-        deleted: the same of `delete`.
-        status: of its state, in answers; None: it is there or it is not.
+        service: boto3's name of the service.
+        create: the method that creates one. If `update` is the same, it also changes an existing one.
+        update: the method that changes one; None: AWS cannot change it, a new version replaces it.
+        describe: the method that describes one, or (with `list_field`) several.
+        delete: the method that deletes one.
+        identity: the arguments that identify one, the same in requests and in answers; the last is its name.
+        arn: field of its ARN, in answers.
+        list_field: field of the list in `describe`'s answer; None: the answer describes one.
+        names_argument: the argument of `describe` that takes a list of names.
+        delete_argument: the argument of `delete` that takes a list of names.
+        status: field of its state, in answers; None: it has no states.
     """
 
     service: str
@@ -70,7 +69,8 @@ CALLS: Mapping[Kind, Calls] = {
     ),
     Kind.SCALABLE_TARGET: Calls(
         "application-autoscaling", "register_scalable_target", "register_scalable_target", "describe_scalable_targets",
-        "deregister_scalable_target", _SCALABLE, "ScalableTargetARN", list_field="ScalableTargets", names_argument="ResourceIds",
+        "deregister_scalable_target", _SCALABLE, "ScalableTargetARN", list_field="ScalableTargets",
+        names_argument="ResourceIds",
     ),
     Kind.SCALING_POLICY: Calls(
         "application-autoscaling", "put_scaling_policy", "put_scaling_policy", "describe_scaling_policies",
@@ -88,14 +88,14 @@ Identity = tuple[str, ...]
 pause = time.sleep
 
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
-"""Seconds before asking again: five minutes in all."""
+"""Seconds between attempts: five minutes in all."""
 
 _AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "ConcurrentUpdateException")
 _SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
 
 
 def identity(kind: Kind, said: Json) -> Identity:
-    """Which one it is, out of a request or an answer."""
+    """Return the identity in a request or an answer."""
     return tuple(str(said[name]) for name in CALLS[kind].identity)
 
 
@@ -105,11 +105,11 @@ def is_duplicate(error: ClientError) -> bool:
 
 
 def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any]:
-    """AWS's answer. Where it says that another change is under way, or to slow down, it is asked for five minutes.
+    """Call AWS. Retry for five minutes during another change and when throttled.
 
     Raises:
-        ClientError: what AWS said the last time.
-        DeployError: this boto3 does not know a field of the request.
+        ClientError: AWS's last error.
+        DeployError: the installed boto3 does not know a field of the request.
     """
     client = aws.client(service)
     _check_fields(client, operation, request)
@@ -125,7 +125,7 @@ def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any
 
 
 def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
-    """What AWS says of one; None: it does not exist."""
+    """Describe one; None: it does not exist."""
     calls = CALLS[kind]
     arguments: dict[str, Any] = dict(zip(calls.identity, which, strict=True))
     if calls.names_argument is not None:
@@ -143,7 +143,7 @@ def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
 
 
 def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
-    """The call that removes one: its name and its arguments."""
+    """Return the call that deletes one: its name and its arguments."""
     calls = CALLS[kind]
     if calls.delete_argument is not None:
         return calls.delete, {calls.delete_argument: [which[-1]]}
@@ -151,7 +151,7 @@ def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
 
 
 def tags_of(aws: Aws, kind: Kind, said: Json) -> dict[str, str]:
-    """The tags of something that AWS showed; a policy has none of its own."""
+    """Return the tags of a resource that AWS described; a policy has none."""
     if kind is Kind.SCALING_POLICY:
         return {}
     arn = said[CALLS[kind].arn]
@@ -164,7 +164,7 @@ def tags_of(aws: Aws, kind: Kind, said: Json) -> dict[str, str]:
 
 
 def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """The call that sets tags on one that is there."""
+    """Return the call that sets tags on an existing resource: its name and its arguments."""
     list_field = [{"Key": key, "Value": value} for key, value in tags.items()]
     if kind is Kind.SCALABLE_TARGET:
         return "tag_resource", {"ResourceARN": arn, "Tags": dict(tags)}
@@ -183,7 +183,7 @@ def _may_be_asked_again(error: ClientError) -> bool:
 
 
 def _check_fields(client: Any, operation: str, request: Json) -> None:
-    """Whether the botocore that is installed knows the request's fields: those of 2026 need a new one."""
+    """Check that the installed botocore knows the request's fields: those of 2026 need a new version."""
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
     unknown = _unknown_fields(model.input_shape, request, "")
     if unknown:
@@ -193,7 +193,7 @@ def _check_fields(client: Any, operation: str, request: Json) -> None:
 
 
 def _unknown_fields(shape: Any, value: Any, place: str) -> list[str]:
-    """Places in a request that the shape does not have."""
+    """Return the places in a request that the shape does not have."""
     if shape is None:
         return []
     if shape.type_name == "structure" and isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Two descriptions of one thing, field by field: what is wanted, and what AWS says it is.
+"""Compare the desired state of a resource with AWS's description, field by field.
 
-Only what is wanted is looked at, because AWS adds defaults and facts of its own to what it shows. What AWS would keep
-though it is not wanted any more counts where leaving it out means none.
+Only desired fields are compared, as AWS adds defaults and facts of its own. A field that AWS has and the request lacks
+is a difference only where leaving it out means "none".
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from deploy.resources.resource import Json, Kind, Ref, Resource, resolved
 
 _NONE_IF_LEFT_OUT = ("AlarmActions", "OKActions", "InsufficientDataActions")
 _WHOLE = ("Environment", "Tags")
-"""Maps that hold what was given and nothing of AWS's."""
+"""Maps in which AWS adds nothing."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field.
+    """A field that differs.
 
     Attributes:
         place: its names, with dots, e.g. `PrimaryContainer.Image`.
-        before, after: None: not there.
+        before, after: None: absent.
     """
 
     place: str
@@ -32,12 +32,12 @@ class Difference:
 
 
 def differences(before: Json, after: Json) -> tuple[Difference, ...]:
-    """What must change in `before` for it to be `after`."""
+    """Return what must change in `before` to get `after`."""
     return tuple(_differ("", before, after, whole=False))
 
 
 def desired_fields(resource: Resource) -> dict[str, Any]:
-    """The fields of a request that can be held against `shown`: without tags, and without how a change is made."""
+    """Return the fields of a request to compare with `as_request`: without tags and settings of an update."""
     request = resource.request
     if resource.kind is Kind.COMPONENT and resource.update:
         request = resource.update
@@ -47,7 +47,7 @@ def desired_fields(resource: Resource) -> dict[str, Any]:
 
 
 def as_request(kind: Kind, description: Json) -> dict[str, Any]:
-    """What AWS says of a thing, in the words of the request that makes it."""
+    """Return AWS's description in the fields of the request that creates the resource."""
     fields = dict(description)
     if kind is Kind.COMPONENT:
         fields["RuntimeConfig"] = {"CopyCount": description.get("RuntimeConfig", {}).get("DesiredCopyCount")}
@@ -61,10 +61,10 @@ def as_request(kind: Kind, description: Json) -> dict[str, Any]:
 
 
 def with_known_refs(request: Json, known: Mapping[str, Json]) -> Any:
-    """A request with what is known already in the place of its `Ref`s; the others stay.
+    """Replace each `Ref` whose value is known; the others stay.
 
     Args:
-        known: what AWS says of things, by their resource's key.
+        known: AWS's descriptions, by key of the resource.
     """
     return resolved(request, lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
 

@@ -1,8 +1,7 @@
-"""What there is of a deployment in AWS, whoever made it and however far they got: one look, without any change.
+"""Find what exists of a deployment in AWS. Changes nothing.
 
-It is found by name (what the specification wants), by the deployment's name at the beginning (older versions of its
-model and configuration) and by where it belongs (components, scaling and alarms of the endpoint). Whether it is ours,
-its tag says.
+Resources are found by their desired names, by names that begin with the deployment's (older versions of model and
+configuration), and by their place (components, scaling and alarms of the endpoint). Tags tell whether they are owned.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, R
 
 @dataclass(frozen=True)
 class LiveResource:
-    """One thing that exists.
+    """A resource that exists.
 
     Attributes:
-        said: what AWS says of it.
-        tags: its own; a policy has those of its scalable target.
+        description: AWS's description of it.
+        tags: its tags; a policy has those of its scalable target.
     """
 
     kind: Kind
@@ -42,7 +41,7 @@ class LiveResource:
 
     @property
     def status(self) -> str:
-        """`InService` where its kind has no states."""
+        """AWS's status; `InService` for a kind without states."""
         status = CALLS[self.kind].status
         return READY[0] if status is None else str(self.description[status])
 
@@ -64,12 +63,12 @@ class LiveResource:
 
 @dataclass(frozen=True)
 class Live:
-    """All of a deployment.
+    """Everything that exists of a deployment.
 
     Attributes:
         deployment: its name.
-        things: those that are ours, and those that bear a wanted name; the endpoint of its name, whosever it is.
-        asked: False: AWS could not be asked, and nothing is known.
+        resources: those that it owns, those with a desired name, and the endpoint of its name, whoever owns it.
+        online: False: AWS could not be asked, and nothing is known.
     """
 
     deployment: str
@@ -92,12 +91,12 @@ class Live:
 
     @property
     def busy(self) -> tuple[LiveResource, ...]:
-        """Ours that AWS is still at: nothing can be done to them now."""
+        """Resources of the deployment that AWS is still changing: no call can change them now."""
         return tuple(item for item in self.owned if item.busy)
 
 
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
-    """What exists of it. Things that only share a name's beginning, without our tag, are left out."""
+    """Find what exists. Leave out resources that only share the beginning of a name, without the deployment's tag."""
     existing: dict[tuple[Kind, Identity], LiveResource] = {}
 
     def keep(kind: Kind, description: Json | None, tags: Mapping[str, str] | None = None) -> None:
@@ -123,9 +122,9 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
 
 
 def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
-    """What may be ours by its name or its place: all versions of models and configurations, endpoint, components.
+    """Yield what may belong to the deployment: versions of models and configurations, the endpoint, its components.
 
-    A tag alone makes nothing ours: it may have been copied by hand to a thing of another name.
+    A tag alone is not enough: a user may have copied it to another resource.
     """
     for kind, operation, listed in (
         (Kind.MODEL, "list_models", "Models"),
@@ -143,7 +142,7 @@ def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
 
 
 def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
-    """Its tags; None: it has gone since it was shown."""
+    """Return the tags; None: the resource was deleted meanwhile."""
     try:
         return tags_of(aws, kind, description)
     except ClientError as error:
@@ -155,7 +154,7 @@ def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
 def _scaling(
     aws: Aws, deployment: str, existing: dict[tuple[Kind, Identity], LiveResource], desired: Iterable[Resource]
 ) -> None:
-    """The endpoint's scalable targets and those of components (which they outlive) with our tag; their policies."""
+    """Find the scalable targets of the endpoint and of components (which they outlive), and their policies."""
     desired_targets = {identity(item.kind, item.request) for item in desired}
     variants = f"endpoint/{deployment}/"
     for target in _pages(
@@ -170,7 +169,7 @@ def _scaling(
         existing[Kind.SCALABLE_TARGET, which] = LiveResource(Kind.SCALABLE_TARGET, target, tags)
         where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
         for policy in _pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
-            # One that somebody has put there by hand is not ours to change; it goes with its target only.
+            # A policy that a user has added is not ours to change; it is deleted only with its target.
             whose = tags if policy["PolicyName"].startswith(scoped_name(deployment, "")) else {}
             existing[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = LiveResource(
                 Kind.SCALING_POLICY, policy, whose

@@ -1,7 +1,7 @@
-"""What has to be done so that AWS has what is wanted: wanted resources held against what there is. Pure.
+"""Plan the calls that bring AWS to the desired state. Pure.
 
-The order: what must go first because it failed (what AWS calls Failed can only be deleted), what is made and changed in
-the builders' order, and at the end what is not wanted any more, last made first.
+Order: first deletions of what failed (AWS allows only deletion), then creations and changes in the builders' order, at
+the end deletions of what is no longer desired, in reverse order of creation.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _REMOVAL = (
     Kind.ENDPOINT_CONFIG,
     Kind.MODEL,
 )
-"""The order in which things go: nothing before what uses it."""
+"""The order of deletion: nothing before what uses it."""
 
 
 class Verb(enum.Enum):
     CREATE = "create"
     REPLACE = "replace"
-    """A new version beside the old one, as AWS cannot change its kind."""
+    """Create a new version beside the old one, as AWS cannot change this kind."""
     UPDATE = "update"
     TAG = "tag"
     UNCHANGED = "unchanged"
@@ -45,12 +45,12 @@ class Action:
     """One call, or none.
 
     Attributes:
-        which: of which thing.
+        which: the resource's identity.
         operation: boto3's method, e.g. `create_model`; empty if unchanged.
-        request: its arguments, whole; `Ref`s in it are known once what they name is there.
-        resource: the one wanted; None if it is to go.
-        changes: field by field.
-        why: of what goes.
+        request: all its arguments; the value of a `Ref` in it is known once that resource exists.
+        resource: the desired resource; None: deletion.
+        changes: what changes, field by field.
+        why: reason of a deletion.
     """
 
     verb: Verb
@@ -73,7 +73,12 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """Attributes: deployment: its name; asked: False: made without AWS, as if nothing existed."""
+    """The calls of a deployment, in order.
+
+    Attributes:
+        deployment: its name.
+        online: False: made without asking AWS, as if nothing existed.
+    """
 
     deployment: str
     actions: tuple[Action, ...]
@@ -85,15 +90,15 @@ class Plan:
 
 
 def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool = False) -> Plan:
-    """What to do.
+    """Plan the changes.
 
     Args:
-        wanted: in the order of making.
-        keep: how many versions of the configuration stay, the new one among them.
-        adopt: take things over that bear a wanted name without being ours.
+        desired: resources, in the order of their creation.
+        keep: number of configuration versions to keep, the new one included.
+        adopt: take over resources that have a desired name and another owner.
 
     Raises:
-        Refused: such a thing is there, and `adopt` is not said.
+        Refused: there is such a resource, and `adopt` is False.
     """
     _refuse_foreign(desired, live, adopt)
     lost = _failed(live)
@@ -108,10 +113,10 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
 
 
 def removal_of_all(live: Live) -> Plan:
-    """Everything that is ours.
+    """Plan the deletion of everything that the deployment owns.
 
     Raises:
-        Refused: the endpoint of that name is another's.
+        Refused: the endpoint of that name has another owner.
     """
     endpoint = live.endpoint
     if endpoint is not None and not endpoint.is_of(live.deployment):
@@ -120,7 +125,7 @@ def removal_of_all(live: Live) -> Plan:
 
 
 def in_order_of_removal(resources: Sequence[LiveResource]) -> list[LiveResource]:
-    """Nothing before what uses it; adapters before the components that they are on."""
+    """Sort: nothing before what uses it, adapters before the components that they belong to."""
     return sorted(resources, key=lambda item: (_REMOVAL.index(item.kind), _base(item) is None))
 
 
@@ -138,7 +143,7 @@ def _foreign(existing: LiveResource) -> str:
 
 
 def _failed(live: Live) -> list[LiveResource]:
-    """What has failed for good, and all that is on it: they go before anything is made."""
+    """Return what failed for good and everything on it: they are deleted first."""
     failed = {item.name for item in live.owned if item.failed and item.kind is Kind.COMPONENT}
     endpoint = live.endpoint
     everything = endpoint is not None and endpoint.failed
@@ -157,7 +162,7 @@ def _failed(live: Live) -> list[LiveResource]:
 
 
 def _action(resource: Resource, live: Live) -> tuple[Action, ...]:
-    """What one wanted resource takes: usually one call; two where its tags change too."""
+    """Return the calls of one desired resource: usually one, two if its tags change too."""
     calls = CALLS[resource.kind]
     which = identity(resource.kind, resource.request)
     existing = live.get(resource.kind, which)
@@ -170,7 +175,7 @@ def _action(resource: Resource, live: Live) -> tuple[Action, ...]:
     changes = differences(
         as_request(resource.kind, existing.description), with_known_refs(desired_fields(resource), descriptions)
     )
-    if existing.mixed:  # whatever configuration AWS names, others serve too
+    if existing.mixed:  # AWS names one configuration, but others serve too
         changes = (*changes, Difference(str(calls.status), existing.status, READY[0]))
     actions = []
     if changes and calls.update is not None:
@@ -188,12 +193,12 @@ def _tags(resource: Resource) -> Mapping[str, str]:
 
 
 def _without_name(changes: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Without the name, which differs between all versions."""
+    """Drop the name, which differs between all versions."""
     return tuple(item for item in changes if item.place not in ("ModelName", "EndpointConfigName"))
 
 
 def _surplus(desired: Sequence[Resource], live: Live, keep: int) -> list[tuple[LiveResource, str]]:
-    """Ours that the specification does not name: parts that were taken out of it, and versions that nobody needs."""
+    """Return owned resources that the specification no longer names, and old versions, with the reason."""
     names = {(item.kind, identity(item.kind, item.request)) for item in desired}
     surplus = [item for item in live.owned if (item.kind, item.which) not in names]
     parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]
@@ -208,7 +213,7 @@ def _removal(existing: LiveResource, why: str) -> Action:
 
 
 def _base(existing: LiveResource) -> str | None:
-    """Of an adapter: the component that it is on."""
+    """Return the component that an adapter belongs to; None: no adapter."""
     if existing.kind is not Kind.COMPONENT:
         return None
     base = existing.description.get("Specification", {}).get("BaseInferenceComponentName")

@@ -1,4 +1,4 @@
-"""After a failure: which of the things that this run made are no good to anybody, and their removal."""
+"""Delete the resources that a failed `up` created and nothing uses."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from deploy.errors import DeployError
 from deploy.resources.resource import Kind, Resource
 
 _ONLY_HELD = (Kind.MODEL, Kind.ENDPOINT_CONFIG)
-"""Nothing of their own: they are there for what uses them."""
+"""Kinds that exist only for others to use."""
 
 
 def leftovers(
     desired: Sequence[Resource], created: Collection[str], serving: Collection[str], failed: str, *, serves: bool
 ) -> tuple[Resource, ...]:
-    """What is to go, in the order of removal. Pure.
+    """Return the resources to delete, in that order. Pure.
 
-    Where there is no endpoint that serves, that is all that this run made. Else it is the thing that failed, if it is
-    new, and what was made for it alone: what serves, and what that needs, stays.
+    Without a serving endpoint these are all that this run created. Otherwise it is the failed resource, if this run
+    created it, and what was created only for it: everything that serves, and what that needs, stays.
 
     Args:
-        wanted: all resources, in the order of making.
-        made: keys of those that this run made.
-        finished: keys of endpoints and components that serve as wanted.
-        failed: the key of the one at which it ended.
-        serves: whether the endpoint was there before, or has come into service.
+        desired: all resources, in the order of their creation.
+        created: keys of those that this run created.
+        serving: keys of endpoints and components in their desired state.
+        failed: key of the resource that failed.
+        serves: whether the endpoint existed before, or is in service now.
     """
     by_key = {resource.key: resource for resource in desired}
     if not serves:
@@ -44,10 +44,10 @@ def leftovers(
 def undo(
     aws: Aws, resources: Sequence[Resource], report: Report, say: Callable[[str], None], every: float = 15.0
 ) -> tuple[str, ...]:
-    """Remove them, whatever happens to single ones.
+    """Delete them all, even if one deletion fails.
 
     Returns:
-        What is still there, a sentence each.
+        One sentence for each resource that remains.
     """
     remaining = []
     for resource in resources:
@@ -62,7 +62,7 @@ def undo(
 
 
 def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
-    """Delete it and wait until it is gone; that it is gone already is fine."""
+    """Delete one and wait until it is gone. A missing resource is no error."""
     operation, request = removal(resource.kind, identity(resource.kind, resource.request))
     try:
         call(aws, CALLS[resource.kind].service, operation, request)
@@ -75,7 +75,7 @@ def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
 
 
 def _needed(keys: Collection[str], by_key: Mapping[str, Resource]) -> set[str]:
-    """These, and all that they need, and so on."""
+    """Return the keys, and those of everything they need, directly or not."""
     needed: set[str] = set()
     waiting = [key for key in keys if key in by_key]
     while waiting:

@@ -1,4 +1,4 @@
-"""What `lmi deploy down` removes beside the resources, when asked to: logs, and model data that was uploaded."""
+"""Delete logs and uploaded model data on request (`lmi deploy down --logs --data`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy.resources.resource import Kind
 from deploy.s3.parts import object_digest
 from deploy.s3.prefix import Prefix, delete, objects
 
-_WORKERS = 8  # questions to S3 at once
+_WORKERS = 8  # parallel requests to S3
 
 
 def log_groups(endpoint: str, components: Iterable[str]) -> list[str]:
@@ -23,7 +23,7 @@ def log_groups(endpoint: str, components: Iterable[str]) -> list[str]:
 
 
 def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
-    """Delete them; yields those that were there."""
+    """Delete the log groups, and yield those that existed."""
     for group in groups:
         try:
             call(aws, "logs", "delete_log_group", {"logGroupName": group})
@@ -35,7 +35,7 @@ def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
 
 
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
-    """All models of the account and region whose data lies below the prefix, or above it: their names, and where."""
+    """Return all models of the account and region that load from the prefix, above or below it, by name."""
     pages = aws.client("sagemaker").get_paginator("list_models").paginate()
     names = [item["ModelName"] for page in pages for item in page["Models"]]
     with ThreadPoolExecutor(_WORKERS) as pool:
@@ -55,7 +55,10 @@ def users_of(aws: Aws, uri: str) -> dict[str, str]:
 
 
 def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
-    """Args: own: models that go before the data.
+    """Check that no other model loads from the prefix.
+
+    Args:
+        own_models: models that are deleted before the data.
 
     Raises:
         Refused: another model loads from there.
@@ -71,13 +74,13 @@ def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
 
 
 def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
-    """Delete the objects below the prefix that `up` uploaded (those that bear its digest), and unfinished uploads.
+    """Delete the objects below the prefix that `up` uploaded (marked by their digest), and unfinished uploads.
 
     Returns:
-        How many were deleted, and how many of others are still there.
+        The number of deleted objects, and the number of others that remain.
 
     Raises:
-        Failed: S3 kept some.
+        Failed: S3 did not delete some.
     """
     prefix = Prefix.of(uri)
     s3 = aws.client("s3")
@@ -87,6 +90,6 @@ def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
     uploaded = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
     delete(aws, prefix, uploaded)
     for page in s3.get_paginator("list_multipart_uploads").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
-        for item in page.get("Uploads", ()):  # a killed run's parts, which cost as objects do
+        for item in page.get("Uploads", ()):  # parts of a killed run, which cost as much as objects
             s3.abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
     return len(uploaded), len(there) - len(uploaded)

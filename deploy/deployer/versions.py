@@ -1,4 +1,4 @@
-"""Models and endpoint configurations cannot be changed: which version is in use, and which ones may go. Pure."""
+"""Versions of models and endpoint configurations, which AWS cannot change: the current and the outdated. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deploy.resources.resource import Json, Kind, Resource
 
 
 def current_version(resource: Resource, live: Live) -> LiveResource | None:
-    """What the wanted one takes the place of: the version that the endpoint, or a component, uses now."""
+    """Return the version that the endpoint, or a component, uses now."""
     endpoint = live.endpoint
     if endpoint is None:
         return None
@@ -23,10 +23,10 @@ def current_version(resource: Resource, live: Live) -> LiveResource | None:
 
 
 def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveResource]:
-    """Those of ours that may go: beyond the `keep` newest configurations, and the models that none of the rest uses.
+    """Return the versions to delete: configurations beyond the `keep` newest, and models that no remaining one uses.
 
-    Never what serves, nor what is wanted; none while versions serve beside each other, as AWS names only one. A
-    version that a killed run left behind is one of these too.
+    Serving and desired versions always stay. While two versions serve side by side nothing is outdated, as AWS names
+    only one of them. The version of a killed run counts too.
     """
     if live.endpoint is not None and live.endpoint.mixed:
         return []
@@ -35,7 +35,7 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     configs = _newest(item for item in live.owned if item.kind is Kind.ENDPOINT_CONFIG)
     current = [item for item in configs if (item.kind, item.name) in names]
     others = [item for item in configs if item not in current]
-    # The one that serves now is what an update would be undone to: it is the first to be kept.
+    # The serving version is the target of a rollback: it is kept first.
     others.sort(key=lambda item: item.name not in serving)
     coming = sum(item.kind is Kind.ENDPOINT_CONFIG for item in desired)
     retained = [*current, *others[: max(keep - coming, 0)]]
@@ -43,9 +43,9 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     used_models = {name for kind, name in names if kind is Kind.MODEL}
     used_models |= set(
         _models(item.description for item in retained)
-    )  # components are changed, or gone, before any model goes
+    )  # components are changed or deleted before any model
     models = _newest(item for item in live.owned if item.kind is Kind.MODEL and item.name not in used_models)
-    if any(item.kind is Kind.COMPONENT for item in desired):  # no configuration names their models
+    if any(item.kind is Kind.COMPONENT for item in desired):  # with components no configuration names the models
         models = models[max(keep - 1, 0) :]
     return [*removable, *models]
 

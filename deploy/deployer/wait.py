@@ -1,7 +1,6 @@
-"""Waiting until an endpoint or a component serves, is gone, or has failed; what is seen meanwhile are values.
+"""Wait until an endpoint or a component serves, is gone, or has failed, and report its progress.
 
-botocore has a waiter for endpoints that says nothing, and none for components (contract sagemaker.md, section 3.5), so
-the polling is our own.
+botocore's waiter for endpoints reports nothing, and there is none for components, so this module polls.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from deploy.operations import logs
 from deploy.resolve.decision import Decision
 from deploy.resources.resource import ENDED, MIXED, Kind, Resource
 
-_PULL = 240.0  # seconds after which an instance has mostly been found; the rest is the image's pull
-_SILENT = 600.0  # contract, section 5: "Creating, no log stream after 10 min" is a wrong host, or no image
-_MARGIN = 900.0  # seconds for what no timeout of ours covers: the instance's boot and the image's pull
-_PROVISION = 3600.0  # AWS's own longest
+_PULL = 240.0  # seconds in which AWS has usually found an instance; the rest is the image's pull
+_SILENT = 600.0  # seconds without a log stream that mean a wrong host, or no image
+_MARGIN = 900.0  # seconds for the instance's boot and the image's pull, which no timeout covers
+_PROVISION = 3600.0  # AWS's maximum
 _LOG_TAIL = 40
 
 CONSISTENCY_SECONDS = 60.0
-"""Seconds in which AWS may still show what was before a call: that a new thing is not there, or the old version."""
+"""Seconds in which AWS may still describe the state before a call: no new resource, or the old version."""
 
 
 class Time(Protocol):
-    """Of `time`, what waiting needs."""
+    """The part of module `time` that waiting needs."""
 
     def monotonic(self) -> float: ...
 
@@ -42,16 +41,16 @@ class Time(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """What was seen at one look.
+    """The state at one poll.
 
     Attributes:
-        key: the resource's.
-        status: AWS's word.
-        phase: what is likely going on, in ours.
-        elapsed: seconds since the waiting began.
-        limit: seconds after which it is given up.
-        log: the container's last line; empty where there is none yet.
-        hint: what to look at, where it takes longer than it should.
+        key: the resource's key.
+        status: AWS's status.
+        phase: what is probably going on, in words.
+        elapsed: seconds since waiting began.
+        limit: seconds after which waiting ends.
+        log: the container's last line; empty: none yet.
+        hint: advice if it takes longer than it should.
     """
 
     key: str
@@ -85,10 +84,11 @@ _VARIANT_PHASES = {
 
 
 def time_limit(decision: Decision, batches: int = 1, between: float = 0.0) -> float:
-    """Seconds after which waiting makes no sense: AWS itself has given up by then.
+    """Return the seconds after which AWS itself has given up.
 
     Args:
-        batches: that an update replaces the instances in; `between`: seconds between two of them.
+        batches: number of batches of an update.
+        between: seconds between two batches.
     """
     provision = _PROVISION if decision.provision is None else decision.provision
     return batches * (provision + decision.download + decision.startup + between) + _MARGIN
@@ -105,17 +105,17 @@ def wait_for(
     consistency: float = 0.0,
     clock: Time = time,
 ) -> dict[str, Any]:
-    """Wait until it serves (or, with `gone`, until it does not exist), and return what AWS said of it last.
+    """Wait until it serves (or, with `gone`, until it does not exist), and return AWS's last description.
 
     Args:
-        resource: an endpoint or a component; of an endpoint whose request names a configuration, that one must serve.
-        report: called at each look.
-        limit: seconds; `time_limit` derives them.
-        every: seconds between two looks.
-        settles: seconds in which the first looks may show what was before the call that is waited for.
+        resource: an endpoint or a component. If its request names a configuration or a model, that version must serve.
+        report: called at each poll.
+        limit: seconds; see `time_limit`.
+        every: seconds between two polls.
+        consistency: seconds in which polls may still describe the state before the call.
 
     Raises:
-        Failed: AWS gave up, rolled back, or the limit has passed: with FailureReason, the log's end and advice.
+        Failed: AWS gave up or rolled back, or the limit has passed: with FailureReason, the log's end and advice.
         NotThere: it does not exist, or was deleted meanwhile.
     """
     began = clock.monotonic()
@@ -126,7 +126,7 @@ def wait_for(
         try:
             description = show(aws, resource.kind, (resource.name,))
         except (ClientError, BotoCoreError) as error:
-            # What AWS does goes on whether we can look or not: giving up here would undo what is well.
+            # AWS goes on even if it cannot be asked: giving up here would roll back a healthy deployment.
             if not passes(error) or elapsed >= limit:
                 raise
             report(Progress(resource.key, "", f"AWS cannot be asked: {error}", elapsed, limit))
@@ -143,7 +143,9 @@ def wait_for(
         was_going, last = bool(last) and _status(resource, last) == "Deleting", description
         progress = _progress(aws, resource, description, elapsed, limit)
         report(progress)
-        ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]  # else copies are still missing
+        ended = (
+            progress.status in ENDED and progress.phase == _PHASES[progress.status]
+        )  # otherwise copies are still missing
         was_busy = was_busy or not ended
         if (
             ended
@@ -154,7 +156,7 @@ def wait_for(
         ):
             clock.sleep(every)
             continue
-        if ended and (not gone or was_going):  # what is to go may be called failed at first
+        if ended and (not gone or was_going):  # a resource may fail before its deletion
             return _verdict(aws, resource, description)
         if elapsed >= limit:
             raise _failure(
@@ -197,7 +199,7 @@ def _phase(status: str, description: Mapping[str, Any], lines: list[logs.Line] |
 
 
 def _log(aws: Aws, resource: Resource, count: int = 1) -> list[logs.Line] | None:
-    """The log's end; as if there were none where it may not be read, because waiting goes on without it."""
+    """Return the log's end; None also if it may not be read, because waiting goes on without it."""
     try:
         return logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
     except (ClientError, BotoCoreError):
@@ -216,15 +218,15 @@ def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[
 
 
 def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> bool:
-    """Whether it serves another version than the wanted one, and nothing says that this is how the update ended."""
-    if _status(resource, description) in MIXED:  # what an update began from
+    """Whether it serves another version than the desired one, and nothing tells that the update has ended."""
+    if _status(resource, description) in MIXED:  # the state before an update
         return True
     desired, serves = _versions(resource, description)
     return _status(resource, description) == "InService" and "FailureReason" not in description and desired != serves
 
 
 def _versions(resource: Resource, description: Mapping[str, Any]) -> tuple[object, object]:
-    """The configuration (of a component, the model) that is wanted, and the one that serves; alike where none is."""
+    """Return the desired and the serving version (of a component: its model); equal if none is desired."""
     request = resource.request
     if resource.kind is Kind.COMPONENT:
         request, description = request.get("Specification", {}), description.get("Specification", {})

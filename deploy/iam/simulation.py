@@ -1,4 +1,4 @@
-"""Asks IAM whether somebody may do what a policy of `iam.py` allows (`lmi deploy iam --check`)."""
+"""Ask IAM whether a principal may do what a policy allows (`lmi deploy iam --check`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SESSION = re.compile(r"^arn:([a-z-]+):sts::(\d{12}):assumed-role/([^/]+)/.+$")
 
 
 class Denial(NamedTuple):
-    """One thing that is not allowed.
+    """One denied action.
 
     Attributes:
-        action: `sagemaker:CreateModel`.
+        action: e.g. `sagemaker:CreateModel`.
         resource: an ARN, or `*`.
         why: IAM's word: implicitDeny (nothing allows it) or explicitDeny (something forbids it).
     """
@@ -30,7 +30,7 @@ class Denial(NamedTuple):
 
 
 def denials(aws: Aws, principal: str, policy: Policy) -> tuple[Denial, ...]:
-    """What of the policy the principal may not do.
+    """Return the actions of the policy that the principal may not do.
 
     Raises:
         NotAllowed: the caller may not simulate.
@@ -40,7 +40,7 @@ def denials(aws: Aws, principal: str, policy: Policy) -> tuple[Denial, ...]:
 
 
 def caller(aws: Aws) -> str:
-    """Whose credentials these are: a user's ARN, or the role's that a session is of."""
+    """Return the ARN of the caller: a user, or the role of a session."""
     arn = str(aws.client("sts").get_caller_identity()["Arn"])
     if (session := _SESSION.match(arn)) is None:
         return arn
@@ -49,7 +49,7 @@ def caller(aws: Aws) -> str:
 
 
 def _role_arn(aws: Aws, role: str) -> str | None:
-    """With its path, which a session's ARN leaves out (as those of AWS's single sign-on have)."""
+    """Return the role's ARN with its path, which a session's ARN leaves out (as for AWS's single sign-on)."""
     try:
         return str(aws.client("iam").get_role(RoleName=role)["Role"]["Arn"])
     except ClientError:
@@ -78,7 +78,7 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
 
 
 def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
-    """IAM answers for each resource apart where there are several."""
+    """Yield the denials of one result: IAM answers for each resource separately."""
     for item in result.get("ResourceSpecificResults") or [result]:
         if (decision := item.get("EvalResourceDecision", item.get("EvalDecision"))) != "allowed":
             resource = item.get("EvalResourceName", result.get("EvalResourceName", "*"))
@@ -86,12 +86,12 @@ def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
 
 
 def _example(resource: str) -> str:
-    """One resource that a pattern means: IAM simulates no patterns but `*` alone."""
+    """Return an example of a pattern: IAM simulates no pattern except `*` alone."""
     return resource if resource == "*" else resource.replace("*", "x")
 
 
 def _context(condition: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The circumstances in which the condition holds."""
+    """Yield the context entries under which the condition holds."""
     for operator, keys in condition.items():
         for key, values in keys.items():
             given = values if isinstance(values, list) else [values]

@@ -1,7 +1,6 @@
-"""What AWS's documents leave open, measured on a user's endpoint by public calls (contract sagemaker.md, section 9).
+"""Measure on a live endpoint what AWS's documents leave open, by public calls (`lmi deploy doctor NAME --live`).
 
-Each measurement is one `Finding`: what was asked, what was seen. Nothing here is a verdict on the endpoint; a failure
-of one measurement is its answer.
+Each measurement returns one `Finding`. It is no verdict on the endpoint; a failed measurement is a finding too.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from deploy.client.aws.account import boto_session
 
 MIB = 2**20
 SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
-"""Of request bodies: below and above the API model's limit (6,291,456), and below the 25 MB of AWS's FAQ."""
+"""Bytes of request bodies: below and above the API model's limit (6,291,456), and below the 25 MB of AWS's FAQ."""
 
 OPEN = (
     "whether traffic stops before SIGTERM (needs a look into the container while it is replaced)",
     "what SAGEMAKER_ENABLE_LOAD_AWARE does, and whether an own container may take part in KV_AWARE",
     "what an adapter component's update calls in the container (see its log with `lmi deploy logs NAME`)",
 )
-"""Points that no public call shows."""
+"""Open points that no public call shows."""
 
 _FAILURES = (ClientError, BotoCoreError, HTTPError)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One measurement. `figures` are for programs; None of them where it failed."""
+    """One measurement. `figures`: for programs; None: it failed."""
 
     question: str
     answer: str
@@ -46,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Target:
-    """An endpoint, and how it is asked: in LMI's schema."""
+    """An endpoint to measure, with requests in LMI's schema."""
 
     client: Any
     endpoint: str
@@ -59,7 +58,7 @@ class Target:
 
 
 def runtime_client(region: str | None, endpoint_url: str | None = None) -> Any:
-    """One attempt a call: a retry would be another generation, and would hide what is measured."""
+    """Return a client without retries: a retry would be another generation, and would hide what is measured."""
     config = Config(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=130, tcp_keepalive=True)
     session = boto_session(region, endpoint_url)
     return session.client("sagemaker-runtime", config=config, endpoint_url=endpoint_url)
@@ -68,11 +67,11 @@ def runtime_client(region: str | None, endpoint_url: str | None = None) -> Any:
 def measure(
     target: Target, *, tokens: int = 64, slow: int = 0, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Finding]:
-    """The measurements, one after the other.
+    """Yield the measurements one after the other.
 
     Args:
-        tokens: that streams are asked for.
-        slow: tokens of an answer that should take more than a minute, to see the time limit; 0: not measured.
+        tokens: number of tokens to ask streams for.
+        slow: tokens of an answer that takes more than a minute, to see the time limit; 0: not measured.
     """
     yield _measure("a plain answer", lambda: _plain(target, clock))
     yield _measure("Accept on a plain call", lambda: _accept_plain(target))
@@ -131,7 +130,7 @@ def _accept_plain(target: Target) -> tuple[str, Mapping[str, Any]]:
 
 
 def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
-    """The client sends X-Amzn-SageMaker-Accept; a container that got it so or as Accept answers accordingly."""
+    """Compare two Accept headers. The client sends X-Amzn-SageMaker-Accept; the container may receive it as Accept."""
 
     body = {**_prompt(1), "stream": True}
 
@@ -207,7 +206,7 @@ def _session(target: Target) -> tuple[str, Mapping[str, Any]]:
 
 
 def _size(target: Target, size: int) -> tuple[str, Mapping[str, Any]]:
-    """A small request with white space around it: only its bytes are many."""
+    """Send a small request padded with white space."""
     body = json.dumps(_prompt(1)).encode().ljust(size)
     answer = target.client.invoke_endpoint(**target.arguments(body))
     answer["Body"].read()

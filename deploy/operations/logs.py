@@ -1,6 +1,6 @@
-"""What containers wrote, out of CloudWatch: the last lines, a stretch of time, or as they come.
+"""Read the containers' logs from CloudWatch: the end, a period, or new lines as they arrive.
 
-An endpoint writes to /aws/sagemaker/Endpoints/NAME, a component to /aws/sagemaker/InferenceComponents/NAME.
+An endpoint logs to /aws/sagemaker/Endpoints/NAME, a component to /aws/sagemaker/InferenceComponents/NAME.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def component_group(name: str) -> str:
 
 
 def period(text: str) -> timedelta:
-    """`15m`, `90s`, `2h`, `1d`.
+    """Parse `15m`, `90s`, `2h` or `1d`.
 
     Raises:
         DeployError: it is none of these.
@@ -56,7 +56,7 @@ def period(text: str) -> timedelta:
 
 
 def tail(aws: Aws, group: str, count: int = 20) -> list[Line] | None:
-    """The last lines of the stream that was written to last; None where there is no stream yet."""
+    """Return the last lines of the newest stream; None: there is no stream yet."""
     logs = aws.client("logs")
     try:
         streams = logs.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True, limit=1)
@@ -77,11 +77,12 @@ def exists(aws: Aws, group: str) -> bool:
 
 
 def lines(aws: Aws, group: str, *, since: int, until: int | None = None, pattern: str | None = None) -> Iterator[Line]:
-    """All lines of the group's streams in a stretch of time, the oldest first; none where there is no such group.
+    """Return all lines of a period, oldest first; none if the group does not exist.
 
     Args:
-        since: milliseconds since 1970; `until` likewise, None: now.
-        pattern: words that a line must hold, taken as they are (case matters).
+        since: milliseconds since 1970.
+        until: likewise; None: now.
+        pattern: words that a line must contain, case-sensitive.
     """
     begin: dict[str, object] = {"logGroupName": group, "startTime": since}
     if until is not None:
@@ -106,9 +107,9 @@ def follow(
     every: float = 2.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Line]:
-    """The groups' lines since then and all that come, until the caller has enough.
+    """Yield the groups' lines since then and all new ones, without end.
 
-    CloudWatch takes lines in out of order, so each look goes back `_LATE` milliseconds and leaves out what was seen.
+    CloudWatch may add lines out of order, so each poll goes back `_LATE` milliseconds and skips known lines.
     """
     known_ids: dict[tuple[int, str, str], None] = {}
     newest = since

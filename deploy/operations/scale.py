@@ -1,4 +1,4 @@
-"""More or fewer instances, or copies of a component, by hand; or other bounds for what scales by itself."""
+"""Scale by hand: set the number of instances or copies, or the bounds of automatic scaling."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _DIMENSIONS = {
 
 @dataclass(frozen=True)
 class ScalingTarget:
-    """What is scaled: an endpoint's variant (`kind` ENDPOINT) or a component.
+    """An endpoint's variant (`kind` ENDPOINT) or a component.
 
     Attributes:
-        name: the endpoint's, or the component's.
-        variant: of an endpoint.
-        count: instances or copies wanted now.
-        scaling: what scales it by itself; None: nothing.
+        name: name of the endpoint or the component.
+        variant: the endpoint's variant; empty for a component.
+        count: desired number of instances or copies.
+        scaling: its automatic scaling; None: it has none.
     """
 
     kind: Kind
@@ -40,16 +40,16 @@ class ScalingTarget:
 
     @property
     def resource(self) -> Resource:
-        """For `wait_for`."""
+        """The resource for `wait_for`."""
         return Resource(self.kind, self.name, {})
 
 
 def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> ScalingTarget:
-    """What there is to scale on an endpoint: the component that is named or the only one, else the variant.
+    """Find what to scale: the named or only component, else the endpoint's variant.
 
     Raises:
         NotThere: there is no such endpoint or component.
-        Refused: there are several components, and none was named.
+        Refused: there are several components, and none is named.
     """
     endpoint_description = endpoint_of(aws, endpoint)
     sagemaker = aws.client("sagemaker")
@@ -77,10 +77,10 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
 
 
 def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
-    """Have AWS make it `count` instances or copies; returns what else is to be known, or nothing.
+    """Set the number of instances or copies; return a note for the user, or nothing.
 
     Raises:
-        Refused: scaling would undo it, or it is a number that cannot be.
+        Refused: automatic scaling would undo it, or the number is invalid.
     """
     if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
         raise Refused(f"{what.target}: {count} cannot be", "An endpoint without components keeps one instance.")
@@ -106,10 +106,10 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
 
 
 def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None) -> tuple[int, int]:
-    """Between how many it scales by itself; what is None stays. Returns both.
+    """Set the bounds of automatic scaling; None leaves one as it is. Return both.
 
     Raises:
-        Refused: it does not scale by itself, or the bounds cannot be.
+        Refused: there is no automatic scaling, or the bounds are invalid.
     """
     if what.scaling is None:
         raise Refused(

@@ -1,4 +1,4 @@
-"""How an endpoint is: all that AWS says of it, its components, its scaling, alarms and last minutes, as values."""
+"""The status of an endpoint: its components, scaling, alarms and recent metrics, as values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deploy.aws import Aws, error_code, is_missing
 from deploy.errors import NotThere
 
 MINUTES = 15
-"""That the metrics are of."""
+"""Period of the metrics, in minutes."""
 
 _NAMESPACE = "AWS/SageMaker"
 _ACTIVITIES = 3
@@ -21,7 +21,7 @@ _ACTIVITIES = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """Instances that are alike. `type` is None where AWS chooses; `image` what runs there, by digest where known."""
+    """A variant: `type` None: AWS chooses; `image`: what runs, by digest if known."""
 
     name: str
     instances: int
@@ -32,7 +32,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Component:
-    """Copies of a model, or (`base` given) an adapter beside them."""
+    """Copies of a model, or (with `base`) an adapter."""
 
     name: str
     status: str
@@ -44,7 +44,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What Application Auto Scaling may do. `target`: its ResourceId; `activities`: the last ones, newest first."""
+    """Automatic scaling. `target`: its ResourceId; `activities`: the last ones, newest first."""
 
     target: str
     min: int
@@ -62,12 +62,13 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Status:
-    """An endpoint.
+    """The status of an endpoint.
 
     Attributes:
-        status: AWS's word; `reason`: FailureReason.
+        status: AWS's status.
+        reason: FailureReason.
         config: the endpoint configuration that serves.
-        metrics: of the last `MINUTES` minutes, by name; None: no request came. Latencies are in milliseconds.
+        metrics: of the last `MINUTES` minutes, by name; None: no requests. Latencies in milliseconds.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Status:
 
     @property
     def serving(self) -> bool:
-        """Whether a request would be answered: in service, with instances, or with copies of a component."""
+        """Whether a request would be answered: in service, with instances or with copies of a component."""
         if self.status not in ("InService", "Updating", "SystemUpdating", "RollingBack"):
             return False
         if self.components:
@@ -94,10 +95,10 @@ class Status:
 
 
 def look(aws: Aws, name: str) -> Status:
-    """How the endpoint is now.
+    """Read the status.
 
     Raises:
-        NotThere: there is none of that name.
+        NotThere: there is no endpoint of that name.
     """
     endpoint = endpoint_of(aws, name)
     components = tuple(_components(aws, name))
@@ -121,10 +122,10 @@ def look(aws: Aws, name: str) -> Status:
 
 
 def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
-    """What DescribeEndpoint says.
+    """Describe the endpoint.
 
     Raises:
-        NotThere: there is none of that name.
+        NotThere: there is no endpoint of that name.
     """
     try:
         result: dict[str, Any] = aws.client("sagemaker").describe_endpoint(EndpointName=name)
@@ -136,13 +137,13 @@ def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
 
 
 def components_of(aws: Aws, name: str) -> list[str]:
-    """The names of the endpoint's components, adapters too."""
+    """Return the names of the endpoint's components and adapters."""
     pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=name)
     return [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]
 
 
 def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
-    """Those of the targets that are scaled, without their activities."""
+    """Yield the automatic scaling of the targets, without activities."""
     scaling = aws.client("application-autoscaling")
     if not targets:
         return
@@ -214,11 +215,11 @@ _METRICS = {
     "latency_p50_ms": ("ModelLatency", "p50", 1e-3),
     "latency_p95_ms": ("ModelLatency", "p95", 1e-3),
 }
-"""Ours to CloudWatch's name and statistic, and what its value is multiplied by (it counts microseconds)."""
+"""Metric by our name: CloudWatch's name, statistic, and a factor (CloudWatch counts microseconds)."""
 
 
 def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
-    """Of the first variant: an endpoint of ours has one."""
+    """Read the metrics of the first variant: our endpoints have one."""
     variants = endpoint.get("ProductionVariants", [])
     if not variants:
         return {}
@@ -226,7 +227,9 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         {"Name": "EndpointName", "Value": endpoint["EndpointName"]},
         {"Name": "VariantName", "Value": variants[0]["VariantName"]},
     ]
-    end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)  # CloudWatch's own grid
+    end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(
+        minutes=1
+    )  # CloudWatch aligns periods to this grid
     asked = [
         {
             "Id": own_name,
@@ -245,11 +248,11 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
     return {
         own_name: (sum if statistic == "Sum" else max)(values[own_name]) * by if own_name in values else None
         for own_name, (_, statistic, by) in _METRICS.items()
-    }  # a stretch may lie across two periods: then the worse percentile
+    }  # the minutes may lie in two periods: take the worse percentile
 
 
 def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:
-    """What `read` gives; empty, and said so, where the caller may not read it."""
+    """Return what `read` returns; empty, with a note in `unread`, if the caller may not read it."""
     try:
         return read()
     except ClientError as error:

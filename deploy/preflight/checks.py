@@ -1,4 +1,4 @@
-"""What can be looked at before anything is made: read-only, and where looking is not allowed, a warning says so."""
+"""Run all preflight checks. Read-only: where reading is not allowed, a warning says so."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
 
-_SECONDS = 5.0  # for one question to the hub
+_SECONDS = 5.0  # for one request to the hub
 
 
 def preflight(
     aws: Aws, spec: Spec, decision: Decision, *, fetch: Fetch | None = None, without: Collection[str] = ()
 ) -> list[Check]:
-    """Every check, in the order of what would fail first.
+    """Run every check, in the order in which failures would occur.
 
     Args:
-        fetch: `over_the_network`, to ask the hub and the image's registry; None: only AWS's API is asked.
-        without: the names of checks that are left out.
+        fetch: `over_the_network`, to ask the hub and the image's registry; None: ask only AWS's API.
+        without: names of checks to leave out.
 
     Raises:
-        BotoCoreError: AWS cannot be asked at all.
+        BotoCoreError: AWS cannot be reached.
     """
     context = Context(aws, spec, decision, fetch)
     checks: list[Check] = []
@@ -43,10 +43,10 @@ def preflight(
 
 
 def refuse_errors(checks: Sequence[Check]) -> None:
-    """Go on only without errors.
+    """Stop if a check found an error.
 
     Raises:
-        Refused: there is one; all are said.
+        Refused: there is an error; the advice lists all.
     """
     wrong = [check for check in checks if check.verdict is Verdict.ERROR]
     if wrong:
@@ -55,7 +55,7 @@ def refuse_errors(checks: Sequence[Check]) -> None:
 
 
 def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """A `Fetch` of the standard library's; redirects are followed."""
+    """Fetch with the standard library, following redirects."""
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
@@ -66,7 +66,7 @@ def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """As they are printed: a line each, the advice below it."""
+    """Return the lines to print: one for each check, and its advice below."""
     marks = {Verdict.OK: "ok     ", Verdict.WARNING: "warning", Verdict.ERROR: "error  "}
     failure = []
     for check in checks:
@@ -124,7 +124,7 @@ def _trusts_sagemaker(document: Any) -> bool:
 
 
 def _quota(context: Context) -> Check:
-    """How many of the type the account may have in endpoints; what others use of it cannot be asked here."""
+    """Check the quota of the instance type for endpoints. What other endpoints use of it is unknown here."""
     instance = context.decision.instance_type
     managed = context.spec.instance.managed
     wanted = context.spec.instance.count if managed is None else max(managed.max, context.spec.instance.count)

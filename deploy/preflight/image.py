@@ -1,4 +1,4 @@
-"""Whether SageMaker can pull and run the image: it is there, in this region, for amd64, and not too large."""
+"""Check the image: it exists, in this region, for amd64, and is not too large."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy.preflight.check import Check, Context, error, ok, warning
 _URI = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?::([^@]+))?(?:@(sha256:[0-9a-f]{64}))?")
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
-_LARGE = 20e9  # bytes: pulling it then takes minutes of each instance's start
+_LARGE = 20e9  # bytes: pulling a larger image takes minutes of each start
 _BUILD = "docker buildx build --platform linux/amd64 --provenance=false --push -t URI ."
 
 
@@ -37,7 +37,7 @@ def image(context: Context) -> Check:
             return error(
                 "image", f"{uri} does not exist", "Push it, or correct image.uri (image.repository, image.tag)."
             )
-        if account != context.decision.account:  # AWS's own, which nobody else may list
+        if account != context.decision.account:  # AWS's own repository, which users may not list
             return ok("image", f"{uri} (of another account: not looked at)")
         raise
     size = result.get("imageSizeInBytes", 0)
@@ -49,7 +49,7 @@ def image(context: Context) -> Check:
 
 
 def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | None:
-    """What is wrong with the image's kind, if it can be told."""
+    """Check the image's platform; None: unknown."""
     ecr = context.aws.client("ecr")
     got = ecr.batch_get_image(**which, imageIds=[{"imageDigest": digest}], acceptedMediaTypes=[*_INDEXES, *_MANIFESTS])
     if not got["images"]:
@@ -64,7 +64,7 @@ def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | N
 
 
 def _architecture(context: Context, which: dict[str, Any], manifest: dict[str, Any]) -> str | None:
-    """Out of the image's configuration; None where that cannot be fetched."""
+    """Read the processor from the image's configuration; None: it cannot be fetched."""
     digest = manifest.get("config", {}).get("digest")
     if digest is None or context.fetch is None:
         return None

@@ -1,4 +1,4 @@
-"""Whether the model can be had: a directory that is to be uploaded, a prefix in S3, or the hub's."""
+"""Check the model: a directory to upload, a prefix in S3, or a hub's model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.s3.prefix_lint import Finding, Level, lint
 from deploy.s3.upload import human, plan_upload
 
 _HUB = "https://huggingface.co"
-_DEMO = "demo"  # the handler's own name for its small model
+_DEMO = "demo"  # the handler's name for its small demo model
 
 
 def model(context: Context) -> list[Check]:
@@ -40,7 +40,7 @@ def _as_checks(findings: Sequence[Finding]) -> list[Check]:
 
 
 def _hub(context: Context, model_id: str) -> Check:
-    """Never an error: the network here is not the container's. No token is sent."""
+    """Check the hub. The result is never an error: the container's network is another one. No token is sent."""
     if context.fetch is None:
         return ok("model", f"{model_id}, fetched by the container from the hub (not asked)")
     try:
@@ -58,7 +58,7 @@ def _hub(context: Context, model_id: str) -> Check:
 
 
 def secret(context: Context) -> Check | None:
-    """The token's secret exists, in this region; its value is not read."""
+    """Check that the token's secret exists in this region. Its value is not read."""
     arn = context.spec.model.token_secret
     if arn is None:
         return None

@@ -1,4 +1,4 @@
-"""The head of a GGUF file: what of it decides memory. The format is ggml's docs/gguf.md, versions 2 and 3."""
+"""Read a model's shape from the header of a GGUF file (ggml's docs/gguf.md, versions 2 and 3)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _STRING, _ARRAY = 8, 9
 
 
 def gguf_shape(head: bytes, size: int) -> Shape:
-    """Of a file's beginning, far enough to hold all names of tensors (some MiB: the vocabulary comes first).
+    """Return the shape.
 
     Args:
-        size: bytes of the whole file, which are about those of its weights.
+        head: the file's beginning with all tensor names (some MiB: the vocabulary comes first).
+        size: bytes of the whole file, about the size of its weights.
 
     Raises:
         SpecError: it is no GGUF file, or cut short.
@@ -29,7 +30,7 @@ def gguf_shape(head: bytes, size: int) -> Shape:
 
 
 class _Cursor:
-    """Where we are in it. Numbers are little-endian."""
+    """A position in the bytes. Numbers are little-endian."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -48,7 +49,7 @@ class _Cursor:
         return self._data[start : self._at].decode()
 
     def value(self, kind: int) -> Any:
-        """A metadata value: text, number, or a list of either."""
+        """Read a metadata value: text, number, or a list of either."""
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
@@ -81,5 +82,5 @@ def _shape(cursor: _Cursor, size: int) -> Shape:
 
 
 def _largest(value: int | list[int]) -> int:
-    """Some models say their heads layer by layer."""
+    """Return the largest: some models have a number of heads for each layer."""
     return max(value) if isinstance(value, list) else value

@@ -32,7 +32,7 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     watching = endpoint_alarms(spec, marks)
     made_model = model(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
     config = endpoint_config(spec, decision, made_model, marks)
-    # An update names its alarms, so they are there before.
+    # An update names its alarms, so they exist before the endpoint.
     served = endpoint(spec, decision, config, watching, marks)
     built = [made_model, config, *watching, served]
     if not spec.components:

@@ -1,4 +1,4 @@
-"""CreateInferenceComponent: copies of the model on the endpoint's instances, and LoRA adapters beside them."""
+"""Build inference components: copies of the model on the endpoint's instances, and LoRA adapters beside them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def component(
     alarms: Sequence[Resource],
     tags: list[dict[str, str]],
 ) -> Resource:
-    """One component.
+    """Build one component.
 
     Raises:
-        SpecError: it asks for more GPUs than an instance has.
+        SpecError: it needs more GPUs than an instance has.
     """
     specification = {
         "ModelName": model.name,
@@ -52,14 +52,14 @@ def component(
         update={
             "InferenceComponentName": item.name,
             "Specification": specification,
-            **(copies if spec.scaling is None else {}),  # else as many as scaling has come to
+            **(copies if spec.scaling is None else {}),  # otherwise keep the number that scaling has reached
             **({"DeploymentConfig": deployment} if deployment else {}),
         },
     )
 
 
 def adapter(spec: Spec, item: Adapter, base: Resource, tags: list[dict[str, str]]) -> Resource:
-    """An adapter uses its base's copies and resources, so it says neither.
+    """Build one adapter. It uses its base's copies and compute resources.
 
     Raises:
         SpecError: its file is no tar.gz.

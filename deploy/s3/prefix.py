@@ -1,4 +1,4 @@
-"""S3 prefixes: their parts, what lies below one, and a small object's content."""
+"""S3 prefixes: list, read and delete the objects below one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deploy.errors import Failed, NotThere, Refused
 from deploy.s3.prefix_lint import Entry
 from deploy.s3.uri import bucket_and_key
 
-_AT_ONCE = 1000  # keys that one DeleteObjects takes
+_AT_ONCE = 1000  # maximum of keys in one DeleteObjects
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Prefix:
 
 
 def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
-    """All below the prefix, by names that begin after it.
+    """List the objects below the prefix, with names relative to it.
 
     Raises:
         NotThere: there is no such bucket.
@@ -52,7 +52,7 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
     """Delete these objects below the prefix.
 
     Raises:
-        Failed: one was not; S3 says so in an answer whose status is 200.
+        Failed: S3 did not delete one, which it reports in an answer of status 200.
     """
     for first in range(0, len(names), _AT_ONCE):
         some = [{"Key": prefix.key + name} for name in names[first : first + _AT_ONCE]]
@@ -63,7 +63,7 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
 
 
 def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
-    """What reads one object below the prefix."""
+    """Return a function that reads one object below the prefix."""
 
     def read(name: str) -> bytes:
         got = aws.client("s3").get_object(Bucket=prefix.bucket, Key=prefix.key + name)
@@ -73,10 +73,10 @@ def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
 
 
 def check_region(aws: Aws, prefix: Prefix) -> None:
-    """SageMaker reads model data of its own region only (contract sagemaker.md, section 7).
+    """Check the bucket's region: SageMaker reads model data of its own region only.
 
     Raises:
-        Refused: the bucket is in another one.
+        Refused: the bucket is in another region.
         NotThere: there is no such bucket.
     """
     try:

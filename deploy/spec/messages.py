@@ -1,4 +1,4 @@
-"""What is wrong with a specification, in words: pydantic's errors, each with its place and what would be right."""
+"""Turn pydantic's errors into messages with the place and the valid values."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from deploy.spec import Spec
 from deploy.spec.values import EXAMPLES, Section
 
 _TAGS = ("prefix_aware", "strategy")
-"""Which branch of a union pydantic speaks of: no name of ours, so it is left out of the place."""
+"""Names of union branches in pydantic's places, which are left out of messages."""
 
 _SECRET = ("token", "secret", "key", "password")
 
 
 def messages(error: ValidationError) -> list[str]:
-    """A line for each error: `instance.count: must be at least 1 (given: 0)`."""
+    """Return one line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
     return [f"{_place(item['loc'])}: {_describe(item)}" for item in error.errors(include_url=False)]
 
 
 def _place(loc: Sequence[int | str]) -> str:
-    """Dotted; of a list's items the number from 0, as `components.0.name`."""
+    """Return the place with dots; a list's items by number from 0, e.g. `components.0.name`."""
     return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]")) or "it"
 
 
@@ -80,7 +80,7 @@ def _actual(error: Mapping[str, Any]) -> str:
 
 
 def _suggestion(loc: Sequence[int | str]) -> str:
-    """`; did you mean instance.type?`: a like name in the same section, or the same name in another one."""
+    """Return e.g. `; did you mean instance.type?`: a similar name in the section, or the same name in another one."""
     *parents, wrong = loc
     section: type[Section] | None = Spec
     prefix = ""
@@ -100,7 +100,7 @@ def _suggestion(loc: Sequence[int | str]) -> str:
 
 
 def _everywhere(section: type[Section], prefix: str = "") -> dict[str, str]:
-    """Dotted names, by what people write for them: `type` and `instance_type` for `instance.type`."""
+    """Map what people write (`type`, `instance_type`) to the dotted name (`instance.type`)."""
     names: dict[str, str] = {}
     for name in _names(section):
         names.setdefault(f"{prefix}{name}".replace(".", "_"), f"{prefix}{name}")
@@ -115,7 +115,7 @@ def _names(section: type[Section]) -> list[str]:
 
 
 def _sections(section: type[Section]) -> dict[str, type[Section]]:
-    """The sections below, by their names."""
+    """Return the sections below, by name."""
     return {
         field.alias or name: below
         for name, field in section.model_fields.items()
@@ -124,7 +124,7 @@ def _sections(section: type[Section]) -> dict[str, type[Section]]:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """The section in an annotation: itself, in a union, or in a tuple."""
+    """Return the section in an annotation: itself, in a union, or in a tuple; None: there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((below for item in get_args(annotation) if (below := _section_in(item)) is not None), None)

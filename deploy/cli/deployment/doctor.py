@@ -1,4 +1,4 @@
-"""`lmi deploy doctor FILE`: what would fail before `up`; `lmi deploy doctor NAME --live`: an endpoint measured."""
+"""`lmi deploy doctor FILE`: run the preflight checks; `lmi deploy doctor NAME --live`: measure an endpoint."""
 
 from __future__ import annotations
 

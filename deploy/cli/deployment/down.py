@@ -1,4 +1,4 @@
-"""`lmi deploy down`: remove everything of a deployment."""
+"""`lmi deploy down`: delete everything of a deployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lmi deploy export`: the same deployment for CloudFormation or Terraform."""
+"""`lmi deploy export`: write a deployment as CloudFormation or Terraform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lmi deploy iam`: the policies that a deployment needs, and whether they are in force."""
+"""`lmi deploy iam`: print the policies that a deployment needs, or check them."""
 
 from __future__ import annotations
 

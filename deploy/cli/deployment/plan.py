@@ -1,4 +1,4 @@
-"""`lmi deploy plan`: what `up` would do, every request of it; changes nothing."""
+"""`lmi deploy plan`: print every request that `up` would make. Changes nothing."""
 
 from __future__ import annotations
 

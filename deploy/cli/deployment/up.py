@@ -1,4 +1,4 @@
-"""`lmi deploy up`: make what the specification says, or change what is there until it is so."""
+"""`lmi deploy up`: create or change a deployment until AWS has what the specification says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lmi deploy bench`: how an endpoint bears load."""
+"""`lmi deploy bench`: measure an endpoint under load."""
 
 from __future__ import annotations
 

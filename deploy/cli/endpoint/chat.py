@@ -1,4 +1,4 @@
-"""`lmi deploy chat`: a conversation, in a terminal or out of a pipe."""
+"""`lmi deploy chat`: talk to a model, on a terminal or from a pipe."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _line(terminal: bool) -> str | None:
 
 
 def _command(conversation: Conversation, line: str) -> bool:
-    """False: the conversation is over."""
+    """Run a command; return False to end the conversation."""
     name, _, text = line.partition(" ")
     if name == "/quit":
         return False
@@ -73,7 +73,7 @@ def _command(conversation: Conversation, line: str) -> bool:
 
 
 def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
-    """Raises RequestFailed where nobody is there to ask again."""
+    """Print the answer. Raises RequestFailed if there is no terminal to ask again on."""
     answer = conversation.ask(line)
     try:
         for piece in answer:

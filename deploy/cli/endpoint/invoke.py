@@ -1,4 +1,4 @@
-"""`lmi deploy invoke`: one request, one answer."""
+"""`lmi deploy invoke`: send one request, print the whole answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lmi deploy local`: SageMaker on this machine: a container's process and the Runtime API before it."""
+"""`lmi deploy local`: run the container's process and the Runtime API on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deploy.local.health import Probing
 from deploy.local.serving import Plan, free_port, serve
 
 BASE = "base"
-"""The component of the model itself, where there are adapters."""
+"""The component of the model itself, if there are adapters."""
 
 _SNIPPET = (
     "  import boto3\n"
@@ -84,10 +84,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    """What the arguments mean.
+    """Return the plan of the arguments.
 
     Raises:
-        DeployError: they do not go together.
+        DeployError: the arguments contradict each other.
     """
     given = {"a model": arguments.model, "--engine": arguments.engine, "-o": arguments.options,
              "--container-port": arguments.container_port}  # fmt: skip

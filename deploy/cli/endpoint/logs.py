@@ -1,4 +1,4 @@
-"""`lmi deploy logs NAME`: what the endpoint's containers and its components wrote."""
+"""`lmi deploy logs NAME`: print the logs of an endpoint's containers and components."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
-    """Raises NotThere where no group is there."""
+    """Raise NotThere if no group exists."""
     try:
         there = any(logs.exists(aws, group) for group in groups)
-    except ClientError:  # who may read a log need not be allowed to list them
+    except ClientError:  # permission to read a log does not imply permission to list them
         return
     if not there:
         raise NotThere(

@@ -1,4 +1,4 @@
-"""`lmi deploy scale NAME N`, or `--min`, `--max`: how many instances or copies there are."""
+"""`lmi deploy scale NAME N`, or `--min`, `--max`: set the number of instances or copies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{what.target}: scales between {low} and {high}")
         what = scaling_target(aws, arguments.name, arguments.component)
     if arguments.count is not None:
-        note = set_count(aws, what, arguments.count)  # which may refuse it
+        note = set_count(aws, what, arguments.count)  # may refuse
         print(f"{what.target}: {what.count} -> {arguments.count}")
         if note:
             print(note)

@@ -1,4 +1,4 @@
-"""`lmi deploy stream`: one request, the answer as it comes."""
+"""`lmi deploy stream`: send one request, print the answer as it arrives."""
 
 from __future__ import annotations
 

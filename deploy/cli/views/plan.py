@@ -1,4 +1,4 @@
-"""A plan as people read it, and as programs do. Nothing that looks like a secret is in either."""
+"""Print a plan, or write it as JSON. Secrets are hidden in both."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _MARKS = {
     Verb.UNCHANGED: ("=", "dim"),
     Verb.DELETE: ("-", "red"),
 }
-_LONG = 100  # characters of a changed value that are shown
+_LONG = 100  # characters to print of a changed value
 
 
 def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
-    """Every action, what it changes, and with `whole` its request."""
+    """Print every action and its changes; with `whole` its request too."""
     for action in plan.actions:
         _print_action(console, action, whole)
     say(console, summary(plan), "bold")
 
 
 def summary(plan: Plan) -> str:
-    """What will be done, in numbers."""
+    """Return the number of actions by sort."""
     verbs = [action.verb for action in plan.actions]
     counts = {
         "to create": verbs.count(Verb.CREATE),
@@ -54,7 +54,7 @@ def summary(plan: Plan) -> str:
 
 
 def as_json(plan: Plan, **more: Any) -> str:
-    """The plan for programs: `actions` with their requests and changes, and `more`."""
+    """Return the plan as JSON: `actions` with requests and changes, and `more`."""
     actions = [
         {
             "verb": action.verb.value,
@@ -79,7 +79,7 @@ def as_json(plan: Plan, **more: Any) -> str:
 
 
 def printable(value: Any) -> Any:
-    """A request as JSON takes it: secrets hidden, values that are not known yet said in words."""
+    """Return a request for JSON: secrets hidden, unknown values in words."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     return redact(resolved(value, _reference))
@@ -101,7 +101,7 @@ def print_warnings(console: Console, warnings: Sequence[str]) -> None:
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
-    """A line each, and what to change below it."""
+    """Print a line for each check, and its advice below."""
     styles = {Verdict.OK: "dim", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
     for check in checks:
         say(console, "\n".join(lines([check])), styles[check.verdict])
@@ -125,7 +125,7 @@ def _yaml(request: Json) -> str:
 
 
 def _hidden(place: str, value: Any) -> Any:
-    """A changed value; hidden if its name, or itself, looks like a secret."""
+    """Return a value, hidden if its name or itself looks like a secret."""
     if isinstance(value, str | int | float) and is_secret(place.rpartition(".")[2], value):
         return HIDDEN
     return printable(value)

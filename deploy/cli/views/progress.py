@@ -1,4 +1,4 @@
-"""`wait.Progress` as shown: live lines on a terminal, else a plain line whenever something changes."""
+"""Print the progress of waiting: live lines on a terminal, else a line whenever something changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GOOD, _BAD = (*READY, ""), (*FAILED, *MIXED)
 
 @contextmanager
 def live_progress(console: Console) -> Iterator[Report]:
-    """A `report` for `wait_for` whose last state stays on the screen."""
+    """Yield a `report` for `wait_for`; its last state stays on the screen."""
     if not console.is_terminal:
         yield _plain(console)
         return
@@ -34,7 +34,7 @@ def live_progress(console: Console) -> Iterator[Report]:
 
 
 def table(states: Iterable[Progress]) -> Table:
-    """What was seen of each resource, its log's last line below it."""
+    """Return a row for each resource, with its log's last line below."""
     grid = Table.grid(padding=(0, 2))
     for state in states:
         grid.add_row(_mark(state), state.key, Text(_sentence(state)), _minutes(state.elapsed))

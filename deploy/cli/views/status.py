@@ -1,4 +1,4 @@
-"""A `Status` for people: tables of rich's; and for programs: JSON."""
+"""Print a `Status` as tables, or write it as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An upload as it is shown: a bar of bytes with files and rate on a terminal, else a line every tenth."""
+"""Print the progress of an upload: a bar on a terminal, else a line for every tenth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy.s3.upload import UploadProgress, human
 
 @contextmanager
 def upload_progress(console: Console) -> Iterator[Callable[[UploadProgress], None]]:
-    """A `progress` for `upload`."""
+    """Yield a `progress` for `upload`."""
     if not console.is_terminal:
         yield _plain(console)
         return
@@ -47,9 +47,10 @@ def _plain(console: Console) -> Callable[[UploadProgress], None]:
         tenth = 10 * progress.size // max(progress.of_size, 1)
         if tenth != last:
             last = tenth
-            say(
-                console,
-                f"uploaded {human(progress.size)} of {human(progress.of_size)}, {progress.files} of {progress.of_files} files",
+            size, files = (
+                f"{human(progress.size)} of {human(progress.of_size)}",
+                f"{progress.files} of {progress.of_files}",
             )
+            say(console, f"uploaded {size}, {files} files")
 
     return report

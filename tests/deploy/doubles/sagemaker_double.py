@@ -1,4 +1,4 @@
-"""SageMaker's control plane in a dict: what moto 5.2 lacks of it, or takes without a word (contract sagemaker.md, 4.1).
+"""SageMaker's control plane in a dict: what moto 5.2 lacks of it, or takes without a word.
 
 Models, endpoint configurations, endpoints and inference components with AWS's own conflicts, and with states that go on
 by one with every look at them: `polls` looks show the busy state, the next one its end. `fate` says how one ends.

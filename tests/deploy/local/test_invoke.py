@@ -1,4 +1,4 @@
-"""InvokeEndpoint by stock boto3: contract sections 1, 1.1 and 1.4, row by row."""
+"""InvokeEndpoint by stock boto3."""
 
 from __future__ import annotations
 

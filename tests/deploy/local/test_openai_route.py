@@ -1,4 +1,4 @@
-"""The OpenAI route and its bearer tokens (contract section 1.3)."""
+"""The OpenAI route and its bearer tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""InvokeEndpointWithResponseStream by stock boto3: contract sections 1.2 and 1.4, row by row."""
+"""InvokeEndpointWithResponseStream by stock boto3."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_no_head_in_time_is_status_0(loop: Loop, do: str) -> None:
 
 
 def test_a_stalled_stream_is_the_client_s_own_timeout_before_sagemaker_s(local: Local) -> None:
-    """boto3 raises urllib3's own error there (contract section 1.4)."""
+    """boto3 raises urllib3's own error there."""
     local.container.may_go_on.set()
     asked = json.dumps(script(LINES[0], end="stall"))
     with contextlib.closing(client(local.url, read_timeout=0.3)) as impatient:

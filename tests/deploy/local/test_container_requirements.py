@@ -1,4 +1,4 @@
-"""What SageMaker asks of a container (contract section 1), held against the container's entry point.
+"""What SageMaker asks of a container, held against the container's entry point.
 
 That the model's directory is only read is in test_examples.py, whose model is in one.
 """
