@@ -1,4 +1,4 @@
-"""What looks like a secret: refused in a container's environment, and not shown in anything that is printed."""
+"""Recognize secrets: refused in a container's environment, and replaced by `***` in all output."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _VALUE = re.compile(
 )
 _NEVER_A_NUMBER = re.compile(r"(^|_)(PASSWORD|PASSWD|PASSPHRASE)S?$")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
-"""No secret, whatever its name: `max_token=512` (SageMaker takes text only, so a number is one here too)."""
+"""Numbers and booleans are no secrets, e.g. `max_token=512`. SageMaker takes them as text."""
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a setting of that name and value looks like one: by its name, or by the shape of known keys."""
+    """Whether a setting looks like a secret, by its name or by the form of its value."""
     text = str(value)
     words = _WORDS.sub("_", name).upper()
     if not text or (_NUMBER.fullmatch(text) and not _NEVER_A_NUMBER.search(words)):
@@ -37,11 +37,11 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def redact(value: Any) -> Any:
-    """The same, with `***` for what looks like a secret; of mappings, lists and texts in any depth."""
+    """Return the value with `***` in place of secrets, in mappings, lists and texts of any depth."""
     if isinstance(value, Mapping):
-        return {name: HIDDEN if _hides(name, one) else redact(one) for name, one in value.items()}
+        return {name: HIDDEN if _hides(name, item) else redact(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [redact(one) for one in value]
+        return [redact(item) for item in value]
     return _VALUE.sub(HIDDEN, value) if isinstance(value, str) else value
 
 

@@ -44,7 +44,7 @@ def by_invocations(predictor: Predictor, words: int, max_tokens: int, parameters
     def send(number: int) -> Result:
         fixed = {"max_new_tokens": max_tokens, "details": True}
         body = {"inputs": prompt(number, words), "parameters": {**fixed, **parameters}, "stream": True}
-        return measured(lambda: predictor.predict_stream(body))
+        return measure_stream(lambda: predictor.predict_stream(body))
 
     return send
 
@@ -54,7 +54,7 @@ def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dic
     route = predictor.openai_route()
     pool = urllib3.PoolManager(maxsize=connections, timeout=urllib3.Timeout(connect=10, read=120), retries=False)
 
-    def opened(number: int) -> Stream:
+    def open_stream(number: int) -> Stream:
         messages = [{"role": "user", "content": prompt(number, words)}]
         fixed = {"max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
         headers = {"Authorization": f"Bearer {route.token()}", "Content-Type": "application/json"}
@@ -70,19 +70,19 @@ def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dic
             raise RequestFailed("", original_status=response.status)
         return Stream(response.stream(), response.headers.get("Content-Type", ""), response.close)
 
-    return lambda number: measured(lambda: opened(number))
+    return lambda number: measure_stream(lambda: open_stream(number))
 
 
-def measured(opened: Callable[[], Stream], clock: Callable[[], float] = time.monotonic) -> Result:
+def measure_stream(open_stream: Callable[[], Stream], clock: Callable[[], float] = time.monotonic) -> Result:
     """Open a stream, read it to its end, and note when each piece of text arrived."""
     start = clock()
     arrivals: list[float] = []
     counted: int | None = None
     try:
-        for event in opened():
+        for event in open_stream():
             if isinstance(event, Token):
                 arrivals.append(clock())
-            counted = _counted(event) or counted
+            counted = _token_count(event) or counted
     except RequestFailed as failed:
         error = " ".join([type(failed).__name__, *([str(failed.original_status)] if failed.original_status else [])])
     else:
@@ -90,7 +90,7 @@ def measured(opened: Callable[[], Stream], clock: Callable[[], float] = time.mon
     return Result(start, arrivals, clock(), error, counted)
 
 
-def _counted(event: Any) -> int | None:
+def _token_count(event: Any) -> int | None:
     """Return the number of tokens if the event has it."""
     match event:
         case Finish(details={"generated_tokens": int(number)} | {"completion_tokens": int(number)}):

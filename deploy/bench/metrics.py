@@ -1,4 +1,4 @@
-"""From results to figures, and to the advice on scaling."""
+"""Metrics of a load level, and advice on scaling."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from handler.bench.load import Result
 
 HEADROOM = 0.7
-"""Of the knee: scaling out takes minutes, in which load goes on growing (contract sagemaker.md, section 5)."""
+"""Fraction of the knee: scaling out takes minutes, in which load grows further."""
 
-_STILL_RISING = 1.15  # throughput over the level before
+_STILL_RISING = 1.15  # ratio of throughput to that of the level before
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """p50, p90 and p99: the smallest value that so many are not above."""
+    """Return p50, p90 and p99 as values that occurred (nearest rank)."""
     ordered = sorted(values)
     return {
         f"p{percent}": round(ordered[math.ceil(percent / 100 * len(ordered)) - 1], 2) if ordered else None
@@ -28,7 +28,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
-    """One level's figures. Times in milliseconds, of the answers that were whole; rates over the level's whole time."""
+    """Return the metrics of one level. Times in milliseconds, of answers without errors; rates over its whole time."""
     good = [result for result in results if not result.error]
     seconds = max(result.end for result in results) - min(result.start for result in results)
     gaps = [later - earlier for result in good for earlier, later in itertools.pairwise(result.arrivals)]
@@ -47,10 +47,12 @@ def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Advice:
-    """Attributes:
-    knee: requests at once; None where it cannot be told.
-    concurrency: for the specification's scaling.concurrency.
-    text: a sentence, for people.
+    """Advice on scaling.
+
+    Attributes:
+        knee: concurrent requests; None: unknown.
+        concurrency: value for scaling.concurrency; None: unknown.
+        text: a sentence for people.
     """
 
     knee: float | None
@@ -59,11 +61,11 @@ class Advice:
 
 
 def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
-    """Where latency begins to grow with load.
+    """Find the load at which latency begins to grow.
 
     By the bounds of closed systems: below the knee an answer takes as long as alone, beyond it throughput is at its
-    most and only waiting grows; both meet at (most throughput) x (latency alone). The latency at the lowest level
-    stands for that alone.
+    maximum and only waiting grows. Both meet at (maximum throughput) x (latency alone). The latency of the lowest level
+    is taken for that alone.
 
     Args:
         levels: `summary`s of closed loops, by rising `clients`.
@@ -84,15 +86,15 @@ def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
 
 
 def rows(levels: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The table for people: a head, and a row a level."""
+    """Return the table for people: a head, and a row a level."""
     head = ["load", "requests", "errors", "req/s", "tok/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p99 ms",
             "latency p50", "p99 ms"]  # fmt: skip
-    found = [head]
+    table = [head]
     for level in levels:
         load = f"{level['clients']} at once" if "clients" in level else f"{level['rate']:g}/s"
         errors = ", ".join(f"{count} {kind}" for kind, count in level["errors"].items()) or "0"
         cells = [level["ttft_ms"][p] for p in ("p50", "p90", "p99")]
         cells += [level[name][p] for name in ("itl_ms", "latency_ms") for p in ("p50", "p99")]
         rates = [f"{level['requests_per_second']:.2f}", f"{level['tokens_per_second']:.1f}"]
-        found.append([load, str(level["requests"]), errors, *rates, *("-" if c is None else f"{c:.1f}" for c in cells)])
-    return found
+        table.append([load, str(level["requests"]), errors, *rates, *("-" if c is None else f"{c:.1f}" for c in cells)])
+    return table

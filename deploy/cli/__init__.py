@@ -1,1 +1,1 @@
-"""The commands: what is read of the command line, whom it is given to, and what is printed. No work is done here."""
+"""The command line: parse arguments, call the rest of `deploy`, print the result."""

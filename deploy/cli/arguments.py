@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Arguments of several commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORT = {
     "instance-type": ("instance.type", "SageMaker instance type, or auto"),
     "count": ("instance.count", "instances"),
 }
-"""Flags for what is set most: of the specification which name, and what it is."""
+"""Short flags for the most common settings: name in the specification, and meaning."""
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +34,10 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(arguments: argparse.Namespace) -> Spec:
-    """The specification that the arguments mean.
+    """Return the specification of the arguments.
 
     Raises:
-        SpecError: it is wrong.
+        SpecError: it is invalid.
     """
     short = [
         f"{name}={value}" for name, _ in _SHORT.values() if (value := getattr(arguments, f"spec_{name}")) is not None

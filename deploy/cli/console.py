@@ -1,4 +1,4 @@
-"""Where and how is printed: colours and the terminal's width on a terminal, plain wide lines elsewhere."""
+"""The console: colours and width on a terminal, plain wide lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deploy.errors import Refused
 
-_WIDE = 180  # columns of a table that no terminal limits
+_WIDE = 180  # columns of a table without a terminal
 
 
 def out() -> Console:
@@ -16,19 +16,19 @@ def out() -> Console:
 
 
 def say(console: Console, line: str, style: str = "") -> None:
-    """A line as it is: nothing in it is markup, and it is not broken."""
+    """Print a line without markup and without line breaks."""
     console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def confirm(question: str, *, yes: bool, needed: bool) -> bool:
-    """Ask on the terminal.
+    """Ask the user on the terminal.
 
     Args:
-        yes: it was said on the command line.
-        needed: without a terminal to ask on, not to go on.
+        yes: `--yes` is set.
+        needed: whether to stop if there is no terminal.
 
     Raises:
-        Refused: there is none.
+        Refused: there is no terminal, and an answer is needed.
     """
     if yes:
         return True

@@ -1,4 +1,4 @@
-"""Arguments of the commands that talk to an endpoint."""
+"""Arguments of the commands that send requests to an endpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy.client.aws.account import boto_session
 from deploy.errors import DeployError
 
 
-def add_asked(parser: argparse.ArgumentParser) -> None:
+def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     add_endpoint(parser)
     parser.add_argument("--component", metavar="NAME",
                         help="inference component, or adapter's (default: the only one)")  # fmt: skip
@@ -41,7 +41,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
 
 
 def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:
-    """Raises DeployError: there is no region."""
+    """Return the predictor of the arguments. Raises DeployError if no region is set."""
     patience = Patience() if arguments.patience is None else Patience(arguments.patience, arguments.patience)
     return Predictor(
         arguments.name,
@@ -49,15 +49,15 @@ def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:
         component=arguments.component,
         endpoint_url=arguments.endpoint_url,
         session=boto_session(arguments.region, arguments.endpoint_url),
-        **{"patience": patience, "report": _said, **more},
+        **{"patience": patience, "report": _print_retry, **more},
     )
 
 
 def body_of(arguments: argparse.Namespace) -> Any:
-    """What to send.
+    """Return the request's body.
 
     Raises:
-        DeployError: the arguments do not go together, or a file cannot be read.
+        DeployError: the arguments contradict each other, or a file cannot be read.
     """
     parameters = parameters_of(arguments)
     if arguments.json is not None and arguments.body is not None:
@@ -75,31 +75,31 @@ def body_of(arguments: argparse.Namespace) -> Any:
         return body
     if not isinstance(body, dict):
         raise DeployError("-p: the body is no JSON object")
-    if "inputs" not in body:  # other schemas have their parameters beside the prompt
+    if "inputs" not in body:  # other schemas have parameters beside the prompt
         return {**body, **parameters}
     return {**body, "parameters": {**body.get("parameters", {}), **parameters}}
 
 
 def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Values are JSON where they can be, else text.
+    """Return the generation parameters; a value is JSON, else text.
 
     Raises:
         DeployError: one has no value.
     """
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for setting in arguments.parameters:
         name, separator, text = setting.partition("=")
         if not name or not separator:
             raise DeployError(f"-p {setting}: must be NAME=VALUE, as max_new_tokens=64")
         try:
-            found[name] = json.loads(text)
+            parameters[name] = json.loads(text)
         except ValueError:
-            found[name] = text
-    return found
+            parameters[name] = text
+    return parameters
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The request's headers."""
+    """Return the request's headers."""
     return {"custom_attributes": arguments.custom_attributes, "inference_id": arguments.inference_id}
 
 
@@ -115,7 +115,7 @@ def _read(text: str) -> str:
         raise DeployError(f"{text[1:]}: {why}") from None
 
 
-def _said(error: NotStarted, pause: float) -> None:
+def _print_retry(error: NotStarted, pause: float) -> None:
     print(f"{error}; again in {pause:.0f} s", file=sys.stderr)
 
 

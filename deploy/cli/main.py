@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import as_ours
+from deploy.aws import as_deploy_error
 from deploy.errors import DeployError
 
 COMMANDS = {
@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
     try:
         return int(arguments.run(arguments))
     except (BotoCoreError, ClientError) as error:
-        return _said(as_ours(error))
+        return _print_error(as_deploy_error(error))
     except DeployError as error:
-        return _said(error)
+        return _print_error(error)
     except BrokenPipeError:
         return 1
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
 
 
 class _AnyOrder(argparse.ArgumentParser):
-    """Takes flags between the other arguments too: Python before 3.13 refuses the BODY of `NAME --flag BODY`."""
+    """Accept flags between positional arguments: Python before 3.13 refuses the BODY of `NAME --flag BODY`."""
 
     _within = False
 
@@ -75,7 +75,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _said(error: DeployError) -> int:
+def _print_error(error: DeployError) -> int:
     print(f"lmi deploy: {error}", file=sys.stderr)
     if error.advice:
         print(error.advice, file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Makes a plan so: one call after the other, waiting where the next one needs it.
+"""Apply a plan: one call after the other, waiting where the next call needs it.
 
-Run again after any end, it goes on where it was: everything is found by its name and its tag (`live.py`), and a thing
-that AWS is still at is waited for first.
+`up` can run again after any interruption: resources are found by name and tag (`live.py`), and a resource that AWS is
+still changing is waited for first.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws, as_ours, is_missing
+from deploy.aws import Aws, as_deploy_error, is_missing
 from deploy.deployer.calls import CALLS, call, is_duplicate, show, tags_of
 from deploy.deployer.live import Live, LiveResource, look
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.rollback import leftovers, undo
-from deploy.deployer.wait import SETTLES, Report, wait_for
+from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
 from deploy.errors import DeployError, Failed, NotThere, Refused
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.resources.resource import FAILED, READY, Kind, Ref, Resource, refs, resolved
 
 EVERY = 15.0
-"""Seconds between two looks at what AWS is at."""
+"""Seconds between two polls."""
 
 _MAKES = (Verb.CREATE, Verb.REPLACE)
 
 
 @dataclass(frozen=True)
 class ApplyOptions:
-    """How a plan is carried out.
+    """How a plan is applied.
 
     Attributes:
-        say: told of every step, a line each.
-        report: told of every look while waiting.
-        keep_failed: leave what failed, to be looked at.
-        every: seconds between two looks.
-        limit: seconds after which an endpoint or a component is given up.
+        say: called with one line for every step.
+        report: called at every poll.
+        keep_failed: do not delete resources that failed.
+        every: seconds between two polls.
+        limit: seconds after which waiting for an endpoint or a component ends.
     """
 
     say: Callable[[str], None]
@@ -49,67 +49,67 @@ class ApplyOptions:
 
 @dataclass
 class Run:
-    """What has been done so far, for who has to undo it or go on.
+    """The state of a run, for the rollback and for the report of an interruption.
 
     Attributes:
-        made: keys of what is new.
-        finished: keys of endpoints and components that serve as wanted.
-        at: what is being done.
+        created: keys of resources that this run created.
+        serving: keys of endpoints and components in their desired state.
+        current: the action in progress.
     """
 
-    made: list[str] = field(default_factory=list)
-    finished: set[str] = field(default_factory=set)
-    at: Action | None = None
+    created: list[str] = field(default_factory=list)
+    serving: set[str] = field(default_factory=set)
+    current: Action | None = None
 
 
-def look_when_idle(aws: Aws, deployment: str, wanted: Sequence[Resource], ways: ApplyOptions) -> Live:
-    """What there is once AWS is at nothing of it: a killed run's creation or update goes on by itself."""
-    live = look(aws, deployment, wanted)
-    for found in live.busy:
-        ways.say(f"{found.kind.value}/{found.name} is {found.status}: waiting for it")
-        _settle(aws, found, ways)
-    return look(aws, deployment, wanted) if live.busy else live
+def look_when_idle(aws: Aws, deployment: str, desired: Sequence[Resource], options: ApplyOptions) -> Live:
+    """Wait until AWS is idle, and return what exists. AWS finishes the creation or update of a killed run by itself."""
+    live = look(aws, deployment, desired)
+    for existing in live.busy:
+        options.say(f"{existing.kind.value}/{existing.name} is {existing.status}: waiting for it")
+        _wait_until_idle(aws, existing, options)
+    return look(aws, deployment, desired) if live.busy else live
 
 
-def apply(aws: Aws, plan: Plan, wanted: Sequence[Resource], ways: ApplyOptions, run: Run | None = None) -> None:
-    """Carry it out.
+def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run | None = None) -> None:
+    """Apply the plan.
 
     Args:
-        wanted: the resources that the plan was made of.
-        run: written to; who was interrupted reads in it how far it came.
+        desired: the resources that the plan was made from.
+        run: updated with every step.
 
     Raises:
-        Failed: AWS gave up on something. What this run made for it is gone again, unless `keep_failed`.
-        DeployError, NotAllowed: a call was refused; likewise.
+        Failed: a resource failed. What this run created for it is deleted, unless `keep_failed`.
+        DeployError, NotAllowed: AWS refused a call; likewise.
     """
     run = Run() if run is None else run
-    steps = _Steps(aws, plan, ways, run)
+    steps = _Steps(aws, plan, options, run)
     for action in plan.actions:
-        run.at = action
+        run.current = action
         try:
             steps.do(action)
         except (DeployError, ClientError, BotoCoreError) as error:
-            ours = error if isinstance(error, DeployError) else as_ours(error)
-            raise _roll_back(aws, ours, plan, wanted, ways, run) from error
-    run.at = None
+            deploy_error = error if isinstance(error, DeployError) else as_deploy_error(error)
+            raise _roll_back(aws, deploy_error, plan, desired, options, run) from error
+    run.current = None
 
 
 class _Steps:
-    """The calls of one plan, and what AWS has said of the things so far."""
+    """The calls of one plan, and AWS's descriptions of the resources."""
 
-    def __init__(self, aws: Aws, plan: Plan, ways: ApplyOptions, run: Run) -> None:
-        self._aws, self._plan, self._ways, self._run = aws, plan, ways, run
+    def __init__(self, aws: Aws, plan: Plan, options: ApplyOptions, run: Run) -> None:
+        self._aws, self._plan, self._options, self._run = aws, plan, options, run
         self._resources = {action.key: action.resource for action in plan.actions if action.resource is not None}
-        self._said: dict[str, dict[str, Any]] = {}
+        self._descriptions: dict[str, dict[str, Any]] = {}
 
     def do(self, action: Action) -> None:
         if action.verb in _MAKES:
             self._make(action)
         elif action.verb is Verb.UPDATE:
-            self._ways.say(f"change {action.key}")
+            self._options.say(f"change {action.key}")
             self._call(action)
         elif action.verb is Verb.TAG:
-            self._ways.say(f"tag {action.key}")
+            self._options.say(f"tag {action.key}")
             self._call(action)
             return
         elif action.verb is Verb.DELETE:
@@ -120,38 +120,38 @@ class _Steps:
                 wait_for(
                     self._aws,
                     action.resource,
-                    self._ways.report,
-                    limit=self._ways.limit,
-                    every=self._ways.every,
-                    settles=SETTLES,
+                    self._options.report,
+                    limit=self._options.limit,
+                    every=self._options.every,
+                    consistency=CONSISTENCY_SECONDS,
                 )
-            self._run.finished.add(action.key)
+            self._run.serving.add(action.key)
 
     def _make(self, action: Action) -> None:
-        self._ways.say(f"make {action.key}")
-        # Before the call: if its answer is lost, the thing may be there all the same.
-        self._run.made.append(action.key)
+        self._options.say(f"make {action.key}")
+        # Before the call: if its answer is lost, the resource may exist all the same.
+        self._run.created.append(action.key)
         try:
             self._call(action)
         except ClientError as error:
             if not is_duplicate(error):
-                self._run.made.remove(action.key)
+                self._run.created.remove(action.key)
                 raise
-            self._run.made.remove(action.key)
-            self._own(action)
+            self._run.created.remove(action.key)
+            self._check_owner(action)
 
-    def _own(self, action: Action) -> None:
-        """It came between the look and the call: another run of ours, or another's thing.
+    def _check_owner(self, action: Action) -> None:
+        """Check the owner of a resource that appeared between the look and the call.
 
         Raises:
-            Refused: another's.
+            Refused: it is not of this deployment.
         """
         said = show(self._aws, action.kind, action.which)
         if said is None or tags_of(self._aws, action.kind, said).get(TAG_DEPLOYMENT) != self._plan.deployment:
             raise Refused(f"{action.key} exists and was not made by this deployment", "Choose another name.")
 
     def _delete(self, action: Action) -> None:
-        self._ways.say(f"remove {action.key}" + (f" ({action.why})" if action.why else ""))
+        self._options.say(f"remove {action.key}" + (f" ({action.why})" if action.why else ""))
         try:
             self._call(action)
         except ClientError as error:
@@ -160,54 +160,58 @@ class _Steps:
             raise
         if CALLS[action.kind].status is not None:
             gone = Resource(action.kind, action.which[-1], {})
-            wait_for(self._aws, gone, self._ways.report, gone=True, limit=self._ways.limit, every=self._ways.every)
+            wait_for(
+                self._aws, gone, self._options.report, gone=True, limit=self._options.limit, every=self._options.every
+            )
 
     def _call(self, action: Action) -> None:
         request = action.request or {}
         for ref in refs(request):
-            self._learn(ref)
-        self._said[action.key] = call(
+            self._look_up(ref)
+        self._descriptions[action.key] = call(
             self._aws,
             action.service,
             action.operation,
-            resolved(request, lambda ref: self._said[ref.key][ref.attribute]),
+            resolved(request, lambda ref: self._descriptions[ref.key][ref.attribute]),
         )
 
-    def _learn(self, ref: Ref) -> None:
-        """What AWS says of a thing that was there before this run."""
-        if ref.attribute in self._said.get(ref.key, {}):
+    def _look_up(self, ref: Ref) -> None:
+        """Describe a resource that existed before this run."""
+        if ref.attribute in self._descriptions.get(ref.key, {}):
             return
-        action = next((one for one in self._plan.actions if one.key == ref.key), None)
+        action = next((item for item in self._plan.actions if item.key == ref.key), None)
         said = None if action is None else show(self._aws, action.kind, action.which)
         if said is None or ref.attribute not in said:
             raise DeployError(f"{ref.key} has no {ref.attribute}")
-        self._said[ref.key] = said
+        self._descriptions[ref.key] = said
 
 
-def _settle(aws: Aws, found: LiveResource, ways: ApplyOptions) -> None:
-    """Wait until AWS has done; how it ended is seen by the next look, and is then the plan's business."""
-    resource = Resource(found.kind, found.name, {})
+def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) -> None:
+    """Wait until AWS finishes. The next look sees the result, and the plan handles it."""
+    resource = Resource(existing.kind, existing.name, {})
     try:
-        wait_for(aws, resource, ways.report, gone=found.status == "Deleting", limit=ways.limit, every=ways.every)
+        wait_for(
+            aws, resource, options.report, gone=existing.status == "Deleting", limit=options.limit, every=options.every
+        )
     except (Failed, NotThere) as error:
-        ways.say(str(error))
+        options.say(str(error))
 
 
-def _may_go_on(aws: Aws, at: Action | None) -> bool:
-    """Whether a change of what serves may not have ended: then what it needs must not be taken from under it.
+def _may_still_change(aws: Aws, current: Action | None) -> bool:
+    """Whether an update may still be in progress, so that nothing it needs may be deleted.
 
-    AWS forbids to delete a configuration that an update is under way to, and does not always notice.
+    AWS forbids to delete a configuration during an update to it, and does not always notice.
     """
-    if at is None or at.verb is not Verb.UPDATE or (status := CALLS[at.kind].status) is None:
+    if current is None or current.verb is not Verb.UPDATE or (status := CALLS[current.kind].status) is None:
         return False
     try:
-        said = show(aws, at.kind, at.which)
+        said = show(aws, current.kind, current.which)
     except (ClientError, BotoCoreError):
         return True
     if said is None:
         return False
-    wanted = at.request or {}
-    config, model = wanted.get("EndpointConfigName"), wanted.get("Specification", {}).get("ModelName")
+    desired = current.request or {}
+    config, model = desired.get("EndpointConfigName"), desired.get("Specification", {}).get("ModelName")
     if said[status] in READY:
         serves = said.get("EndpointConfigName"), said.get("Specification", {}).get("ModelName")
         return (config, model) != (None, None) and (config, model) == serves
@@ -215,27 +219,27 @@ def _may_go_on(aws: Aws, at: Action | None) -> bool:
 
 
 def _roll_back(
-    aws: Aws, error: DeployError, plan: Plan, wanted: Sequence[Resource], ways: ApplyOptions, run: Run
+    aws: Aws, error: DeployError, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run
 ) -> DeployError:
-    """The error to raise, after what it left is gone, with what is still there said."""
-    failed = run.at.key if run.at is not None else ""
+    """Delete what the run created in vain, and return the error to raise: its advice names what remains."""
+    failed = run.current.key if run.current is not None else ""
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
-    gone = leftovers(wanted, run.made, run.finished, failed, serves=coming <= run.finished)
+    gone = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)
     said = [error.advice] if error.advice else []
-    if gone and _may_go_on(aws, run.at):
-        names = ", ".join(one.key for one in gone)
+    if gone and _may_still_change(aws, run.current):
+        names = ", ".join(item.key for item in gone)
         said.append(
             f"AWS may still be changing {failed}, or serve with what is new: {names} stay. Run `lmi deploy up` again: "
             "it waits, and goes on from there."
         )
-    elif gone and ways.keep_failed:
-        said.append(f"Kept as it is: {', '.join(one.key for one in gone)}. `lmi deploy down` removes it.")
+    elif gone and options.keep_failed:
+        said.append(f"Kept as it is: {', '.join(item.key for item in gone)}. `lmi deploy down` removes it.")
     elif gone:
-        ways.say(f"failed: {error}")
-        left = undo(aws, gone, ways.report, ways.say, ways.every)
-        said += [f"Could not be removed: {one}" for one in left]
-    endpoint = next((one for one in wanted if one.kind is Kind.ENDPOINT and one.key in run.finished), None)
-    if endpoint is not None and endpoint.key in run.made:
+        options.say(f"failed: {error}")
+        left = undo(aws, gone, options.report, options.say, options.every)
+        said += [f"Could not be removed: {item}" for item in left]
+    endpoint = next((item for item in desired if item.kind is Kind.ENDPOINT and item.key in run.serving), None)
+    if endpoint is not None and endpoint.key in run.created:
         said.append(
             f"{endpoint.key} is up and costs money: `lmi deploy up` goes on from here, `lmi deploy down` ends it."
         )

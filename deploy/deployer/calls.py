@@ -1,7 +1,6 @@
-"""Which of boto3's calls makes, shows, changes and removes each kind of resource; asking AWS again where it says so.
+"""The boto3 calls that create, describe, change and delete each kind of resource, with retries.
 
-The table is all that the rest of `deploy` knows of the differences between SageMaker, Application Auto Scaling and
-CloudWatch.
+All differences between SageMaker, Application Auto Scaling and CloudWatch are in this table.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from deploy.resources.resource import Json, Kind
 
 @dataclass(frozen=True)
 class Calls:
-    """One kind's.
+    """The calls of one kind of resource.
 
     Attributes:
-        service: boto3's name.
-        create: the method that makes one. Where `update` is the same, it also changes one that is there.
-        update: None: it cannot be changed, a changed one is another one.
-        describe: the method that shows one, or (with `listed`) those asked for.
-        delete: the method that removes one.
-        identity: the arguments that say which one, called alike in requests and in answers; the last is its name.
-        arn: of its ARN, in answers.
-        listed: under which name `describe` gives a list; None: it gives the one.
-        asked: the argument that names those asked for, where it takes a list of names.
-        deleted: the same of `delete`.
-        status: of its state, in answers; None: it is there or it is not.
+        service: boto3's name of the service.
+        create: the method that creates one. If `update` is the same, it also changes an existing one.
+        update: the method that changes one; None: AWS cannot change it, a new version replaces it.
+        describe: the method that describes one, or (with `list_field`) several.
+        delete: the method that deletes one.
+        identity: the arguments that identify one, the same in requests and in answers; the last is its name.
+        arn: field of its ARN, in answers.
+        list_field: field of the list in `describe`'s answer; None: the answer describes one.
+        names_argument: the argument of `describe` that takes a list of names.
+        delete_argument: the argument of `delete` that takes a list of names.
+        status: field of its state, in answers; None: it has no states.
     """
 
     service: str
@@ -43,9 +42,9 @@ class Calls:
     delete: str
     identity: tuple[str, ...]
     arn: str
-    listed: str | None = None
-    asked: str | None = None
-    deleted: str | None = None
+    list_field: str | None = None
+    names_argument: str | None = None
+    delete_argument: str | None = None
     status: str | None = None
 
 
@@ -70,16 +69,17 @@ CALLS: Mapping[Kind, Calls] = {
     ),
     Kind.SCALABLE_TARGET: Calls(
         "application-autoscaling", "register_scalable_target", "register_scalable_target", "describe_scalable_targets",
-        "deregister_scalable_target", _SCALABLE, "ScalableTargetARN", listed="ScalableTargets", asked="ResourceIds",
+        "deregister_scalable_target", _SCALABLE, "ScalableTargetARN", list_field="ScalableTargets",
+        names_argument="ResourceIds",
     ),
     Kind.SCALING_POLICY: Calls(
         "application-autoscaling", "put_scaling_policy", "put_scaling_policy", "describe_scaling_policies",
-        "delete_scaling_policy", (*_SCALABLE, "PolicyName"), "PolicyARN", listed="ScalingPolicies",
-        asked="PolicyNames",
+        "delete_scaling_policy", (*_SCALABLE, "PolicyName"), "PolicyARN", list_field="ScalingPolicies",
+        names_argument="PolicyNames",
     ),
     Kind.ALARM: Calls(
         "cloudwatch", "put_metric_alarm", "put_metric_alarm", "describe_alarms", "delete_alarms", ("AlarmName",),
-        "AlarmArn", listed="MetricAlarms", asked="AlarmNames", deleted="AlarmNames",
+        "AlarmArn", list_field="MetricAlarms", names_argument="AlarmNames", delete_argument="AlarmNames",
     ),
 }  # fmt: skip
 
@@ -88,14 +88,14 @@ Identity = tuple[str, ...]
 pause = time.sleep
 
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
-"""Seconds before asking again: five minutes in all."""
+"""Seconds between attempts: five minutes in all."""
 
 _AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "ConcurrentUpdateException")
 _SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
 
 
 def identity(kind: Kind, said: Json) -> Identity:
-    """Which one it is, out of a request or an answer."""
+    """Return the identity in a request or an answer."""
     return tuple(str(said[name]) for name in CALLS[kind].identity)
 
 
@@ -105,14 +105,14 @@ def is_duplicate(error: ClientError) -> bool:
 
 
 def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any]:
-    """AWS's answer. Where it says that another change is under way, or to slow down, it is asked for five minutes.
+    """Call AWS. Retry for five minutes during another change and when throttled.
 
     Raises:
-        ClientError: what AWS said the last time.
-        DeployError: this boto3 does not know a field of the request.
+        ClientError: AWS's last error.
+        DeployError: the installed boto3 does not know a field of the request.
     """
     client = aws.client(service)
-    _known(client, operation, request)
+    _check_fields(client, operation, request)
     for seconds in (*_PAUSES, None):
         try:
             answer: dict[str, Any] = getattr(client, operation)(**request)
@@ -125,33 +125,33 @@ def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any
 
 
 def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
-    """What AWS says of one; None: it does not exist."""
+    """Describe one; None: it does not exist."""
     calls = CALLS[kind]
     arguments: dict[str, Any] = dict(zip(calls.identity, which, strict=True))
-    if calls.asked is not None:
-        named = {Kind.SCALABLE_TARGET: "ResourceId"}.get(kind, calls.identity[-1])
-        arguments[calls.asked] = [arguments.pop(named)]
+    if calls.names_argument is not None:
+        argument = {Kind.SCALABLE_TARGET: "ResourceId"}.get(kind, calls.identity[-1])
+        arguments[calls.names_argument] = [arguments.pop(argument)]
     try:
         answer = call(aws, calls.service, calls.describe, arguments)
     except ClientError as error:
         if is_missing(error):
             return None
         raise
-    if calls.listed is not None:
-        return next((one for one in answer[calls.listed] if identity(kind, one) == which), None)
+    if calls.list_field is not None:
+        return next((item for item in answer[calls.list_field] if identity(kind, item) == which), None)
     return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
 
 
 def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
-    """The call that removes one: its name and its arguments."""
+    """Return the call that deletes one: its name and its arguments."""
     calls = CALLS[kind]
-    if calls.deleted is not None:
-        return calls.delete, {calls.deleted: [which[-1]]}
+    if calls.delete_argument is not None:
+        return calls.delete, {calls.delete_argument: [which[-1]]}
     return calls.delete, dict(zip(calls.identity, which, strict=True))
 
 
 def tags_of(aws: Aws, kind: Kind, said: Json) -> dict[str, str]:
-    """The tags of something that AWS showed; a policy has none of its own."""
+    """Return the tags of a resource that AWS described; a policy has none."""
     if kind is Kind.SCALING_POLICY:
         return {}
     arn = said[CALLS[kind].arn]
@@ -164,17 +164,17 @@ def tags_of(aws: Aws, kind: Kind, said: Json) -> dict[str, str]:
 
 
 def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """The call that sets tags on one that is there."""
-    listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+    """Return the call that sets tags on an existing resource: its name and its arguments."""
+    list_field = [{"Key": key, "Value": value} for key, value in tags.items()]
     if kind is Kind.SCALABLE_TARGET:
         return "tag_resource", {"ResourceARN": arn, "Tags": dict(tags)}
     if kind is Kind.ALARM:
-        return "tag_resource", {"ResourceARN": arn, "Tags": listed}
-    return "add_tags", {"ResourceArn": arn, "Tags": listed}
+        return "tag_resource", {"ResourceARN": arn, "Tags": list_field}
+    return "add_tags", {"ResourceArn": arn, "Tags": list_field}
 
 
-def _tags(listed: list[dict[str, str]]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in listed}
+def _tags(list_field: list[dict[str, str]]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in list_field}
 
 
 def _may_be_asked_again(error: ClientError) -> bool:
@@ -182,26 +182,26 @@ def _may_be_asked_again(error: ClientError) -> bool:
     return error_code(error) in (*_AGAIN, *_SLOWER) or "in-progress" in said or "in progress" in said
 
 
-def _known(client: Any, operation: str, request: Json) -> None:
-    """Whether the botocore that is installed knows the request's fields: those of 2026 need a new one."""
+def _check_fields(client: Any, operation: str, request: Json) -> None:
+    """Check that the installed botocore knows the request's fields: those of 2026 need a new version."""
     model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
-    unknown = _unknown(model.input_shape, request, "")
+    unknown = _unknown_fields(model.input_shape, request, "")
     if unknown:
         raise DeployError(
             f"{operation}: this boto3 does not know {', '.join(unknown)}", "Update it: pip install --upgrade boto3"
         )
 
 
-def _unknown(shape: Any, value: Any, place: str) -> list[str]:
-    """Places in a request that the shape does not have."""
+def _unknown_fields(shape: Any, value: Any, place: str) -> list[str]:
+    """Return the places in a request that the shape does not have."""
     if shape is None:
         return []
     if shape.type_name == "structure" and isinstance(value, Mapping):
-        found = []
-        for name, one in value.items():
+        places = []
+        for name, item in value.items():
             here = f"{place}.{name}".lstrip(".")
-            found += _unknown(shape.members[name], one, here) if name in shape.members else [here]
-        return found
+            places += _unknown_fields(shape.members[name], item, here) if name in shape.members else [here]
+        return places
     if shape.type_name == "list" and isinstance(value, list | tuple):
-        return [one for part in value for one in _unknown(shape.member, part, place)]
+        return [item for part in value for item in _unknown_fields(shape.member, part, place)]
     return []

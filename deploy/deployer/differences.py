@@ -1,7 +1,7 @@
-"""Two descriptions of one thing, field by field: what is wanted, and what AWS says it is.
+"""Compare the desired state of a resource with AWS's description, field by field.
 
-Only what is wanted is looked at, because AWS adds defaults and facts of its own to what it shows. What AWS would keep
-though it is not wanted any more counts where leaving it out means none.
+Only desired fields are compared, as AWS adds defaults and facts of its own. A field that AWS has and the request lacks
+is a difference only where leaving it out means "none".
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from deploy.resources.resource import Json, Kind, Ref, Resource, resolved
 
 _NONE_IF_LEFT_OUT = ("AlarmActions", "OKActions", "InsufficientDataActions")
 _WHOLE = ("Environment", "Tags")
-"""Maps that hold what was given and nothing of AWS's."""
+"""Maps in which AWS adds nothing."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field.
+    """A field that differs.
 
     Attributes:
         place: its names, with dots, e.g. `PrimaryContainer.Image`.
-        before, after: None: not there.
+        before, after: None: absent.
     """
 
     place: str
@@ -32,12 +32,12 @@ class Difference:
 
 
 def differences(before: Json, after: Json) -> tuple[Difference, ...]:
-    """What must change in `before` for it to be `after`."""
+    """Return what must change in `before` to get `after`."""
     return tuple(_differ("", before, after, whole=False))
 
 
-def wanted_of(resource: Resource) -> dict[str, Any]:
-    """The fields of a request that can be held against `shown`: without tags, and without how a change is made."""
+def desired_fields(resource: Resource) -> dict[str, Any]:
+    """Return the fields of a request to compare with `as_request`: without tags and settings of an update."""
     request = resource.request
     if resource.kind is Kind.COMPONENT and resource.update:
         request = resource.update
@@ -46,25 +46,25 @@ def wanted_of(resource: Resource) -> dict[str, Any]:
     return {name: value for name, value in request.items() if name not in ("Tags", "DeploymentConfig")}
 
 
-def shown(kind: Kind, said: Json) -> dict[str, Any]:
-    """What AWS says of a thing, in the words of the request that makes it."""
-    fields = dict(said)
+def as_request(kind: Kind, description: Json) -> dict[str, Any]:
+    """Return AWS's description in the fields of the request that creates the resource."""
+    fields = dict(description)
     if kind is Kind.COMPONENT:
-        fields["RuntimeConfig"] = {"CopyCount": said.get("RuntimeConfig", {}).get("DesiredCopyCount")}
-        specification = dict(said.get("Specification", {}))
+        fields["RuntimeConfig"] = {"CopyCount": description.get("RuntimeConfig", {}).get("DesiredCopyCount")}
+        specification = dict(description.get("Specification", {}))
         if container := specification.get("Container"):
             image = container.get("DeployedImage", {}).get("SpecifiedImage")
-            own = {name: value for name, value in container.items() if name != "DeployedImage"}
-            specification["Container"] = {**own, **({"Image": image} if image is not None else {})}
+            fields_of_request = {name: value for name, value in container.items() if name != "DeployedImage"}
+            specification["Container"] = {**fields_of_request, **({"Image": image} if image is not None else {})}
         fields["Specification"] = specification
     return fields
 
 
-def with_known(request: Json, known: Mapping[str, Json]) -> Any:
-    """A request with what is known already in the place of its `Ref`s; the others stay.
+def with_known_refs(request: Json, known: Mapping[str, Json]) -> Any:
+    """Replace each `Ref` whose value is known; the others stay.
 
     Args:
-        known: what AWS says of things, by their resource's key.
+        known: AWS's descriptions, by key of the resource.
     """
     return resolved(request, lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
 

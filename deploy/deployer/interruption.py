@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while AWS is being changed: one way out, which says where things stand."""
+"""Handle Ctrl-C and SIGTERM while AWS is being changed: report how far the run came."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from deploy.deployer.apply import Run
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM."""
+    """SIGTERM arrived."""
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within it SIGTERM raises `Terminated`, as SIGINT raises KeyboardInterrupt."""
+    """Let SIGTERM raise `Terminated`, as SIGINT raises KeyboardInterrupt."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
         raise Terminated
@@ -29,16 +29,16 @@ def interruptible() -> Iterator[None]:
 
 
 def status_of(interrupt: KeyboardInterrupt) -> int:
-    """As shells count: 128 and the signal's number."""
+    """Return the exit status as shells count it: 128 plus the signal's number."""
     return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
 def interruption_report(run: Run, again: str, name: str) -> str:
-    """What is left, and how to go on, a line each."""
+    """Return one line each on the current step, the created resources, and the commands to continue or to clean up."""
     lines = ["Interrupted."]
-    if run.at is not None:
-        lines.append(f"At: {run.at.key}; AWS goes on with what it has begun.")
-    if run.made:
-        lines.append(f"Made in this run: {', '.join(run.made)}.")
+    if run.current is not None:
+        lines.append(f"At: {run.current.key}; AWS goes on with what it has begun.")
+    if run.created:
+        lines.append(f"Made in this run: {', '.join(run.created)}.")
     lines.append(f"To go on, run `lmi deploy {again}` again; to remove everything, `lmi deploy down --name {name}`.")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""What has to be done so that AWS has what is wanted: wanted resources held against what there is. Pure.
+"""Plan the calls that bring AWS to the desired state. Pure.
 
-The order: what must go first because it failed (what AWS calls Failed can only be deleted), what is made and changed in
-the builders' order, and at the end what is not wanted any more, last made first.
+Order: first deletions of what failed (AWS allows only deletion), then creations and changes in the builders' order, at
+the end deletions of what is no longer desired, in reverse order of creation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.deployer.calls import CALLS, Identity, identity, removal, tagging
-from deploy.deployer.differences import Difference, differences, shown, wanted_of, with_known
+from deploy.deployer.differences import Difference, as_request, desired_fields, differences, with_known_refs
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.versions import current_version, outdated
 from deploy.errors import Refused
@@ -27,13 +27,13 @@ _REMOVAL = (
     Kind.ENDPOINT_CONFIG,
     Kind.MODEL,
 )
-"""The order in which things go: nothing before what uses it."""
+"""The order of deletion: nothing before what uses it."""
 
 
 class Verb(enum.Enum):
     CREATE = "create"
     REPLACE = "replace"
-    """A new version beside the old one, as AWS cannot change its kind."""
+    """Create a new version beside the old one, as AWS cannot change this kind."""
     UPDATE = "update"
     TAG = "tag"
     UNCHANGED = "unchanged"
@@ -45,12 +45,12 @@ class Action:
     """One call, or none.
 
     Attributes:
-        which: of which thing.
+        which: the resource's identity.
         operation: boto3's method, e.g. `create_model`; empty if unchanged.
-        request: its arguments, whole; `Ref`s in it are known once what they name is there.
-        resource: the one wanted; None if it is to go.
-        changes: field by field.
-        why: of what goes.
+        request: all its arguments; the value of a `Ref` in it is known once that resource exists.
+        resource: the desired resource; None: deletion.
+        changes: what changes, field by field.
+        why: reason of a deletion.
     """
 
     verb: Verb
@@ -73,108 +73,116 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """Attributes: deployment: its name; asked: False: made without AWS, as if nothing existed."""
+    """The calls of a deployment, in order.
+
+    Attributes:
+        deployment: its name.
+        online: False: made without asking AWS, as if nothing existed.
+    """
 
     deployment: str
     actions: tuple[Action, ...]
-    asked: bool = True
+    online: bool = True
 
     @property
     def changing(self) -> tuple[Action, ...]:
         return tuple(action for action in self.actions if action.verb is not Verb.UNCHANGED)
 
 
-def plan(wanted: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool = False) -> Plan:
-    """What to do.
+def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool = False) -> Plan:
+    """Plan the changes.
 
     Args:
-        wanted: in the order of making.
-        keep: how many versions of the configuration stay, the new one among them.
-        adopt: take things over that bear a wanted name without being ours.
+        desired: resources, in the order of their creation.
+        keep: number of configuration versions to keep, the new one included.
+        adopt: take over resources that have a desired name and another owner.
 
     Raises:
-        Refused: such a thing is there, and `adopt` is not said.
+        Refused: there is such a resource, and `adopt` is False.
     """
-    _ours_only(wanted, live, adopt)
-    lost = _lost(live)
+    _refuse_foreign(desired, live, adopt)
+    lost = _failed(live)
     first = [
-        _removal(found, f"its state is {found.status}" if found.failed else "what it is on goes") for found in lost
+        _removal(existing, f"its state is {existing.status}" if existing.failed else "what it is on goes")
+        for existing in lost
     ]
-    kept = Live(live.deployment, tuple(one for one in live.things if one not in lost), live.asked)
-    made = [action for resource in wanted for action in _action(resource, kept)]
-    last = [_removal(found, why) for found, why in _unwanted(wanted, kept, keep)]
-    return Plan(live.deployment, (*first, *made, *last), live.asked)
+    remaining = Live(live.deployment, tuple(item for item in live.resources if item not in lost), live.online)
+    changes_in_order = [action for resource in desired for action in _action(resource, remaining)]
+    last = [_removal(existing, why) for existing, why in _surplus(desired, remaining, keep)]
+    return Plan(live.deployment, (*first, *changes_in_order, *last), live.online)
 
 
 def removal_of_all(live: Live) -> Plan:
-    """Everything that is ours.
+    """Plan the deletion of everything that the deployment owns.
 
     Raises:
-        Refused: the endpoint of that name is another's.
+        Refused: the endpoint of that name has another owner.
     """
     endpoint = live.endpoint
     if endpoint is not None and not endpoint.is_of(live.deployment):
         raise Refused(_foreign(endpoint), "Delete it as it was made, or take it over with `lmi deploy up --adopt`.")
-    return Plan(live.deployment, tuple(_removal(found, "") for found in in_order_of_removal(live.ours)))
+    return Plan(live.deployment, tuple(_removal(existing, "") for existing in in_order_of_removal(live.owned)))
 
 
-def in_order_of_removal(things: Sequence[LiveResource]) -> list[LiveResource]:
-    """Nothing before what uses it; adapters before the components that they are on."""
-    return sorted(things, key=lambda one: (_REMOVAL.index(one.kind), _base(one) is None))
+def in_order_of_removal(resources: Sequence[LiveResource]) -> list[LiveResource]:
+    """Sort: nothing before what uses it, adapters before the components that they belong to."""
+    return sorted(resources, key=lambda item: (_REMOVAL.index(item.kind), _base(item) is None))
 
 
-def _ours_only(wanted: Sequence[Resource], live: Live, adopt: bool) -> None:
+def _refuse_foreign(desired: Sequence[Resource], live: Live, adopt: bool) -> None:
     if adopt:
         return
-    for resource in wanted:
-        found = live.get(resource.kind, identity(resource.kind, resource.request))
-        if found is not None and not found.is_of(live.deployment):
-            raise Refused(_foreign(found), "Choose another name, or take it over: --adopt.")
+    for resource in desired:
+        existing = live.get(resource.kind, identity(resource.kind, resource.request))
+        if existing is not None and not existing.is_of(live.deployment):
+            raise Refused(_foreign(existing), "Choose another name, or take it over: --adopt.")
 
 
-def _foreign(found: LiveResource) -> str:
-    return f"{found.kind.value}/{found.name} exists and was not made by this deployment"
+def _foreign(existing: LiveResource) -> str:
+    return f"{existing.kind.value}/{existing.name} exists and was not made by this deployment"
 
 
-def _lost(live: Live) -> list[LiveResource]:
-    """What has failed for good, and all that is on it: they go before anything is made."""
-    failed = {one.name for one in live.ours if one.failed and one.kind is Kind.COMPONENT}
+def _failed(live: Live) -> list[LiveResource]:
+    """Return what failed for good and everything on it: they are deleted first."""
+    failed = {item.name for item in live.owned if item.failed and item.kind is Kind.COMPONENT}
     endpoint = live.endpoint
     everything = endpoint is not None and endpoint.failed
 
-    def goes(one: LiveResource) -> bool:
-        if one.kind is Kind.ENDPOINT:
+    def goes(item: LiveResource) -> bool:
+        if item.kind is Kind.ENDPOINT:
             return everything
-        if one.kind is Kind.COMPONENT:
-            return everything or one.name in failed or _base(one) in failed
-        if one.kind in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
-            of, name = str(one.said["ResourceId"]).split("/")[:2]
+        if item.kind is Kind.COMPONENT:
+            return everything or item.name in failed or _base(item) in failed
+        if item.kind in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
+            of, name = str(item.description["ResourceId"]).split("/")[:2]
             return everything or (of == "inference-component" and name in failed)
         return False
 
-    return in_order_of_removal([one for one in live.ours if goes(one)])
+    return in_order_of_removal([item for item in live.owned if goes(item)])
 
 
 def _action(resource: Resource, live: Live) -> tuple[Action, ...]:
-    """What one wanted resource takes: usually one call; two where its tags change too."""
+    """Return the calls of one desired resource: usually one, two if its tags change too."""
     calls = CALLS[resource.kind]
     which = identity(resource.kind, resource.request)
-    found = live.get(resource.kind, which)
-    if found is None:
+    existing = live.get(resource.kind, which)
+    if existing is None:
         old = current_version(resource, live)
         verb = Verb.CREATE if old is None else Verb.REPLACE
-        changes = () if old is None else differences(old.said, wanted_of(resource))
-        return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _unnamed(changes)),)
-    known = {f"{one.kind.value}/{one.name}": one.said for one in live.things}
-    changes = differences(shown(resource.kind, found.said), with_known(wanted_of(resource), known))
-    if found.mixed:  # whatever configuration AWS names, others serve too
-        changes = (*changes, Difference(str(calls.status), found.status, READY[0]))
+        changes = () if old is None else differences(old.description, desired_fields(resource))
+        return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _without_name(changes)),)
+    descriptions = {f"{item.kind.value}/{item.name}": item.description for item in live.resources}
+    changes = differences(
+        as_request(resource.kind, existing.description), with_known_refs(desired_fields(resource), descriptions)
+    )
+    if existing.mixed:  # AWS names one configuration, but others serve too
+        changes = (*changes, Difference(str(calls.status), existing.status, READY[0]))
     actions = []
     if changes and calls.update is not None:
         request = resource.update or {name: value for name, value in resource.request.items() if name != "Tags"}
         actions.append(Action(Verb.UPDATE, resource.kind, which, calls.update, request, resource, changes))
-    if retagged := differences(found.tags, _tags(resource)):
-        operation, request = tagging(resource.kind, found.said[calls.arn], _tags(resource))
+    if retagged := differences(existing.tags, _tags(resource)):
+        operation, request = tagging(resource.kind, existing.description[calls.arn], _tags(resource))
         actions.append(Action(Verb.TAG, resource.kind, which, operation, request, resource, retagged))
     return tuple(actions) or (Action(Verb.UNCHANGED, resource.kind, which, resource=resource),)
 
@@ -184,29 +192,29 @@ def _tags(resource: Resource) -> Mapping[str, str]:
     return tags if isinstance(tags, Mapping) else {tag["Key"]: tag["Value"] for tag in tags}
 
 
-def _unnamed(changes: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Without the name, which differs between all versions."""
-    return tuple(one for one in changes if one.place not in ("ModelName", "EndpointConfigName"))
+def _without_name(changes: tuple[Difference, ...]) -> tuple[Difference, ...]:
+    """Drop the name, which differs between all versions."""
+    return tuple(item for item in changes if item.place not in ("ModelName", "EndpointConfigName"))
 
 
-def _unwanted(wanted: Sequence[Resource], live: Live, keep: int) -> list[tuple[LiveResource, str]]:
-    """Ours that the specification does not name: parts that were taken out of it, and versions that nobody needs."""
-    names = {(one.kind, identity(one.kind, one.request)) for one in wanted}
-    surplus = [one for one in live.ours if (one.kind, one.which) not in names]
-    parts = [one for one in surplus if one.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]
-    old = outdated(wanted, live, keep)
-    why = {id(one): "not wanted any more" for one in parts} | {id(one): "an older version" for one in old}
-    return [(one, why[id(one)]) for one in in_order_of_removal([*parts, *old])]
+def _surplus(desired: Sequence[Resource], live: Live, keep: int) -> list[tuple[LiveResource, str]]:
+    """Return owned resources that the specification no longer names, and old versions, with the reason."""
+    names = {(item.kind, identity(item.kind, item.request)) for item in desired}
+    surplus = [item for item in live.owned if (item.kind, item.which) not in names]
+    parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]
+    old = outdated(desired, live, keep)
+    why = {id(item): "not wanted any more" for item in parts} | {id(item): "an older version" for item in old}
+    return [(item, why[id(item)]) for item in in_order_of_removal([*parts, *old])]
 
 
-def _removal(found: LiveResource, why: str) -> Action:
-    operation, request = removal(found.kind, found.which)
-    return Action(Verb.DELETE, found.kind, found.which, operation, request, why=why)
+def _removal(existing: LiveResource, why: str) -> Action:
+    operation, request = removal(existing.kind, existing.which)
+    return Action(Verb.DELETE, existing.kind, existing.which, operation, request, why=why)
 
 
-def _base(found: LiveResource) -> str | None:
-    """Of an adapter: the component that it is on."""
-    if found.kind is not Kind.COMPONENT:
+def _base(existing: LiveResource) -> str | None:
+    """Return the component that an adapter belongs to; None: no adapter."""
+    if existing.kind is not Kind.COMPONENT:
         return None
-    base = found.said.get("Specification", {}).get("BaseInferenceComponentName")
+    base = existing.description.get("Specification", {}).get("BaseInferenceComponentName")
     return None if base is None else str(base)

@@ -16,8 +16,8 @@ from deploy.resolve.decision import Decision
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 from deploy.resources.resource import Json, Kind, Resource
-from deploy.s3.parts import sender_there
-from deploy.s3.upload import WORKERS, Sent, Uploaded, UploadPlan, plan_upload, upload
+from deploy.s3.parts import object_sender
+from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, UploadResult, plan_upload, upload
 from deploy.spec import Spec
 
 
@@ -33,7 +33,7 @@ class Preparation:
 
     spec: Spec
     decision: Decision
-    wanted: tuple[Resource, ...]
+    resources_in_order: tuple[Resource, ...]
     warnings: tuple[str, ...]
     candidates: Candidates | None
 
@@ -63,8 +63,8 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
     """
     resolution = resolve(spec, region, aws=aws)
     decision = resolution.decision
-    wanted = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    return Preparation(spec, decision, wanted, warnings(spec, decision), resolution.candidates)
+    resources_in_order = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    return Preparation(spec, decision, resources_in_order, warnings(spec, decision), resolution.candidates)
 
 
 def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = False) -> Comparison:
@@ -77,14 +77,14 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
         Refused: a wanted name belongs to something else, or the upload would harm another model.
     """
     spec = preparation.spec
-    planned = plan(preparation.wanted, live, keep=spec.update.keep, adopt=adopt)
+    planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
     return Comparison(planned, scaled_by_hand(spec, live), check_data(spec, aws, live))
 
 
 def compare_offline(preparation: Preparation) -> Comparison:
     """Compare with an empty account."""
     spec = preparation.spec
-    return Comparison(plan(preparation.wanted, Live(spec.name, asked=False), keep=spec.update.keep))
+    return Comparison(plan(preparation.resources_in_order, Live(spec.name, online=False), keep=spec.update.keep))
 
 
 def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
@@ -95,19 +95,20 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     endpoint = live.endpoint
     if spec.scaling is not None or spec.instance.managed is not None or endpoint is None or endpoint.failed:
         return ()
-    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.said["EndpointConfigName"]),))
-    variants = config.said["ProductionVariants"] if config is not None else ()
-    begun = {one["VariantName"]: one.get("InitialInstanceCount") for one in variants}
+    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
+    variants = config.description["ProductionVariants"] if config is not None else ()
+    initial = {item["VariantName"]: item.get("InitialInstanceCount") for item in variants}
     return tuple(
         f"{endpoint.name} is scaled to {count} instances, instance.count is {spec.instance.count}, and an update takes "
         f"it there; to keep them, write instance.count: {count}, or scaling:"
-        for one in endpoint.said.get("ProductionVariants", ())
+        for item in endpoint.description.get("ProductionVariants", ())
         # The endpoint still has its first number of instances: the file has changed, and the plan shows that.
-        if (count := one.get("DesiredInstanceCount")) not in (None, spec.instance.count, begun.get(one["VariantName"]))
+        if (count := item.get("DesiredInstanceCount"))
+        not in (None, spec.instance.count, initial.get(item["VariantName"]))
     )
 
 
-def upload_model(spec: Spec, aws: Aws, progress: Callable[[Sent], None]) -> Uploaded | None:
+def upload_model(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> UploadResult | None:
     """Upload `model.path` if the specification has one. Files that S3 has already are not sent again."""
     model = spec.model
     if model.directory is None or model.upload is None:
@@ -136,7 +137,11 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
         return None
     planned = plan_upload(aws, model.directory, model.upload, isolated=spec.network.isolated, own_code=spec.own_code)
     serves = live.endpoint is not None and not live.endpoint.failed
-    users = [found.name for found in live.ours if found.kind is Kind.MODEL and _data(found.said) == model.upload]
+    users = [
+        existing.name
+        for existing in live.owned
+        if existing.kind is Kind.MODEL and _data(existing.description) == model.upload
+    ]
     if planned.missing and serves and users:
         raise Refused(
             f"model.path is not what {live.deployment} serves from {model.upload}: {len(planned.missing)} files are "
@@ -151,11 +156,11 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
 
 def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
     """Raise Refused if another model loads from the prefix, or another deployment uploaded a file to be replaced."""
-    own = {found.name for found in live.ours if found.kind is Kind.MODEL}
+    own_models = {existing.name for existing in live.owned if existing.kind is Kind.MODEL}
     there = users_of(aws, str(planned.prefix))
-    users = [f"the model {name} loads from {where}" for name, where in there.items() if name not in own]
+    users = [f"the model {name} loads from {where}" for name, where in there.items() if name not in own_models]
     with ThreadPoolExecutor(WORKERS) as pool:
-        senders = set(pool.map(lambda name: sender_there(aws, planned.prefix, name), planned.changed))
+        senders = set(pool.map(lambda name: object_sender(aws, planned.prefix, name), planned.changed))
     users += [f"the deployment {name} sent files there" for name in senders if name not in (None, live.deployment)]
     if users:
         raise Refused(

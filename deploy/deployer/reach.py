@@ -1,4 +1,4 @@
-"""Whether AWS can be asked at all: a plan without it is a plan all the same."""
+"""Classify errors: temporary failures of AWS, and reasons why it cannot be reached at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PASSES = (
 
 
 def passes(error: BotoCoreError | ClientError) -> bool:
-    """Whether the same question may well be answered a little later: AWS is busy, or the network is away."""
+    """Whether a later attempt may succeed: AWS is busy, or the network is down."""
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return error_code(error) in _PASSES or status >= 500
@@ -23,7 +23,7 @@ def passes(error: BotoCoreError | ClientError) -> bool:
 
 
 def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
-    """Why AWS cannot be asked, in a few words; None: it was asked, and this is its answer."""
+    """Return in a few words why AWS cannot be asked; None: it answered."""
     if isinstance(error, NOT_SIGNED_IN):
         return "no AWS credentials"
     if isinstance(error, ConnectionError | HTTPClientError):

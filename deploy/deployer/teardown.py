@@ -1,4 +1,4 @@
-"""What `lmi deploy down` removes beside the resources, when asked to: logs, and model data that was uploaded."""
+"""Delete logs and uploaded model data on request (`lmi deploy down --logs --data`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from deploy.deployer.calls import call, show
 from deploy.errors import Refused
 from deploy.operations.logs import component_group, endpoint_group
 from deploy.resources.resource import Kind
-from deploy.s3.parts import digest_there
+from deploy.s3.parts import object_digest
 from deploy.s3.prefix import Prefix, delete, objects
 
-_WORKERS = 8  # questions to S3 at once
+_WORKERS = 8  # parallel requests to S3
 
 
 def log_groups(endpoint: str, components: Iterable[str]) -> list[str]:
@@ -23,7 +23,7 @@ def log_groups(endpoint: str, components: Iterable[str]) -> list[str]:
 
 
 def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
-    """Delete them; yields those that were there."""
+    """Delete the log groups, and yield those that existed."""
     for group in groups:
         try:
             call(aws, "logs", "delete_log_group", {"logGroupName": group})
@@ -35,28 +35,35 @@ def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
 
 
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
-    """All models of the account and region whose data lies below the prefix, or above it: their names, and where."""
+    """Return all models of the account and region that load from the prefix, above or below it, by name."""
     pages = aws.client("sagemaker").get_paginator("list_models").paginate()
-    names = [one["ModelName"] for page in pages for one in page["Models"]]
+    names = [item["ModelName"] for page in pages for item in page["Models"]]
     with ThreadPoolExecutor(_WORKERS) as pool:
-        shown = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
-    found = {}
-    for name, said in zip(names, shown, strict=True):
-        for container in [said.get("PrimaryContainer", {}), *said.get("Containers", ())] if said is not None else ():
+        descriptions = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
+    users = {}
+    for name, description in zip(names, descriptions, strict=True):
+        for container in (
+            [description.get("PrimaryContainer", {}), *description.get("Containers", ())]
+            if description is not None
+            else ()
+        ):
             where = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
             where = where or container.get("ModelDataUrl")
             if where and (where.startswith(uri) or uri.startswith(where)):
-                found[name] = str(where)
-    return found
+                users[name] = str(where)
+    return users
 
 
-def check_users(aws: Aws, uri: str, own: Iterable[str]) -> None:
-    """Args: own: models that go before the data.
+def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
+    """Check that no other model loads from the prefix.
+
+    Args:
+        own_models: models that are deleted before the data.
 
     Raises:
         Refused: another model loads from there.
     """
-    others = {name: where for name, where in users_of(aws, uri).items() if name not in set(own)}
+    others = {name: where for name, where in users_of(aws, uri).items() if name not in set(own_models)}
     if others:
         name, where = sorted(others.items())[0]
         raise Refused(
@@ -67,22 +74,22 @@ def check_users(aws: Aws, uri: str, own: Iterable[str]) -> None:
 
 
 def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
-    """Delete the objects below the prefix that `up` uploaded (those that bear its digest), and unfinished uploads.
+    """Delete the objects below the prefix that `up` uploaded (marked by their digest), and unfinished uploads.
 
     Returns:
-        How many were deleted, and how many of others are still there.
+        The number of deleted objects, and the number of others that remain.
 
     Raises:
-        Failed: S3 kept some.
+        Failed: S3 did not delete some.
     """
     prefix = Prefix.of(uri)
     s3 = aws.client("s3")
     there = objects(aws, prefix)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        digests = list(pool.map(lambda entry: digest_there(aws, prefix, entry.name), there))
-    ours = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
-    delete(aws, prefix, ours)
+        digests = list(pool.map(lambda entry: object_digest(aws, prefix, entry.name), there))
+    uploaded = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
+    delete(aws, prefix, uploaded)
     for page in s3.get_paginator("list_multipart_uploads").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
-        for one in page.get("Uploads", ()):  # a killed run's parts, which cost as objects do
-            s3.abort_multipart_upload(Bucket=prefix.bucket, Key=one["Key"], UploadId=one["UploadId"])
-    return len(ours), len(there) - len(ours)
+        for item in page.get("Uploads", ()):  # parts of a killed run, which cost as much as objects
+            s3.abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
+    return len(uploaded), len(there) - len(uploaded)

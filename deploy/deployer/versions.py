@@ -1,4 +1,4 @@
-"""Models and endpoint configurations cannot be changed: which version is in use, and which ones may go. Pure."""
+"""Versions of models and endpoint configurations, which AWS cannot change: the current and the outdated. Pure."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ from deploy.resources.resource import Json, Kind, Resource
 
 
 def current_version(resource: Resource, live: Live) -> LiveResource | None:
-    """What the wanted one takes the place of: the version that the endpoint, or a component, uses now."""
+    """Return the version that the endpoint, or a component, uses now."""
     endpoint = live.endpoint
     if endpoint is None:
         return None
-    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.said["EndpointConfigName"]),))
+    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
     if resource.kind is Kind.ENDPOINT_CONFIG:
         return config
     if resource.kind is not Kind.MODEL:
         return None
-    used = [*_models([config.said] if config is not None else []), *_component_models(live)]
-    return next((found for name in used if (found := live.get(Kind.MODEL, (name,))) is not None), None)
+    used_models = [*_models([config.description] if config is not None else []), *_component_models(live)]
+    return next((existing for name in used_models if (existing := live.get(Kind.MODEL, (name,))) is not None), None)
 
 
-def outdated(wanted: Sequence[Resource], live: Live, keep: int) -> list[LiveResource]:
-    """Those of ours that may go: beyond the `keep` newest configurations, and the models that none of the rest uses.
+def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveResource]:
+    """Return the versions to delete: configurations beyond the `keep` newest, and models that no remaining one uses.
 
-    Never what serves, nor what is wanted; none while versions serve beside each other, as AWS names only one. A
-    version that a killed run left behind is one of these too.
+    Serving and desired versions always stay. While two versions serve side by side nothing is outdated, as AWS names
+    only one of them. The version of a killed run counts too.
     """
     if live.endpoint is not None and live.endpoint.mixed:
         return []
-    names = {(one.kind, one.name) for one in wanted}
-    serving = {str(live.endpoint.said["EndpointConfigName"])} if live.endpoint is not None else set()
-    configs = _newest(one for one in live.ours if one.kind is Kind.ENDPOINT_CONFIG)
-    sure = [one for one in configs if (one.kind, one.name) in names]
-    others = [one for one in configs if one not in sure]
-    # The one that serves now is what an update would be undone to: it is the first to be kept.
-    others.sort(key=lambda one: one.name not in serving)
-    coming = sum(one.kind is Kind.ENDPOINT_CONFIG for one in wanted)
-    kept = [*sure, *others[: max(keep - coming, 0)]]
-    gone = [one for one in configs if one not in kept]
-    used = {name for kind, name in names if kind is Kind.MODEL}
-    used |= set(_models(one.said for one in kept))  # components are changed, or gone, before any model goes
-    models = _newest(one for one in live.ours if one.kind is Kind.MODEL and one.name not in used)
-    if any(one.kind is Kind.COMPONENT for one in wanted):  # no configuration names their models
+    names = {(item.kind, item.name) for item in desired}
+    serving = {str(live.endpoint.description["EndpointConfigName"])} if live.endpoint is not None else set()
+    configs = _newest(item for item in live.owned if item.kind is Kind.ENDPOINT_CONFIG)
+    current = [item for item in configs if (item.kind, item.name) in names]
+    others = [item for item in configs if item not in current]
+    # The serving version is the target of a rollback: it is kept first.
+    others.sort(key=lambda item: item.name not in serving)
+    coming = sum(item.kind is Kind.ENDPOINT_CONFIG for item in desired)
+    retained = [*current, *others[: max(keep - coming, 0)]]
+    removable = [item for item in configs if item not in retained]
+    used_models = {name for kind, name in names if kind is Kind.MODEL}
+    used_models |= set(
+        _models(item.description for item in retained)
+    )  # components are changed or deleted before any model
+    models = _newest(item for item in live.owned if item.kind is Kind.MODEL and item.name not in used_models)
+    if any(item.kind is Kind.COMPONENT for item in desired):  # with components no configuration names the models
         models = models[max(keep - 1, 0) :]
-    return [*gone, *models]
+    return [*removable, *models]
 
 
-def _newest(things: Iterable[LiveResource]) -> list[LiveResource]:
-    return sorted(things, key=lambda one: (one.said["CreationTime"], one.name), reverse=True)
+def _newest(resources: Iterable[LiveResource]) -> list[LiveResource]:
+    return sorted(resources, key=lambda item: (item.description["CreationTime"], item.name), reverse=True)
 
 
 def _models(configs: Iterable[Json]) -> list[str]:
-    return [one["ModelName"] for config in configs for one in config["ProductionVariants"] if "ModelName" in one]
+    return [item["ModelName"] for config in configs for item in config["ProductionVariants"] if "ModelName" in item]
 
 
 def _component_models(live: Live) -> list[str]:
-    specifications = [one.said.get("Specification", {}) for one in live.of(Kind.COMPONENT)]
-    return [str(one["ModelName"]) for one in specifications if "ModelName" in one]
+    specifications = [item.description.get("Specification", {}) for item in live.of(Kind.COMPONENT)]
+    return [str(item["ModelName"]) for item in specifications if "ModelName" in item]

@@ -1,7 +1,6 @@
-"""Why deployments fail: how it shows in texts, and what to change in the specification.
+"""Known causes of failed deployments: the texts that reveal them, and what to change.
 
-Tables, by contract sagemaker.md, section 8 (`row`), the most telling first. Names in the advice are the specification's
-(`lmi deploy schema`).
+The most specific causes come first. Names in the advice are the specification's (`lmi deploy schema`).
 """
 
 from __future__ import annotations

@@ -12,17 +12,15 @@ class Cause:
 
     Attributes:
         name: for people and tests.
-        row: of the contract's table of what users hit.
-        texts: any of them in FailureReason, an error's message or the log gives it away; letters' case is the same.
+        texts: patterns; any of them in FailureReason, an error's message or the log reveals it. Case is ignored.
         says: what to change.
-        symptom: only what a failure looks like: said where nothing more telling was found.
+        symptom: what many failures look like: used only if there is no other cause.
     """
 
     name: str
-    row: int
     texts: tuple[str, ...]
     says: str
     symptom: bool = False
 
-    def shown_by(self, text: str) -> bool:
+    def matches(self, text: str) -> bool:
         return any(re.search(pattern, text, re.IGNORECASE) for pattern in self.texts)

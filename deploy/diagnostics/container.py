@@ -1,4 +1,4 @@
-"""What goes wrong in the container, and shows in its log."""
+"""Causes in the container, which show in its log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from deploy.diagnostics.cause import Cause
 CONTAINER = (
     Cause(
         "driver",
-        10,
         (
             r"CUDA driver version is insufficient",
             r"driver (on your system )?is too old",
@@ -23,7 +22,6 @@ CONTAINER = (
     ),
     Cause(
         "gated model",
-        12,
         (
             r"gated repo",
             r"GatedRepoError",
@@ -39,7 +37,6 @@ CONTAINER = (
     ),
     Cause(
         "out of GPU memory",
-        5,
         (
             r"CUDA out of memory",
             r"torch\.(cuda\.)?OutOfMemoryError",
@@ -54,7 +51,6 @@ CONTAINER = (
     ),
     Cause(
         "out of host memory",
-        5,
         (
             r"exit(ed)?( with)?( status| code)? (137|-9)\b",
             r"OOMKilled|oom-kill|Killed process",
@@ -65,14 +61,12 @@ CONTAINER = (
     ),
     Cause(
         "disk full",
-        5,
         (r"No space left on device", r"ENOSPC"),
         "The disk does not hold the model: set instance.volume_gb, or take an instance.type with NVMe; deploy by "
         "model.path and model.upload, so that nothing is fetched at the start.",
     ),
     Cause(
         "code of the model is missing",
-        15,
         (
             r"trust_remote_code=True",
             r"contains custom code which must be executed",
@@ -83,7 +77,6 @@ CONTAINER = (
     ),
     Cause(
         "tokenizer missing",
-        15,
         (
             r"Can't load tokenizer",
             r"Couldn't instantiate the backend tokenizer",
@@ -96,7 +89,6 @@ CONTAINER = (
     ),
     Cause(
         "no internet",
-        15,
         (
             r"(resolve|couldn't connect to|connect to|reach)\W+(https?://)?\S*(huggingface\.co|hf\.co)",
             r"LocalEntryNotFoundError",
@@ -109,7 +101,6 @@ CONTAINER = (
     ),
     Cause(
         "archive",
-        14,
         (
             r"(tar\.gz|archive|untar|unpack|extract).*(symlink|symbolic|hard ?link|not a gzip|corrupt|invalid|fail)",
             r"(symlink|symbolic link).*(tar\.gz|archive)",
@@ -119,14 +110,12 @@ CONTAINER = (
     ),
     Cause(
         "unknown option",
-        13,
         (r"unknown option|no such option|did you mean|unrecognized arguments: --", r"option\.\S+ (must|is not|cannot)"),
         "The container refuses an option: correct it in options (names of docs/options.md, without `option.`); "
         "variables of other servers' entry points in environment do nothing here.",
     ),
     Cause(
         "timeout in the environment",
-        6,
         (
             r"(ContainerStartupHealthCheckTimeout|container_startup_health_check_timeout|ModelDataDownloadTimeout)\w*.*env",
         ),
@@ -135,21 +124,18 @@ CONTAINER = (
     ),
     Cause(
         "sagemaker's SDK",
-        11,
         (r"No module named '?sagemaker\.(model|predictor|serializers|djl_inference)|cannot import name .* 'sagemaker",),
         "That script is for version 2 of the sagemaker package: nothing here needs it. Take it out of model.py; use "
         "`lmi deploy up` and deploy.client's Predictor instead.",
     ),
     Cause(
         "no GPU",
-        10,
         (r"no NVIDIA driver in sight", r"Found no NVIDIA driver", r"No CUDA GPUs are available"),
         "The container sees no GPU: take an instance.type with one, give a component some (components.accelerators),"
         " or have a CPU's engine in a CPU's image (options.llm_engine: openvino).",
     ),
     Cause(
         "secret",
-        12,
         (r"the secret \S+ (cannot be read|is binary|holds no|is a JSON|begins like)", r"SECRET_ARN.*(is no|is set)"),
         "The container cannot have the hub's token: model.token_secret must be the ARN of a secret with it, in the"
         " endpoint's region, and the role needs secretsmanager:GetSecretValue on it (`lmi deploy iam`); with "

@@ -1,4 +1,4 @@
-"""What AWS says: of the image, the model data, capacity, health checks and requests."""
+"""Causes that AWS reports: image, model data, capacity, health checks, requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from deploy.diagnostics.cause import Cause
 PLATFORM = (
     Cause(
         "stuck without logs",
-        10,
         (r"no log stream after \d+ (s|min)",),
         "The container has written nothing: the host does not go with the image (set image.cuda, or instance.ami), or "
         "the image cannot be pulled (image.uri, its region, the role's ECR permissions, with network.subnets also the "
@@ -15,7 +14,6 @@ PLATFORM = (
     ),
     Cause(
         "prefix",
-        14,
         (
             r"(0|zero)[- ]byte",
             r"both (a )?file and (a )?directory|key .+ is (also )?a (prefix|directory)",
@@ -27,7 +25,6 @@ PLATFORM = (
     ),
     Cause(
         "model data not readable",
-        14,
         (
             r"(download|access|read|find) model (data|artifact)",
             r"S3.*(access denied|forbidden|403)|(access denied|forbidden).*s3:",
@@ -40,21 +37,18 @@ PLATFORM = (
     ),
     Cause(
         "image of another processor",
-        9,
         (r"exec format error", r"(architecture|platform).*(not match|not supported|mismatch|unsupported)"),
         "The image is for another processor: build it with `docker build --platform linux/amd64`, push it, and set "
         "image.uri to its new digest.",
     ),
     Cause(
         "image index",
-        9,
         (r"Unsupported manifest media type", r"image\.index\.v1"),
         "The image is an index of several platforms, which SageMaker does not take: build it with `docker buildx build "
         "--platform linux/amd64 --provenance=false`, push it, and set image.uri to its new digest.",
     ),
     Cause(
         "serve not found",
-        9,
         (
             r"CannotStartContainer",
             r"exec(utable)?:? ?.?serve.?:? .*not found|serve: (command )?not found",
@@ -67,7 +61,6 @@ PLATFORM = (
     ),
     Cause(
         "image not found",
-        10,
         (
             r"(requested )?image .*(not found|does not exist|could ?n.t be found)",
             r"manifest unknown|ImageNotFound|RepositoryNotFound|CannotPullContainer|ImagePullFailure",
@@ -80,14 +73,12 @@ PLATFORM = (
     ),
     Cause(
         "quota",
-        16,
         (r"ResourceLimitExceeded", r"account-level service limit", r"quota.*(is 0|exceeded|below)", r"Service Quotas"),
         "The account's quota does not do: ask for more in Service Quotas, service `Amazon SageMaker`, quota "
         "`{type} for endpoint usage`, or take another instance.type or a smaller instance.count.",
     ),
     Cause(
         "no capacity at AWS",
-        16,
         (
             r"Insufficient ?(Instance)? ?Capacity",
             r"Unable to (provision|provide) requested (ML compute )?capacity",
@@ -99,28 +90,24 @@ PLATFORM = (
     ),
     Cause(
         "no copy is up",
-        16,
         (r"has no capacity", r"NoCapacityInvocation"),
         "No copy is up: it was scaled to zero, or there is no room for it. Ask again in some minutes (the client does "
         "so by itself), or set scaling.min: 1; see that instance.managed.max gives room for components.copies.",
     ),
     Cause(
         "component not named",
-        17,
         (r"Inference Component Name header is required|InferenceComponentName.*required",),
         "The endpoint holds components, and the request must name one: `lmi deploy invoke --component NAME` "
         "(components.name); the client takes the only one by itself.",
     ),
     Cause(
         "answer too slow",
-        4,
         (r"invocation timed out while waiting for a response", r"ModelInvocationTimeExceeded|allotted time"),
         "An answer may take 60 seconds, a stream 8 minutes: stream, ask for fewer tokens, or use async.output for long "
         "ones. If short answers take so long too, the engine is overloaded: raise instance.count or scaling.max.",
     ),
     Cause(
         "health check fails later",
-        8,
         (
             r"health check.*(after|while|no longer|stopped).*(service|serving|pass)",
             r"ping.*(no longer|stopped) (pass|answer)",
@@ -132,7 +119,6 @@ PLATFORM = (
     ),
     Cause(
         "health-check timeout",
-        5,
         (
             r"(startup|health[- ]check)\b.*(timed? ?out|timeout)",
             r"(timed? ?out|not ready).*(/ping|health|model_loading_timeout)",
@@ -143,7 +129,6 @@ PLATFORM = (
     ),
     Cause(
         "ping",
-        7,
         (r"did not pass the ping health check", r"ping health check"),
         "The container did not get ready. Its log says why (`lmi deploy logs {name}`); if it was still loading, raise "
         "timeouts.startup (seconds, up to 3600) and options.model_loading_timeout; if there is no log, check "

@@ -1,1 +1,1 @@
-"""Who must be allowed what."""
+"""IAM policies for a deployment, and their simulation."""

@@ -1,7 +1,7 @@
-"""Who must be allowed what, as IAM's policies: least privilege follows from the specification.
+"""IAM policies with the least privileges that a specification needs. Pure.
 
-Three parties (contract, section 7): the execution role, which is the container; the deployer, who runs `lmi deploy`;
-the invoker, who asks the endpoint. Pure: `iam_check.py` asks AWS whether it is so.
+Three parties: the execution role (SageMaker and the container), the deployer (runs `lmi deploy`), the invoker (sends
+requests). `simulation.py` asks AWS whether they are in force.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deploy.spec import Spec
 
 Policy = dict[str, Any]
 
-_NETWORK = (  # of the developer guide's execution role for a VPC
+_NETWORK = (  # actions of the developer guide's execution role for a VPC
     "ec2:CreateNetworkInterface",
     "ec2:CreateNetworkInterfacePermission",
     "ec2:DeleteNetworkInterface",
@@ -32,7 +32,7 @@ _PUSH = ("ecr:CompleteLayerUpload", "ecr:InitiateLayerUpload", "ecr:PutImage", "
 
 
 def trust(spec: Spec, decision: Decision) -> Policy:
-    """Who may be the execution role: SageMaker, for this account only."""
+    """Return the role's trust policy: SageMaker, for this account only."""
     return {
         "Version": "2012-10-17",
         "Statement": [
@@ -47,7 +47,7 @@ def trust(spec: Spec, decision: Decision) -> Policy:
 
 
 def execution_role(spec: Spec, decision: Decision) -> Policy:
-    """What SageMaker and the container do with the role."""
+    """Return the policy of the execution role."""
     return _policy(_execution(spec, Arns(spec, decision), decision))
 
 
@@ -66,7 +66,7 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
     if spec.network.subnets:
         yield _allow("Network", list(_NETWORK), ["*"])
     if (key := spec.encryption.volume_key) is not None:
-        # SageMaker lets the volumes use the key by a grant, and may give no other.
+        # SageMaker creates a grant on the key for the volumes, and may create no other.
         grant = {"Bool": {"kms:GrantIsForAWSResource": "true"}}
         yield _allow("VolumeKey", ["kms:CreateGrant"], *arns.key(key, grant))
         yield _allow("VolumeKeyShown", ["kms:DescribeKey"], *arns.key(key))
@@ -79,7 +79,7 @@ def _execution(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str,
 
 
 def _reading(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
-    """Model data and adapters."""
+    """Reading model data and adapters."""
     places = [decision.model_data] if decision.model_data is not None else []
     places += [adapter.artifact for component in spec.components for adapter in component.adapters]
     if places:
@@ -88,13 +88,13 @@ def _reading(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, A
 
 
 def _answers(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
-    """What an asynchronous endpoint reads and writes."""
+    """Reading and writing of asynchronous inference."""
     asynchronous = spec.asynchronous
     if asynchronous is None:
         return
     places = [asynchronous.output, *([asynchronous.failures] if asynchronous.failures else [])]
     yield _allow("Answers", ["s3:PutObject"], [arns.objects(place) for place in places])
-    # Requests lie beside the answers; elsewhere, the role needs s3:GetObject there too.
+    # Requests are stored beside the answers; for another place the role needs s3:GetObject there too.
     yield _allow("Requests", ["s3:GetObject"], [arns.objects(asynchronous.output)])
     topics = [topic for topic in (asynchronous.notify_success, asynchronous.notify_error) if topic is not None]
     if topics:
@@ -112,7 +112,7 @@ def _listing(arns: Arns, sid: str, places: Sequence[str]) -> Iterator[dict[str, 
 
 
 def deployer(spec: Spec, decision: Decision) -> Policy:
-    """What `lmi deploy` calls."""
+    """Return the policy of the deployer."""
     arns = Arns(spec, decision)
     return _policy([*_making(spec, arns), *_watching(spec, arns), *_bringing(spec, arns, decision)])
 
@@ -141,7 +141,7 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
 def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     alarms = ["cloudwatch:DeleteAlarms", "cloudwatch:PutMetricAlarm"]
     tags = ["cloudwatch:ListTagsForResource", "cloudwatch:TagResource", "cloudwatch:UntagResource"]
-    own = arns.alarms()
+    own_names = arns.alarms()
     if spec.scaling is not None:
         verbs = (
             "DeleteScalingPolicy DeregisterScalableTarget DescribeScalableTargets DescribeScalingActivities "
@@ -155,9 +155,12 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
             [arns.of("iam", f"role/aws-service-role/{service}/*", region="")],
             {"StringLike": {"iam:AWSServiceName": service}},
         )
-        own = [*own, arns.of("cloudwatch", "alarm:TargetTracking-*")]  # which target tracking makes for itself
+        own_names = [
+            *own_names,
+            arns.of("cloudwatch", "alarm:TargetTracking-*"),
+        ]  # alarms that target tracking creates
     if spec.alarms is not None or spec.scaling is not None:
-        yield _allow("Alarms", [*alarms, *tags], own)
+        yield _allow("Alarms", [*alarms, *tags], own_names)
     yield _allow("Metrics", ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"], ["*"])
     logs = ["logs:DescribeLogGroups", "logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"]
     yield _allow("Logs", logs, arns.logs())
@@ -165,26 +168,30 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
 
 
 def _bringing(spec: Spec, arns: Arns, decision: Decision) -> Iterator[dict[str, Any]]:
-    """The image and the model's files."""
+    """Reading the image, and uploading the model's files."""
     if (repository := arns.repository(decision.image)) is not None:
-        own = repository.split(":")[4] == arns.account
-        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own else ())))], [repository])
-        if own:
+        own_names = repository.split(":")[4] == arns.account
+        yield _allow("Image", ["ecr:DescribeImages", *sorted((*_PULL, *(_PUSH if own_names else ())))], [repository])
+        if own_names:
             yield _allow("ImageLogin", ["ecr:GetAuthorizationToken"], ["*"])
     if decision.model_data is not None:
         write = "AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject" if spec.model.upload else ""
         verbs = ["GetObject", *write.split()]
         yield _allow("ModelData", [f"s3:{verb}" for verb in verbs], [arns.objects(decision.model_data)])
         yield from _listing(arns, "ModelDataListed", [decision.model_data])
-        if spec.model.upload is not None:  # what an interrupted upload left
+        if spec.model.upload is not None:  # parts of an interrupted upload
             bucket, _ = bucket_and_key(spec.model.upload)
             yield _allow("Uploads", ["s3:ListBucketMultipartUploads"], [arns.bucket(bucket)])
-            # Whether another model loads from there, before something is sent or deleted.
+            # To check whether another model loads from the prefix.
             yield _allow("OtherModels", ["sagemaker:DescribeModel"], [arns.of("sagemaker", "model/*")])
 
 
 def invoker(spec: Spec, decision: Decision, *, bearer: bool = True) -> Policy:
-    """Who asks the endpoint; InvokeEndpoint covers streams too. Args: bearer: by the OpenAI route."""
+    """Return the policy of the invoker. InvokeEndpoint covers streams too.
+
+    Args:
+        bearer: allow bearer tokens for the OpenAI route.
+    """
     arns = Arns(spec, decision)
     actions = ["sagemaker:InvokeEndpointAsync" if spec.asynchronous else "sagemaker:InvokeEndpoint"]
     statements = [_allow("Invoke", actions, [*arns.endpoints(), *arns.components()])]
@@ -198,7 +205,7 @@ def invoker(spec: Spec, decision: Decision, *, bearer: bool = True) -> Policy:
 
 
 def policies(spec: Spec, decision: Decision) -> dict[str, Policy]:
-    """All of them, by whose they are."""
+    """Return all policies by party."""
     return {
         "trust": trust(spec, decision),
         "execution-role": execution_role(spec, decision),

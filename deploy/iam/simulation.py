@@ -1,4 +1,4 @@
-"""Asks IAM whether somebody may do what a policy of `iam.py` allows (`lmi deploy iam --check`)."""
+"""Ask IAM whether a principal may do what a policy allows (`lmi deploy iam --check`)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, as_ours
+from deploy.aws import Aws, as_deploy_error
 from deploy.errors import DeployError, NotAllowed
 from deploy.iam.policies import Policy
 
 _SESSION = re.compile(r"^arn:([a-z-]+):sts::(\d{12}):assumed-role/([^/]+)/.+$")
 
 
-class Denied(NamedTuple):
-    """One thing that is not allowed.
+class Denial(NamedTuple):
+    """One denied action.
 
     Attributes:
-        action: `sagemaker:CreateModel`.
+        action: e.g. `sagemaker:CreateModel`.
         resource: an ARN, or `*`.
         why: IAM's word: implicitDeny (nothing allows it) or explicitDeny (something forbids it).
     """
@@ -29,18 +29,18 @@ class Denied(NamedTuple):
     why: str
 
 
-def denied(aws: Aws, principal: str, policy: Policy) -> tuple[Denied, ...]:
-    """What of the policy the principal may not do.
+def denials(aws: Aws, principal: str, policy: Policy) -> tuple[Denial, ...]:
+    """Return the actions of the policy that the principal may not do.
 
     Raises:
         NotAllowed: the caller may not simulate.
         DeployError: there is no such principal.
     """
-    return tuple(one for statement in policy["Statement"] for one in _of_statement(aws, principal, statement))
+    return tuple(item for statement in policy["Statement"] for item in _of_statement(aws, principal, statement))
 
 
 def caller(aws: Aws) -> str:
-    """Whose credentials these are: a user's ARN, or the role's that a session is of."""
+    """Return the ARN of the caller: a user, or the role of a session."""
     arn = str(aws.client("sts").get_caller_identity()["Arn"])
     if (session := _SESSION.match(arn)) is None:
         return arn
@@ -49,14 +49,14 @@ def caller(aws: Aws) -> str:
 
 
 def _role_arn(aws: Aws, role: str) -> str | None:
-    """With its path, which a session's ARN leaves out (as those of AWS's single sign-on have)."""
+    """Return the role's ARN with its path, which a session's ARN leaves out (as for AWS's single sign-on)."""
     try:
         return str(aws.client("iam").get_role(RoleName=role)["Role"]["Arn"])
     except ClientError:
         return None
 
 
-def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterator[Denied]:
+def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterator[Denial]:
     request = {
         "PolicySourceArn": principal,
         "ActionNames": statement["Action"],
@@ -68,30 +68,30 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
             for result in page["EvaluationResults"]:
                 yield from _of_result(result)
     except ClientError as error:
-        ours = as_ours(error)
-        if isinstance(ours, NotAllowed):
+        policy_document = as_deploy_error(error)
+        if isinstance(policy_document, NotAllowed):
             raise NotAllowed(
-                str(ours),
+                str(policy_document),
                 "--check needs iam:SimulatePrincipalPolicy on whom it asks about; the policies print without it.",
             ) from None
-        raise DeployError(f"{principal}: {ours}", ours.advice) from None
+        raise DeployError(f"{principal}: {policy_document}", policy_document.advice) from None
 
 
-def _of_result(result: dict[str, Any]) -> Iterator[Denied]:
-    """IAM answers for each resource apart where there are several."""
-    for one in result.get("ResourceSpecificResults") or [result]:
-        if (decision := one.get("EvalResourceDecision", one.get("EvalDecision"))) != "allowed":
-            resource = one.get("EvalResourceName", result.get("EvalResourceName", "*"))
-            yield Denied(result["EvalActionName"], resource, str(decision))
+def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
+    """Yield the denials of one result: IAM answers for each resource separately."""
+    for item in result.get("ResourceSpecificResults") or [result]:
+        if (decision := item.get("EvalResourceDecision", item.get("EvalDecision"))) != "allowed":
+            resource = item.get("EvalResourceName", result.get("EvalResourceName", "*"))
+            yield Denial(result["EvalActionName"], resource, str(decision))
 
 
 def _example(resource: str) -> str:
-    """One resource that a pattern means: IAM simulates no patterns but `*` alone."""
+    """Return an example of a pattern: IAM simulates no pattern except `*` alone."""
     return resource if resource == "*" else resource.replace("*", "x")
 
 
 def _context(condition: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The circumstances in which the condition holds."""
+    """Yield the context entries under which the condition holds."""
     for operator, keys in condition.items():
         for key, values in keys.items():
             given = values if isinstance(values, list) else [values]

@@ -1,1 +1,1 @@
-"""An endpoint that is there: how it is, what it wrote, how many of it."""
+"""Operate an existing endpoint: status, logs, scaling, measurements."""

@@ -1,6 +1,6 @@
-"""What containers wrote, out of CloudWatch: the last lines, a stretch of time, or as they come.
+"""Read the containers' logs from CloudWatch: the end, a period, or new lines as they arrive.
 
-An endpoint writes to /aws/sagemaker/Endpoints/NAME, a component to /aws/sagemaker/InferenceComponents/NAME.
+An endpoint logs to /aws/sagemaker/Endpoints/NAME, a component to /aws/sagemaker/InferenceComponents/NAME.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def component_group(name: str) -> str:
 
 
 def period(text: str) -> timedelta:
-    """`15m`, `90s`, `2h`, `1d`.
+    """Parse `15m`, `90s`, `2h` or `1d`.
 
     Raises:
         DeployError: it is none of these.
@@ -56,7 +56,7 @@ def period(text: str) -> timedelta:
 
 
 def tail(aws: Aws, group: str, count: int = 20) -> list[Line] | None:
-    """The last lines of the stream that was written to last; None where there is no stream yet."""
+    """Return the last lines of the newest stream; None: there is no stream yet."""
     logs = aws.client("logs")
     try:
         streams = logs.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True, limit=1)
@@ -72,24 +72,25 @@ def tail(aws: Aws, group: str, count: int = 20) -> list[Line] | None:
 
 
 def exists(aws: Aws, group: str) -> bool:
-    found = aws.client("logs").describe_log_groups(logGroupNamePrefix=group)["logGroups"]
-    return any(one["logGroupName"] == group for one in found)
+    events = aws.client("logs").describe_log_groups(logGroupNamePrefix=group)["logGroups"]
+    return any(item["logGroupName"] == group for item in events)
 
 
 def lines(aws: Aws, group: str, *, since: int, until: int | None = None, pattern: str | None = None) -> Iterator[Line]:
-    """All lines of the group's streams in a stretch of time, the oldest first; none where there is no such group.
+    """Return all lines of a period, oldest first; none if the group does not exist.
 
     Args:
-        since: milliseconds since 1970; `until` likewise, None: now.
-        pattern: words that a line must hold, taken as they are (case matters).
+        since: milliseconds since 1970.
+        until: likewise; None: now.
+        pattern: words that a line must contain, case-sensitive.
     """
-    asked: dict[str, object] = {"logGroupName": group, "startTime": since}
+    begin: dict[str, object] = {"logGroupName": group, "startTime": since}
     if until is not None:
-        asked["endTime"] = until
+        begin["endTime"] = until
     if pattern:
-        asked["filterPattern"] = '"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        begin["filterPattern"] = '"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"'
     try:
-        for page in aws.client("logs").get_paginator("filter_log_events").paginate(**asked):
+        for page in aws.client("logs").get_paginator("filter_log_events").paginate(**begin):
             for event in page["events"]:
                 yield _line(event, event.get("logStreamName", ""))
     except ClientError as error:
@@ -106,22 +107,22 @@ def follow(
     every: float = 2.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Line]:
-    """The groups' lines since then and all that come, until the caller has enough.
+    """Yield the groups' lines since then and all new ones, without end.
 
-    CloudWatch takes lines in out of order, so each look goes back `_LATE` milliseconds and leaves out what was seen.
+    CloudWatch may add lines out of order, so each poll goes back `_LATE` milliseconds and skips known lines.
     """
-    seen: dict[tuple[int, str, str], None] = {}
+    known_ids: dict[tuple[int, str, str], None] = {}
     newest = since
     while True:
         start = max(since, newest - _LATE)
-        found = [line for group in groups for line in lines(aws, group, since=start, pattern=pattern)]
-        for line in sorted(found, key=lambda line: line.at):
+        events = [line for group in groups for line in lines(aws, group, since=start, pattern=pattern)]
+        for line in sorted(events, key=lambda line: line.at):
             key = (line.at, line.stream, line.text)
-            if key not in seen:
-                seen[key] = None
+            if key not in known_ids:
+                known_ids[key] = None
                 newest = max(newest, line.at)
                 yield line
-        seen = {key: None for key in seen if key[0] >= newest - _LATE}
+        known_ids = {key: None for key in known_ids if key[0] >= newest - _LATE}
         sleep(every)
 
 

@@ -1,4 +1,4 @@
-"""More or fewer instances, or copies of a component, by hand; or other bounds for what scales by itself."""
+"""Scale by hand: set the number of instances or copies, or the bounds of automatic scaling."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DIMENSIONS = {
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """What is scaled: an endpoint's variant (`kind` ENDPOINT) or a component.
+class ScalingTarget:
+    """An endpoint's variant (`kind` ENDPOINT) or a component.
 
     Attributes:
-        name: the endpoint's, or the component's.
-        variant: of an endpoint.
-        count: instances or copies wanted now.
-        scaling: what scales it by itself; None: nothing.
+        name: name of the endpoint or the component.
+        variant: the endpoint's variant; empty for a component.
+        count: desired number of instances or copies.
+        scaling: its automatic scaling; None: it has none.
     """
 
     kind: Kind
@@ -40,45 +40,47 @@ class Scaled:
 
     @property
     def resource(self) -> Resource:
-        """For `wait_for`."""
+        """The resource for `wait_for`."""
         return Resource(self.kind, self.name, {})
 
 
-def scaled(aws: Aws, endpoint: str, component: str | None = None) -> Scaled:
-    """What there is to scale on an endpoint: the component that is named or the only one, else the variant.
+def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> ScalingTarget:
+    """Find what to scale: the named or only component, else the endpoint's variant.
 
     Raises:
         NotThere: there is no such endpoint or component.
-        Refused: there are several components, and none was named.
+        Refused: there are several components, and none is named.
     """
-    said = endpoint_of(aws, endpoint)
+    endpoint_description = endpoint_of(aws, endpoint)
     sagemaker = aws.client("sagemaker")
-    found = {}
+    components = {}
     for name in components_of(aws, endpoint):
-        one = sagemaker.describe_inference_component(InferenceComponentName=name)
-        if "BaseInferenceComponentName" not in one.get("Specification", {}):  # an adapter has no copies of its own
-            found[name] = int(one.get("RuntimeConfig", {}).get("DesiredCopyCount", 0))
-    if component is None and len(found) > 1:
-        raise Refused(f"{endpoint} has several components", f"Give --component: {', '.join(sorted(found))}.")
-    if component is not None and component not in found:
-        raise NotThere(f"{endpoint} has no component {component!r}", f"It has: {', '.join(sorted(found)) or 'none'}.")
-    if found:
-        name = component or next(iter(found))
-        made = Scaled(Kind.COMPONENT, name, "", found[name], None)
+        item = sagemaker.describe_inference_component(InferenceComponentName=name)
+        if "BaseInferenceComponentName" not in item.get("Specification", {}):  # an adapter has no copies of its own
+            components[name] = int(item.get("RuntimeConfig", {}).get("DesiredCopyCount", 0))
+    if component is None and len(components) > 1:
+        raise Refused(f"{endpoint} has several components", f"Give --component: {', '.join(sorted(components))}.")
+    if component is not None and component not in components:
+        raise NotThere(
+            f"{endpoint} has no component {component!r}", f"It has: {', '.join(sorted(components)) or 'none'}."
+        )
+    if components:
+        name = component or next(iter(components))
+        target = ScalingTarget(Kind.COMPONENT, name, "", components[name], None)
     else:
-        variant = said["ProductionVariants"][0]
-        made = Scaled(
+        variant = endpoint_description["ProductionVariants"][0]
+        target = ScalingTarget(
             Kind.ENDPOINT, endpoint, variant["VariantName"], int(variant.get("DesiredInstanceCount", 0)), None
         )
-    scaling = next(scaling_of(aws, [made.target]), None)
-    return Scaled(made.kind, made.name, made.variant, made.count, scaling)
+    scaling = next(scaling_of(aws, [target.target]), None)
+    return ScalingTarget(target.kind, target.name, target.variant, target.count, scaling)
 
 
-def set_count(aws: Aws, what: Scaled, count: int) -> str:
-    """Have AWS make it `count` instances or copies; returns what else is to be known, or nothing.
+def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
+    """Set the number of instances or copies; return a note for the user, or nothing.
 
     Raises:
-        Refused: scaling would undo it, or it is a number that cannot be.
+        Refused: automatic scaling would undo it, or the number is invalid.
     """
     if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
         raise Refused(f"{what.target}: {count} cannot be", "An endpoint without components keeps one instance.")
@@ -103,11 +105,11 @@ def set_count(aws: Aws, what: Scaled, count: int) -> str:
     return ""
 
 
-def set_bounds(aws: Aws, what: Scaled, low: int | None, high: int | None) -> tuple[int, int]:
-    """Between how many it scales by itself; what is None stays. Returns both.
+def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None) -> tuple[int, int]:
+    """Set the bounds of automatic scaling; None leaves one as it is. Return both.
 
     Raises:
-        Refused: it does not scale by itself, or the bounds cannot be.
+        Refused: there is no automatic scaling, or the bounds are invalid.
     """
     if what.scaling is None:
         raise Refused(

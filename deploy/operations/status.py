@@ -1,4 +1,4 @@
-"""How an endpoint is: all that AWS says of it, its components, its scaling, alarms and last minutes, as values."""
+"""The status of an endpoint: its components, scaling, alarms and recent metrics, as values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deploy.aws import Aws, error_code, is_missing
 from deploy.errors import NotThere
 
 MINUTES = 15
-"""That the metrics are of."""
+"""Period of the metrics, in minutes."""
 
 _NAMESPACE = "AWS/SageMaker"
 _ACTIVITIES = 3
@@ -21,7 +21,7 @@ _ACTIVITIES = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """Instances that are alike. `type` is None where AWS chooses; `image` what runs there, by digest where known."""
+    """A variant: `type` None: AWS chooses; `image`: what runs, by digest if known."""
 
     name: str
     instances: int
@@ -32,7 +32,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Component:
-    """Copies of a model, or (`base` given) an adapter beside them."""
+    """Copies of a model, or (with `base`) an adapter."""
 
     name: str
     status: str
@@ -44,7 +44,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What Application Auto Scaling may do. `target`: its ResourceId; `activities`: the last ones, newest first."""
+    """Automatic scaling. `target`: its ResourceId; `activities`: the last ones, newest first."""
 
     target: str
     min: int
@@ -62,12 +62,13 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Status:
-    """An endpoint.
+    """The status of an endpoint.
 
     Attributes:
-        status: AWS's word; `reason`: FailureReason.
+        status: AWS's status.
+        reason: FailureReason.
         config: the endpoint configuration that serves.
-        metrics: of the last `MINUTES` minutes, by name; None: no request came. Latencies are in milliseconds.
+        metrics: of the last `MINUTES` minutes, by name; None: no requests. Latencies in milliseconds.
     """
 
     name: str
@@ -85,24 +86,24 @@ class Status:
 
     @property
     def serving(self) -> bool:
-        """Whether a request would be answered: in service, with instances, or with copies of a component."""
+        """Whether a request would be answered: in service, with instances or with copies of a component."""
         if self.status not in ("InService", "Updating", "SystemUpdating", "RollingBack"):
             return False
         if self.components:
-            return any(one.status == "InService" and one.copies > 0 for one in self.components if one.base is None)
+            return any(item.status == "InService" and item.copies > 0 for item in self.components if item.base is None)
         return any(variant.instances > 0 for variant in self.variants)
 
 
 def look(aws: Aws, name: str) -> Status:
-    """How the endpoint is now.
+    """Read the status.
 
     Raises:
-        NotThere: there is none of that name.
+        NotThere: there is no endpoint of that name.
     """
     endpoint = endpoint_of(aws, name)
     components = tuple(_components(aws, name))
     unread: list[str] = []
-    targets = [f"endpoint/{name}/variant/{one['VariantName']}" for one in endpoint.get("ProductionVariants", [])]
+    targets = [f"endpoint/{name}/variant/{item['VariantName']}" for item in endpoint.get("ProductionVariants", [])]
     targets += [f"inference-component/{component.name}" for component in components if component.base is None]
     return Status(
         name=name,
@@ -113,41 +114,41 @@ def look(aws: Aws, name: str) -> Status:
         changed=endpoint["LastModifiedTime"].astimezone(timezone.utc).isoformat(timespec="seconds"),
         variants=tuple(_variants(aws, endpoint)),
         components=components,
-        scaling=_allowed(lambda: tuple(_with_activities(aws, targets)), "scaling", unread),
-        alarms=_allowed(lambda: tuple(_alarms(aws, name)), "alarms", unread),
-        metrics=dict(_allowed(lambda: tuple(_metrics(aws, endpoint).items()), "metrics", unread)),
+        scaling=_read_if_allowed(lambda: tuple(_with_activities(aws, targets)), "scaling", unread),
+        alarms=_read_if_allowed(lambda: tuple(_alarms(aws, name)), "alarms", unread),
+        metrics=dict(_read_if_allowed(lambda: tuple(_metrics(aws, endpoint).items()), "metrics", unread)),
         unread=tuple(unread),
     )
 
 
 def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
-    """What DescribeEndpoint says.
+    """Describe the endpoint.
 
     Raises:
-        NotThere: there is none of that name.
+        NotThere: there is no endpoint of that name.
     """
     try:
-        found: dict[str, Any] = aws.client("sagemaker").describe_endpoint(EndpointName=name)
+        result: dict[str, Any] = aws.client("sagemaker").describe_endpoint(EndpointName=name)
     except ClientError as error:
         if is_missing(error):
             raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Look at --region.") from None
         raise
-    return found
+    return result
 
 
 def components_of(aws: Aws, name: str) -> list[str]:
-    """The names of the endpoint's components, adapters too."""
+    """Return the names of the endpoint's components and adapters."""
     pages = aws.client("sagemaker").get_paginator("list_inference_components").paginate(EndpointNameEquals=name)
-    return [one["InferenceComponentName"] for page in pages for one in page["InferenceComponents"]]
+    return [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]
 
 
 def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
-    """Those of the targets that are scaled, without their activities."""
+    """Yield the automatic scaling of the targets, without activities."""
     scaling = aws.client("application-autoscaling")
     if not targets:
         return
-    found = scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=targets)
-    for target in found["ScalableTargets"]:
+    result = scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=targets)
+    for target in result["ScalableTargets"]:
         named = target["ResourceId"]
         policies = scaling.describe_scaling_policies(ServiceNamespace="sagemaker", ResourceId=named)["ScalingPolicies"]
         names = tuple(policy["PolicyName"] for policy in policies)
@@ -155,46 +156,47 @@ def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
 
 
 def _with_activities(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
-    for one in scaling_of(aws, targets):
-        said = aws.client("application-autoscaling").describe_scaling_activities(
-            ServiceNamespace="sagemaker", ResourceId=one.target, MaxResults=_ACTIVITIES
+    for item in scaling_of(aws, targets):
+        description = aws.client("application-autoscaling").describe_scaling_activities(
+            ServiceNamespace="sagemaker", ResourceId=item.target, MaxResults=_ACTIVITIES
         )
         lines = (
-            f"{act['StartTime']:%H:%M} {act['StatusCode']}: {act['Description']}" for act in said["ScalingActivities"]
+            f"{act['StartTime']:%H:%M} {act['StatusCode']}: {act['Description']}"
+            for act in description["ScalingActivities"]
         )
-        yield replace(one, activities=tuple(lines))
+        yield replace(item, activities=tuple(lines))
 
 
 def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
     config = endpoint.get("EndpointConfigName")
     types: dict[str, str | None] = {}
     if config:
-        said = aws.client("sagemaker").describe_endpoint_config(EndpointConfigName=config)
-        types = {one["VariantName"]: one.get("InstanceType") for one in said["ProductionVariants"]}
-    for one in endpoint.get("ProductionVariants", []):
+        description = aws.client("sagemaker").describe_endpoint_config(EndpointConfigName=config)
+        types = {item["VariantName"]: item.get("InstanceType") for item in description["ProductionVariants"]}
+    for item in endpoint.get("ProductionVariants", []):
         images = [
-            image.get("ResolvedImage") or image.get("SpecifiedImage", "") for image in one.get("DeployedImages", [])
+            image.get("ResolvedImage") or image.get("SpecifiedImage", "") for image in item.get("DeployedImages", [])
         ]
         yield Variant(
-            one["VariantName"],
-            one.get("CurrentInstanceCount", 0),
-            one.get("DesiredInstanceCount", 0),
-            types.get(one["VariantName"]),
+            item["VariantName"],
+            item.get("CurrentInstanceCount", 0),
+            item.get("DesiredInstanceCount", 0),
+            types.get(item["VariantName"]),
             images[0] if images else "",
         )
 
 
 def _components(aws: Aws, name: str) -> Iterator[Component]:
     for component in components_of(aws, name):
-        said = aws.client("sagemaker").describe_inference_component(InferenceComponentName=component)
-        runtime = said.get("RuntimeConfig", {})
+        description = aws.client("sagemaker").describe_inference_component(InferenceComponentName=component)
+        runtime = description.get("RuntimeConfig", {})
         yield Component(
             component,
-            said["InferenceComponentStatus"],
+            description["InferenceComponentStatus"],
             runtime.get("CurrentCopyCount", 0),
             runtime.get("DesiredCopyCount", 0),
-            said.get("Specification", {}).get("BaseInferenceComponentName"),
-            said.get("FailureReason", ""),
+            description.get("Specification", {}).get("BaseInferenceComponentName"),
+            description.get("FailureReason", ""),
         )
 
 
@@ -213,11 +215,11 @@ _METRICS = {
     "latency_p50_ms": ("ModelLatency", "p50", 1e-3),
     "latency_p95_ms": ("ModelLatency", "p95", 1e-3),
 }
-"""Ours to CloudWatch's name and statistic, and what its value is multiplied by (it counts microseconds)."""
+"""Metric by our name: CloudWatch's name, statistic, and a factor (CloudWatch counts microseconds)."""
 
 
 def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
-    """Of the first variant: an endpoint of ours has one."""
+    """Read the metrics of the first variant: our endpoints have one."""
     variants = endpoint.get("ProductionVariants", [])
     if not variants:
         return {}
@@ -225,30 +227,32 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         {"Name": "EndpointName", "Value": endpoint["EndpointName"]},
         {"Name": "VariantName", "Value": variants[0]["VariantName"]},
     ]
-    end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)  # CloudWatch's own grid
+    end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(
+        minutes=1
+    )  # CloudWatch aligns periods to this grid
     asked = [
         {
-            "Id": ours,
+            "Id": own_name,
             "MetricStat": {
                 "Metric": {"Namespace": _NAMESPACE, "MetricName": metric, "Dimensions": dimensions},
                 "Period": MINUTES * 60,
                 "Stat": statistic,
             },
         }
-        for ours, (metric, statistic, _) in _METRICS.items()
+        for own_name, (metric, statistic, _) in _METRICS.items()
     ]
     got = aws.client("cloudwatch").get_metric_data(
         MetricDataQueries=asked, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
     )
-    values = {one["Id"]: one["Values"] for one in got["MetricDataResults"] if one["Values"]}
+    values = {item["Id"]: item["Values"] for item in got["MetricDataResults"] if item["Values"]}
     return {
-        ours: (sum if statistic == "Sum" else max)(values[ours]) * by if ours in values else None
-        for ours, (_, statistic, by) in _METRICS.items()
-    }  # a stretch may lie across two periods: then the worse percentile
+        own_name: (sum if statistic == "Sum" else max)(values[own_name]) * by if own_name in values else None
+        for own_name, (_, statistic, by) in _METRICS.items()
+    }  # the minutes may lie in two periods: take the worse percentile
 
 
-def _allowed(read: Any, what: str, unread: list[str]) -> Any:
-    """What `read` gives; empty, and said so, where the caller may not read it."""
+def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:
+    """Return what `read` returns; empty, with a note in `unread`, if the caller may not read it."""
     try:
         return read()
     except ClientError as error:

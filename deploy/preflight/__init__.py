@@ -1,1 +1,1 @@
-"""What would fail, looked at before anything is made: read-only."""
+"""Find before `up` what would fail. Read-only."""

@@ -1,4 +1,4 @@
-"""What a check before `up` gives, and what all checks are given."""
+"""The result of a preflight check, and the context of all checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 
 Fetch = Callable[[str, str, Mapping[str, str]], tuple[int, bytes]]
-"""Method, URL and headers to status and body; OSError where there is no network."""
+"""Fetch by method, URL and headers; return status and body. Raises OSError without a network."""
 
 
 class Verdict(enum.Enum):
@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `says`: what was found; `advice`: what to change, empty where all is well."""
+    """The result of one check. `says`: the finding; `advice`: what to change, empty if nothing."""
 
     name: str
     verdict: Verdict
@@ -31,8 +31,8 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What checks look at. `fetch`: None where nothing but AWS is asked."""
+class Context:
+    """The context of the checks. `fetch`: None: ask AWS only."""
 
     aws: Aws
     spec: Spec

@@ -1,4 +1,4 @@
-"""What can be looked at before anything is made: read-only, and where looking is not allowed, a warning says so."""
+"""Run all preflight checks. Read-only: where reading is not allowed, a warning says so."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, as_ours, error_code, is_missing
+from deploy.aws import Aws, as_deploy_error, error_code, is_missing
 from deploy.errors import DeployError, NotAllowed, Refused
-from deploy.preflight.check import Check, Fetch, Given, Verdict, error, ok, warning
+from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
 from deploy.preflight.image import image
 from deploy.preflight.model import model, secret
 from deploy.resolve.decision import Decision
 from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.spec import Spec
 
-_SECONDS = 5.0  # for one question to the hub
+_SECONDS = 5.0  # for one request to the hub
 
 
 def preflight(
     aws: Aws, spec: Spec, decision: Decision, *, fetch: Fetch | None = None, without: Collection[str] = ()
 ) -> list[Check]:
-    """Every check, in the order of what would fail first.
+    """Run every check, in the order in which failures would occur.
 
     Args:
-        fetch: `over_the_network`, to ask the hub and the image's registry; None: only AWS's API is asked.
-        without: the names of checks that are left out.
+        fetch: `over_the_network`, to ask the hub and the image's registry; None: ask only AWS's API.
+        without: names of checks to leave out.
 
     Raises:
-        BotoCoreError: AWS cannot be asked at all.
+        BotoCoreError: AWS cannot be reached.
     """
-    given = Given(aws, spec, decision, fetch)
+    context = Context(aws, spec, decision, fetch)
     checks: list[Check] = []
     for name, check in _CHECKS.items():
         if name not in without:
-            checks += _run(name, check, given)
+            checks += _run(name, check, context)
     return checks
 
 
 def refuse_errors(checks: Sequence[Check]) -> None:
-    """Go on only without errors.
+    """Stop if a check found an error.
 
     Raises:
-        Refused: there is one; all are said.
+        Refused: there is an error; the advice lists all.
     """
     wrong = [check for check in checks if check.verdict is Verdict.ERROR]
     if wrong:
@@ -55,57 +55,57 @@ def refuse_errors(checks: Sequence[Check]) -> None:
 
 
 def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """A `Fetch` of the standard library's; redirects are followed."""
+    """Fetch with the standard library, following redirects."""
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
             return answer.status, answer.read()
-    except urllib.error.HTTPError as said:
-        with said:
-            return said.code, b""
+    except urllib.error.HTTPError as failure:
+        with failure:
+            return failure.code, b""
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """As they are printed: a line each, the advice below it."""
+    """Return the lines to print: one for each check, and its advice below."""
     marks = {Verdict.OK: "ok     ", Verdict.WARNING: "warning", Verdict.ERROR: "error  "}
-    said = []
+    failure = []
     for check in checks:
-        said.append(f"{marks[check.verdict]} {check.name}: {check.says}")
+        failure.append(f"{marks[check.verdict]} {check.name}: {check.says}")
         if check.advice:
-            said.append(f"        {check.advice}")
-    return said
+            failure.append(f"        {check.advice}")
+    return failure
 
 
-def _run(name: str, check: Callable[[Given], Check | list[Check] | None], given: Given) -> list[Check]:
+def _run(name: str, check: Callable[[Context], Check | list[Check] | None], context: Context) -> list[Check]:
     try:
-        found = check(given)
-    except ClientError as said:
-        ours = as_ours(said)
-        if isinstance(ours, NotAllowed):
-            return [warning(name, f"not looked at: {said.operation_name} is not allowed", ours.advice)]
-        return [warning(name, f"not looked at: {ours}")]
-    except DeployError as said:
-        return [error(name, str(said), said.advice)]
-    if found is None:
+        result = check(context)
+    except ClientError as failure:
+        deploy_error = as_deploy_error(failure)
+        if isinstance(deploy_error, NotAllowed):
+            return [warning(name, f"not looked at: {failure.operation_name} is not allowed", deploy_error.advice)]
+        return [warning(name, f"not looked at: {deploy_error}")]
+    except DeployError as failure:
+        return [error(name, str(failure), failure.advice)]
+    if result is None:
         return []
-    return found if isinstance(found, list) else [found]
+    return result if isinstance(result, list) else [result]
 
 
-def _account(given: Given) -> Check:
-    return ok("account", f"{given.aws.account()} in {given.aws.region}")
+def _account(context: Context) -> Check:
+    return ok("account", f"{context.aws.account()} in {context.aws.region}")
 
 
-def _role(given: Given) -> Check:
-    arn = given.spec.role
-    account = given.decision.account or given.aws.account()
+def _role(context: Context) -> Check:
+    arn = context.spec.role
+    account = context.decision.account or context.aws.account()
     if arn.split(":")[4] != account:
         return error("role", f"{arn} is of another account than {account}", "Give a role of this account in role.")
-    iam = given.aws.client("iam")
+    iam = context.aws.client("iam")
     try:
-        found = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
+        result = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
     except iam.exceptions.NoSuchEntityException:
         return error("role", f"{arn} does not exist", "`lmi deploy iam` prints what to make it of.")
-    if not _trusts_sagemaker(found["AssumeRolePolicyDocument"]):
+    if not _trusts_sagemaker(result["AssumeRolePolicyDocument"]):
         return error("role", f"{arn} does not trust sagemaker.amazonaws.com",
                      "Add it to the role's trust policy; `lmi deploy iam` prints one.")  # fmt: skip
     return ok("role", arn)
@@ -123,19 +123,19 @@ def _trusts_sagemaker(document: Any) -> bool:
     return False
 
 
-def _quota(given: Given) -> Check:
-    """How many of the type the account may have in endpoints; what others use of it cannot be asked here."""
-    instance = given.decision.instance_type
-    managed = given.spec.instance.managed
-    wanted = given.spec.instance.count if managed is None else max(managed.max, given.spec.instance.count)
-    if given.spec.scaling is not None and not given.spec.components:
-        wanted = max(wanted, given.spec.scaling.max)
+def _quota(context: Context) -> Check:
+    """Check the quota of the instance type for endpoints. What other endpoints use of it is unknown here."""
+    instance = context.decision.instance_type
+    managed = context.spec.instance.managed
+    wanted = context.spec.instance.count if managed is None else max(managed.max, context.spec.instance.count)
+    if context.spec.scaling is not None and not context.spec.components:
+        wanted = max(wanted, context.spec.scaling.max)
     name = f"{instance} for endpoint usage"
-    pages = given.aws.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+    pages = context.aws.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
     for page in pages:
         for quota in page["Quotas"]:
             if quota["QuotaName"] == name:
-                return _enough(name, quota["Value"], wanted, given.spec.instance.count)
+                return _enough(name, quota["Value"], wanted, context.spec.instance.count)
     return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
 
 
@@ -148,20 +148,20 @@ def _enough(name: str, value: float, wanted: int, at_first: int) -> Check:
     return ok("quota", f"{name}: {value:g}")
 
 
-def _network(given: Given) -> Check | None:
-    network = given.spec.network
+def _network(context: Context) -> Check | None:
+    network = context.spec.network
     if not network.subnets:
         return None
-    ec2 = given.aws.client("ec2")
+    ec2 = context.aws.client("ec2")
     try:
         subnets = ec2.describe_subnets(SubnetIds=list(network.subnets))["Subnets"]
         groups = ec2.describe_security_groups(GroupIds=list(network.security_groups))["SecurityGroups"]
-    except ClientError as said:
-        if error_code(said).endswith((".NotFound", ".Malformed")):
-            message = said.response["Error"]["Message"]
+    except ClientError as failure:
+        if error_code(failure).endswith((".NotFound", ".Malformed")):
+            message = failure.response["Error"]["Message"]
             return error("network", message, "Correct network.subnets and network.security_groups.")
         raise
-    vpcs = {one["VpcId"] for one in (*subnets, *groups)}
+    vpcs = {item["VpcId"] for item in (*subnets, *groups)}
     if len(vpcs) > 1:
         return error("network", f"subnets and security groups are of several VPCs: {', '.join(sorted(vpcs))}",
                      "Take network.subnets and network.security_groups of one VPC.")  # fmt: skip
@@ -172,22 +172,22 @@ def _network(given: Given) -> Check | None:
     return ok("network", f"{next(iter(vpcs))}, {len(zones)} zones")
 
 
-def _name(given: Given) -> Check:
-    sagemaker = given.aws.client("sagemaker")
+def _name(context: Context) -> Check:
+    sagemaker = context.aws.client("sagemaker")
     try:
-        found = sagemaker.describe_endpoint(EndpointName=given.spec.name)
-    except ClientError as said:
-        if is_missing(said):
-            return ok("name", f"{given.spec.name} is free")
+        result = sagemaker.describe_endpoint(EndpointName=context.spec.name)
+    except ClientError as failure:
+        if is_missing(failure):
+            return ok("name", f"{context.spec.name} is free")
         raise
-    tags = {tag["Key"]: tag["Value"] for tag in sagemaker.list_tags(ResourceArn=found["EndpointArn"])["Tags"]}
-    if tags.get(TAG_DEPLOYMENT) != given.spec.name:
-        return error("name", f"an endpoint {given.spec.name} exists that was not made from a specification",
+    tags = {tag["Key"]: tag["Value"] for tag in sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"]}
+    if tags.get(TAG_DEPLOYMENT) != context.spec.name:
+        return error("name", f"an endpoint {context.spec.name} exists that was not made from a specification",
                      "Take another name, or delete that endpoint.")  # fmt: skip
-    return ok("name", f"{given.spec.name} exists and is this deployment's ({found['EndpointStatus']})")
+    return ok("name", f"{context.spec.name} exists and is this deployment's ({result['EndpointStatus']})")
 
 
-_CHECKS: dict[str, Callable[[Given], Check | list[Check] | None]] = {
+_CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
     "account": _account,
     "name": _name,
     "role": _role,

@@ -1,4 +1,4 @@
-"""The head of a GGUF file: what of it decides memory. The format is ggml's docs/gguf.md, versions 2 and 3."""
+"""Read a model's shape from the header of a GGUF file (ggml's docs/gguf.md, versions 2 and 3)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _STRING, _ARRAY = 8, 9
 
 
 def gguf_shape(head: bytes, size: int) -> Shape:
-    """Of a file's beginning, far enough to hold all names of tensors (some MiB: the vocabulary comes first).
+    """Return the shape.
 
     Args:
-        size: bytes of the whole file, which are about those of its weights.
+        head: the file's beginning with all tensor names (some MiB: the vocabulary comes first).
+        size: bytes of the whole file, about the size of its weights.
 
     Raises:
         SpecError: it is no GGUF file, or cut short.
@@ -29,7 +30,7 @@ def gguf_shape(head: bytes, size: int) -> Shape:
 
 
 class _Cursor:
-    """Where we are in it. Numbers are little-endian."""
+    """A position in the bytes. Numbers are little-endian."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -48,7 +49,7 @@ class _Cursor:
         return self._data[start : self._at].decode()
 
     def value(self, kind: int) -> Any:
-        """A metadata value: text, number, or a list of either."""
+        """Read a metadata value: text, number, or a list of either."""
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
@@ -61,25 +62,25 @@ def _shape(cursor: _Cursor, size: int) -> Shape:
     if cursor.number("4s") != b"GGUF" or cursor.number("I") not in (2, 3):
         raise SpecError("not a GGUF file of version 2 or 3")
     tensors, entries = cursor.number("Q"), cursor.number("Q")
-    said = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(entries)}
+    metadata = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(entries)}
     parameters = 0
     for _ in range(tensors):
         cursor.text()
         parameters += math.prod(cursor.number("Q") for _ in range(cursor.number("I")))
         cursor.number("I"), cursor.number("Q")
-    of = said["general.architecture"]
-    heads = _largest(said[f"{of}.attention.head_count"])
+    of = metadata["general.architecture"]
+    heads = _largest(metadata[f"{of}.attention.head_count"])
     return Shape(
         parameters=float(parameters),
-        layers=said[f"{of}.block_count"],
-        kv_heads=_largest(said.get(f"{of}.attention.head_count_kv", heads)),
-        head_dim=said.get(f"{of}.attention.key_length", said[f"{of}.embedding_length"] // heads),
+        layers=metadata[f"{of}.block_count"],
+        kv_heads=_largest(metadata.get(f"{of}.attention.head_count_kv", heads)),
+        head_dim=metadata.get(f"{of}.attention.key_length", metadata[f"{of}.embedding_length"] // heads),
         heads=heads,
-        context=said.get(f"{of}.context_length"),
+        context=metadata.get(f"{of}.context_length"),
         stored=size,
     )
 
 
 def _largest(value: int | list[int]) -> int:
-    """Some models say their heads layer by layer."""
+    """Return the largest: some models have a number of heads for each layer."""
     return max(value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""SageMaker's instance types, as far as the tables beside this know them (contract sagemaker.md, section 6.3).
+"""SageMaker's instance types, from dated tables.
 
-The tables are dated: AWS adds types every few months, so a type that they lack is let through with a warning. What is
-refused is what our amd64 image cannot run on.
+AWS adds types every few months, so an unknown type is accepted with a warning. Types that the amd64 image cannot run on
+are refused.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "E
 
 @dataclass(frozen=True)
 class InstanceType:
-    """One row.
+    """One instance type.
 
     Attributes:
-        name: SageMaker's, `ml.g6e.xlarge`.
+        name: SageMaker's name, e.g. `ml.g6e.xlarge`.
         gpu: the GPU's name; None on a CPU type.
-        gpus: how many.
-        gpu_mib: MiB of memory each, as the driver counts them (an "A10G 24 GB" has 22888).
+        gpus: number of GPUs.
+        gpu_mib: MiB of memory of one GPU, as the driver counts them (an "A10G 24 GB" has 22888).
         vcpus: hardware threads.
         ram_gib: GiB of the host's memory.
         nvme_gb: GB of local disk; 0: an EBS volume.
-        compute: the GPU's compute capability, (8, 9); (0, 0) on a CPU type.
+        compute: the GPU's compute capability, e.g. (8, 9); (0, 0) on a CPU type.
     """
 
     name: str
@@ -54,7 +54,7 @@ class InstanceType:
 
     @property
     def nvlink(self) -> bool:
-        """Whether its GPUs speak to each other past the PCIe bus."""
+        """Whether its GPUs are connected by NVLink, not only by the PCIe bus."""
         return self.gpus > 1 and self.family in _NVLINK
 
     @property
@@ -63,13 +63,13 @@ class InstanceType:
 
 
 def family(name: str) -> str:
-    """`g6e` of `ml.g6e.xlarge`."""
+    """Return `g6e` for `ml.g6e.xlarge`."""
     return name.split(".")[1]
 
 
 @cache
 def all_types() -> tuple[InstanceType, ...]:
-    """The known ones, GPU types first."""
+    """Return all known types, GPU types first."""
     return tuple(_gpu_type(*row) for row in table("gpu_instances")["instances"].items()) + tuple(
         InstanceType(name, None, 0, 0, row["vcpu"], row["ram"], 0, (0, 0))
         for name, row in table("cpu_instances")["instances"].items()
@@ -77,10 +77,10 @@ def all_types() -> tuple[InstanceType, ...]:
 
 
 def find(name: str) -> InstanceType | None:
-    """The type of that name; None: the tables do not know it.
+    """Return the type; None: the tables do not know it.
 
     Raises:
-        SpecError: no amd64 image with NVIDIA's GPUs, or none, can run on it.
+        SpecError: it has another processor, or other accelerators than NVIDIA's.
     """
     kind = family(name)
     if _GRAVITON.fullmatch(kind):
@@ -93,37 +93,37 @@ def find(name: str) -> InstanceType | None:
             f"instance.type: {name} has {chip}, which none of the handler's engines runs on",
             "Take a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
         )
-    return next((one for one in all_types() if one.name == name), None)
+    return next((item for item in all_types() if item.name == name), None)
 
 
 def refuse_mistyped(name: str) -> None:
-    """Of a type that the tables lack: AWS's own list, or a new generation, is let through.
+    """Refuse an unknown type that looks like a typing error. AWS's own list and new generations are accepted.
 
     Raises:
-        SpecError: it is within two letters of a type that exists.
+        SpecError: the name is within two letters of a known type.
     """
     model = botocore.session.get_session().get_service_model("sagemaker")
-    known = {*model.shape_for("ProductionVariantInstanceType").enum, *(one.name for one in all_types())}
+    known = {*model.shape_for("ProductionVariantInstanceType").enum, *(item.name for item in all_types())}
     if name in known:
         return
     generation = re.sub(r"\D", "", family(name))
-    away = {one: _edits(name, one) for one in known if re.sub(r"\D", "", family(one)) == generation}
+    away = {item: _edits(name, item) for item in known if re.sub(r"\D", "", family(item)) == generation}
     nearest = min(away.values(), default=3)
     if nearest > 2:
         return
-    meant = sorted(one for one, edits in away.items() if edits == nearest)[:3]
+    meant = sorted(item for item, edits in away.items() if edits == nearest)[:3]
     raise SpecError(
         f"instance.type: there is no {name}; did you mean {' or '.join(meant)}?",
         "If AWS has it by now, set instance.unchecked: true.",
     )
 
 
-def _edits(one: str, other: str) -> int:
-    """How many letters must be put in, left out or changed; 1 where they only change places."""
-    if sorted(one) == sorted(other):
-        return int(one != other)
+def _edits(item: str, other: str) -> int:
+    """Return the number of letters to insert, delete or change; 1 if letters only change places."""
+    if sorted(item) == sorted(other):
+        return int(item != other)
     row = list(range(len(other) + 1))
-    for number, letter in enumerate(one, 1):
+    for number, letter in enumerate(item, 1):
         above, row[0] = row[0], number
         for place, wanted in enumerate(other, 1):
             above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (letter != wanted))

@@ -1,9 +1,9 @@
-"""A model's size and shape: from its files here or in S3, from the table of well-known ones, or as the user says.
+"""Find a model's size and shape: in its files, on this machine or in S3, or in the table of well-known models.
 
-What decides memory is little: the number of weights, their precision, and of the attention the layers, KV heads and
-their size. All of it stands in config.json; the files' own sizes say the rest. Names are transformers' of dense models
-(Llama, Qwen, Mistral, Gemma, Phi, GPT-2, GPT-NeoX, Falcon, OPT, BLOOM, MPT, ChatGLM), mixtures of experts (all experts
-are in memory, so all count) and latent attention (DeepSeek: one compressed vector a token instead of K and V).
+Memory depends on the number of weights, their precision, and the attention's layers, KV heads and head size. All are in
+config.json, under transformers' names; file sizes tell the rest. Known are dense models (Llama, Qwen, Mistral, Gemma,
+Phi, GPT-2, GPT-NeoX, Falcon, OPT, BLOOM, MPT, ChatGLM), mixtures of experts (all experts are in memory, so all count)
+and latent attention (DeepSeek: one compressed vector a token instead of K and V).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from deploy.aws import Aws
 
 Read = Callable[[str], "bytes | None"]
-"""Of a model's directory: a file's content by its name, None where there is no such file."""
+"""Read a file of a model's directory by its name; None: there is no such file."""
 
 WIDTH: Mapping[str, float] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5625, "int4": 0.5625}
-"""Bytes of a weight, scales included (4 bits: an 8-bit scale for every 16, NVFP4's)."""
+"""Bytes of one weight, scales included (4 bits: an 8-bit scale for every 16, as in NVFP4)."""
 
 _CHECKPOINT: Mapping[str, Precision] = {
     "float32": "fp32",
@@ -40,20 +40,20 @@ _GGUF_HEAD = 32 << 20
 
 
 def known_model(name: str) -> Shape | None:
-    """Of a hub's model that the table knows."""
+    """Return the shape of a hub's model from the table; None: unknown."""
     for row in table("models")["models"]:
-        if name.lower() in (one.lower() for one in row["names"]):
+        if name.lower() in (item.lower() for item in row["names"]):
             return shape_of_config(row["config"]).model_copy(update={"parameters": float(row["parameters"])})
     return None
 
 
 def shape_in_directory(directory: Path) -> Shape | None:
-    """Of a model on this machine: a Hugging Face directory, or one with a .gguf in it; None: neither is in it.
+    """Read the shape from a Hugging Face directory, or from a .gguf file in it; None: it has neither.
 
     Raises:
-        SpecError: what is in it cannot be understood.
+        SpecError: the files are invalid.
     """
-    sizes = {one.name: one.stat().st_size for one in directory.iterdir() if one.is_file()}
+    sizes = {item.name: item.stat().st_size for item in directory.iterdir() if item.is_file()}
     if "config.json" not in sizes and (gguf := next((name for name in sorted(sizes) if name.endswith(".gguf")), None)):
         with (directory / gguf).open("rb") as file:
             return gguf_shape(file.read(_GGUF_HEAD), sizes[gguf])
@@ -61,11 +61,11 @@ def shape_in_directory(directory: Path) -> Shape | None:
 
 
 def shape_in_s3(aws: Aws, prefix: str) -> Shape | None:
-    """Of a model under `s3://bucket/prefix/`, read with ListObjectsV2 and GetObject."""
+    """Read the shape of a model under `s3://bucket/prefix/`, with ListObjectsV2 and GetObject."""
     bucket, path = bucket_and_key(prefix)
     s3 = aws.client("s3")
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=path, Delimiter="/")
-    sizes = {one["Key"].removeprefix(path): one["Size"] for page in pages for one in page.get("Contents", ())}
+    sizes = {item["Key"].removeprefix(path): item["Size"] for page in pages for item in page.get("Contents", ())}
 
     def read(name: str) -> bytes | None:
         if name not in sizes:
@@ -76,10 +76,13 @@ def shape_in_s3(aws: Aws, prefix: str) -> Shape | None:
 
 
 def read_shape(read: Read, sizes: Mapping[str, int]) -> Shape | None:
-    """Of a model's directory, wherever it lies; None: it has no config.json of a language model.
+    """Read the shape from a directory's files; None: there is no config.json of a language model.
+
+    Args:
+        sizes: bytes of all files, by name.
 
     Raises:
-        SpecError: config.json is no JSON, or does not tell enough.
+        SpecError: config.json is no JSON, or lacks something.
     """
     config = _json(read, "config.json")
     if config is None:
@@ -92,14 +95,14 @@ def read_shape(read: Read, sizes: Mapping[str, int]) -> Shape | None:
 
 
 def shape_of_config(config: Mapping[str, Any], stored: int | None = None) -> Shape:
-    """Of a config.json.
+    """Compute the shape from a config.json.
 
     Args:
-        config: what it holds; of a multimodal model the part for text counts, with the whole's precision.
-        stored: bytes of the checkpoint's weights, where they are known.
+        config: its content; of a multimodal model the text part counts, with the whole's precision.
+        stored: bytes of the checkpoint's weights; None: unknown.
 
     Raises:
-        SpecError: it does not tell enough.
+        SpecError: it lacks something.
     """
     text = {**config, **next((config[key] for key in ("text_config", "llm_config") if key in config), {})}
     try:
@@ -133,8 +136,8 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None) -> Sha
 
 
 def _attention(text: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int]:
-    """KV heads, and a head's size."""
-    if "kv_lora_rank" in text:  # latent attention keeps one vector for K and V together, on every GPU
+    """Return the number of KV heads, and the head size."""
+    if "kv_lora_rank" in text:  # latent attention has one vector for K and V together, on every GPU
         return 1, (text["kv_lora_rank"] + text["qk_rope_head_dim"] + 1) // 2
     head_dim = text.get("head_dim") or text.get("kv_channels") or hidden // heads
     for key in ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"):
@@ -144,7 +147,7 @@ def _attention(text: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, i
 
 
 def _layer(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head_dim: int) -> int:
-    """Weights of a layer, but for its norms and biases, which are less than a thousandth."""
+    """Return the weights of a layer. Norms and biases are left out: less than a thousandth."""
     attention = 2 * hidden * head_dim * (heads + kv_heads)
     wide = text.get("intermediate_size") or text.get("ffn_dim") or text.get("n_inner") or 4 * hidden
     matrices = 2 if text.get("model_type") in _TWO_MATRICES else 3
@@ -157,15 +160,15 @@ def _layer(text: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head
 
 
 def _precision(text: Mapping[str, Any]) -> Precision:
-    """Of the checkpoint's weights."""
+    """Return the precision of the checkpoint's weights."""
     quantized = _quantized(text)
-    said = str(quantized.get("quant_method", "")) + str(quantized.get("quant_algo", ""))
+    method = str(quantized.get("quant_method", "")) + str(quantized.get("quant_algo", ""))
     groups = quantized.get("config_groups") or {}
-    weights = next((one.get("weights") or {} for one in groups.values()), {})  # compressed-tensors
+    weights = next((item.get("weights") or {} for item in groups.values()), {})  # compressed-tensors
     bits = weights.get("num_bits") or quantized.get("bits") or quantized.get("w_bit")
-    floating = weights.get("type") == "float" or "fp" in said.lower()
+    floating = weights.get("type") == "float" or "fp" in method.lower()
     if quantized:
-        if bits == 4 or quantized.get("load_in_4bit") or any(word in said.lower() for word in ("fp4", "w4", "int4")):
+        if bits == 4 or quantized.get("load_in_4bit") or any(word in method.lower() for word in ("fp4", "w4", "int4")):
             return "fp4" if floating else "int4"
         return "fp8" if floating else "int8"
     return _CHECKPOINT.get(str(text.get("torch_dtype") or text.get("dtype") or "bfloat16"), "bf16")
@@ -185,7 +188,7 @@ def _of_quantized(stored: int | None, width: float, embeddings: int) -> float:
 
 
 def _weight_bytes(sizes: Mapping[str, int]) -> int | None:
-    """Of the files that are loaded: safetensors before .bin, and no `consolidated` copy beside the sharded one."""
+    """Return the bytes of the weight files to load: safetensors before .bin, no `consolidated` copy beside shards."""
     for ending in (".safetensors", ".bin"):
         files = {name: size for name, size in sizes.items() if name.endswith(ending) and name != "training_args.bin"}
         sharded = {name: size for name, size in files.items() if not name.startswith("consolidated")}

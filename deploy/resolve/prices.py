@@ -1,7 +1,7 @@
-"""What an instance costs, roughly: the class of its price, to rank types and to warn, and never a quote.
+"""Rough prices of instances, to rank types and to warn. They are no quote.
 
-Amazon's prices differ by region and change; there is no offline source of them (contract sagemaker.md, section 6.3).
-The table is dated and says where it is from; a price of the user's own (`instance.price`) takes its place.
+Amazon's prices differ by region and change, and there is no offline source. The table has its date and source; the
+user's own price (`instance.price`) overrides it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from deploy.resolve.instances import family
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars an hour.
+    """A price in US dollars an hour.
 
     Attributes:
-        usd: about; None: not known.
-        exact: the user's own figure.
+        usd: approximate price; None: unknown.
+        exact: whether it is the user's own.
     """
 
     usd: float | None
@@ -27,7 +27,7 @@ class Price:
 
     @property
     def text(self) -> str:
-        """`$2-4/h`; what is known exactly, as it is; `not known`."""
+        """The price class, e.g. `$2-4/h`; an exact price as it is; or `not known`."""
         if self.usd is None:
             return "not known"
         if self.exact:
@@ -37,10 +37,10 @@ class Price:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The class: two powers of two that the price lies between; the cheapest class begins at 0.
+        """The price class: two powers of two around the price; the cheapest class begins at 0.
 
         Raises:
-            ValueError: the price is not known.
+            ValueError: the price is unknown.
         """
         if self.usd is None:
             raise ValueError("no price is known")
@@ -51,15 +51,15 @@ class Price:
 
     @property
     def rank(self) -> float:
-        """To sort by: what is not known comes last, so that it is never taken for cheap."""
+        """Sort key. An unknown price comes last, so that it never counts as cheap."""
         return math.inf if self.usd is None else self.usd
 
 
 def price_of(name: str, own: float | None = None) -> Price:
-    """Of one instance. CPU types are priced by their vCPUs, as AWS does within a family.
+    """Return the price of one instance. CPU types are priced by vCPU, as AWS does within a family.
 
     Args:
-        own: the user's figure, which beats the table's.
+        own: the user's price, which overrides the table's.
     """
     if own is not None:
         return Price(own, exact=True)
@@ -70,7 +70,7 @@ def price_of(name: str, own: float | None = None) -> Price:
     return Price(None if cpu is None else prices["usd_per_vcpu_hour"][family(name)] * cpu["vcpu"])
 
 
-def dated() -> str:
-    """Where the classes are from, for the last line of a table."""
+def source_note() -> str:
+    """Return the source of the price classes, for the last line of a table."""
     prices = table("prices")
     return f"cost class: on-demand, {prices['region']}, as of {prices['read']}; see aws.amazon.com/sagemaker/pricing"

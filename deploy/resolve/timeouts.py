@@ -1,17 +1,16 @@
-"""How long a start may take, derived from the model's size (contract sagemaker.md, sections 1 and 8, number 5).
+"""Derive timeouts of a start from the model's size.
 
-SageMaker's own default, eight minutes by its documents, is too short for what loads tens of GiB: many endpoints with
-TensorRT-LLM died of it and none of 3600 seconds. A timeout that is too long costs nothing where the start succeeds, so
-each rate here is the slow end of what is usual:
+SageMaker's default (eight minutes) is too short to load tens of GiB. A timeout that is too long costs nothing when the
+start succeeds, so each rate is at the slow end of the usual:
 
     download      50 MiB/s from S3 to the instance (usual: 100 and more), and 300 s for the image and the disk
     from a hub    40 MiB/s, in the container, so it counts as startup
     load          200 MiB/s from disk to the GPUs
-    ready         600 s: the process, CUDA, the kernels' choice, CUDA graphs, the first token
-    TensorRT-LLM  900 s more: autotuning and kernels that are compiled at the first start
+    ready         600 s: the process, CUDA, the choice of kernels, CUDA graphs, the first token
+    TensorRT-LLM  900 s more: autotuning, and kernels that are compiled at the first start
     djl-tensorrtllm  AWS's image compiles the whole engine at its start: all of the 3600 s
 
-SageMaker takes 60 to 3600 seconds of each.
+SageMaker accepts 60 to 3600 seconds for each.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _DOWNLOAD, _HUB, _LOAD = 50, 40, 200  # MiB/s
 
 
 class Times(NamedTuple):
-    """Seconds, and what does not go into SageMaker's limits."""
+    """Timeouts in seconds, and warnings where SageMaker's maximum may be too short."""
 
     download: int
     startup: int
@@ -32,13 +31,13 @@ class Times(NamedTuple):
 
 
 def times(gib: float | None, *, engine: str = "", from_hub: bool = False, builds_engine: bool = False) -> Times:
-    """The timeouts of a start.
+    """Return the timeouts of a start.
 
     Args:
-        gib: of the checkpoint; None: not known, 20 are supposed.
+        gib: size of the checkpoint; None: unknown, 20 GiB are assumed.
         engine: option.llm_engine.
-        from_hub: the container fetches the model itself.
-        builds_engine: the image compiles the model at its start.
+        from_hub: whether the container downloads the model.
+        builds_engine: whether the image compiles the model at its start.
     """
     mib = (_UNKNOWN_GIB if gib is None else gib) * 1024
     download = 300 + (0 if from_hub else mib / _DOWNLOAD)
@@ -59,5 +58,5 @@ def times(gib: float | None, *, engine: str = "", from_hub: bool = False, builds
 
 
 def _rounded(seconds: float) -> int:
-    """Up to whole minutes, within SageMaker's limits."""
+    """Round up to whole minutes, within SageMaker's limits."""
     return min(_LONGEST, -(-int(seconds) // 60) * 60)

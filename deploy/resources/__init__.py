@@ -1,1 +1,1 @@
-"""What a deployment consists of in AWS, and the builders that make it from a specification."""
+"""Resources of a deployment in AWS, and the pure functions that build them from a specification."""

@@ -1,22 +1,22 @@
-"""PutMetricAlarm: what tells that an endpoint does badly. These also roll an update back (UpdateEndpoint's alarms)."""
+"""Build CloudWatch alarms (PutMetricAlarm). They also trigger the automatic rollback of an update."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from deploy.resources.names import VARIANT, beside
+from deploy.resources.names import VARIANT, scoped_name
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 from deploy.spec.sections import Alarms
 
 _PERIOD = 60  # seconds: SageMaker publishes these metrics once a minute
-_MICROSECONDS = 1000.0  # in a millisecond: ModelLatency's unit
+_MICROSECONDS = 1000.0  # microseconds (ModelLatency's unit) in a millisecond
 _SUM = {"Statistic": "Sum"}
 
 
 class _Watch(NamedTuple):
-    """One metric, and from which value on it is bad."""
+    """A metric and its threshold."""
 
     suffix: str
     metric: str
@@ -25,7 +25,7 @@ class _Watch(NamedTuple):
 
 
 def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
-    """Of the whole endpoint."""
+    """Build the alarms of the endpoint."""
     if spec.alarms is None:
         return []
     dimensions = {"EndpointName": spec.name, "VariantName": VARIANT}
@@ -34,7 +34,7 @@ def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
 
 
 def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> list[Resource]:
-    """Of one component. That requests find no copy is bad only where none may sleep; else scaling sees to it."""
+    """Build the alarms of one component. "No copy" is an alarm only where the component cannot sleep."""
     if spec.alarms is None:
         return []
     watches = [*_watches(spec.alarms, asynchronous=False)]
@@ -46,7 +46,7 @@ def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> 
 
 def _watches(alarms: Alarms, *, asynchronous: bool) -> Iterator[_Watch]:
     yield _Watch("5xx", "Invocation5XXErrors", float(alarms.errors_5xx))
-    if not asynchronous:  # such endpoints do not publish it
+    if not asynchronous:  # asynchronous endpoints do not publish it
         yield _Watch("model-errors", "InvocationModelErrors", float(alarms.model_errors))
     if alarms.latency_p95_ms is not None:
         yield _Watch("latency", "ModelLatency", alarms.latency_p95_ms * _MICROSECONDS, {"ExtendedStatistic": "p95"})
@@ -55,8 +55,8 @@ def _watches(alarms: Alarms, *, asynchronous: bool) -> Iterator[_Watch]:
 def _alarm(
     alarms: Alarms, stem: tuple[str, ...], watch: _Watch, dimensions: dict[str, str], tags: list[dict[str, str]]
 ) -> Resource:
-    """CloudWatch takes an alarm on a metric that nobody has written yet, so it needs nothing to be there."""
-    name = beside(*stem, watch.suffix)
+    """Build one alarm. CloudWatch accepts alarms on metrics without data, so it needs no other resource."""
+    name = scoped_name(*stem, watch.suffix)
     request: dict[str, Any] = {
         "AlarmName": name,
         "AlarmDescription": f"{watch.metric} of {stem[-1]}; rolls an update of it back.",
@@ -68,7 +68,7 @@ def _alarm(
         "EvaluationPeriods": 1,
         "Threshold": watch.threshold,
         "ComparisonOperator": "GreaterThanOrEqualToThreshold",
-        "TreatMissingData": "notBreaching",  # without requests there is no metric, and nothing wrong
+        "TreatMissingData": "notBreaching",  # without requests there is no metric, and no problem
     }
     if alarms.notify is not None:
         request["AlarmActions"] = [alarms.notify]

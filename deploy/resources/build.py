@@ -32,17 +32,17 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     watching = endpoint_alarms(spec, marks)
     made_model = model(spec, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
     config = endpoint_config(spec, decision, made_model, marks)
-    # An update names its alarms, so they are there before.
+    # An update names its alarms, so they exist before the endpoint.
     served = endpoint(spec, decision, config, watching, marks)
-    made = [made_model, config, *watching, served]
+    built = [made_model, config, *watching, served]
     if not spec.components:
-        return (*made, *scaling(spec, served, marks))
-    for one in spec.components:
-        own = component_alarms(spec, one.name, marks)
-        base = component(spec, one, decision, made_model, served, own, marks)
-        adapters = [adapter(spec, child, base, marks) for child in one.adapters]
-        made += [*own, base, *adapters, *scaling(spec, base, marks)]
-    return tuple(made)
+        return (*built, *scaling(spec, served, marks))
+    for item in spec.components:
+        own = component_alarms(spec, item.name, marks)
+        base = component(spec, item, decision, made_model, served, own, marks)
+        adapters = [adapter(spec, child, base, marks) for child in item.adapters]
+        built += [*own, base, *adapters, *scaling(spec, base, marks)]
+    return tuple(built)
 
 
 def spec_digest(spec: Spec) -> str:

@@ -1,4 +1,4 @@
-"""CreateInferenceComponent: copies of the model on the endpoint's instances, and LoRA adapters beside them."""
+"""Build inference components: copies of the model on the endpoint's instances, and LoRA adapters beside them."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from deploy.spec.sections import Adapter, Component
 
 def component(
     spec: Spec,
-    one: Component,
+    item: Component,
     decision: Decision,
     model: Resource,
     endpoint: Resource,
     alarms: Sequence[Resource],
     tags: list[dict[str, str]],
 ) -> Resource:
-    """One component.
+    """Build one component.
 
     Raises:
-        SpecError: it asks for more GPUs than an instance has.
+        SpecError: it needs more GPUs than an instance has.
     """
     specification = {
         "ModelName": model.name,
         "StartupParameters": times(decision),
-        "ComputeResourceRequirements": _resources(one, decision),
-        "DataCacheConfig": {"EnableCaching": one.cache},
+        "ComputeResourceRequirements": _resources(item, decision),
+        "DataCacheConfig": {"EnableCaching": item.cache},
     }
-    copies = {"RuntimeConfig": {"CopyCount": one.copies}}
-    deployment = component_deployment(spec, one, decision, alarms)
+    copies = {"RuntimeConfig": {"CopyCount": item.copies}}
+    deployment = component_deployment(spec, item, decision, alarms)
     return Resource(
         Kind.COMPONENT,
-        one.name,
+        item.name,
         {
-            "InferenceComponentName": one.name,
+            "InferenceComponentName": item.name,
             "EndpointName": spec.name,
             "VariantName": VARIANT,
             "Specification": specification,
@@ -50,42 +50,42 @@ def component(
         },
         needs=(endpoint.key, model.key, *(alarm.key for alarm in alarms)),
         update={
-            "InferenceComponentName": one.name,
+            "InferenceComponentName": item.name,
             "Specification": specification,
-            **(copies if spec.scaling is None else {}),  # else as many as scaling has come to
+            **(copies if spec.scaling is None else {}),  # otherwise keep the number that scaling has reached
             **({"DeploymentConfig": deployment} if deployment else {}),
         },
     )
 
 
-def adapter(spec: Spec, one: Adapter, base: Resource, tags: list[dict[str, str]]) -> Resource:
-    """An adapter uses its base's copies and resources, so it says neither.
+def adapter(spec: Spec, item: Adapter, base: Resource, tags: list[dict[str, str]]) -> Resource:
+    """Build one adapter. It uses its base's copies and compute resources.
 
     Raises:
         SpecError: its file is no tar.gz.
     """
-    if not one.artifact.endswith(".tar.gz"):
+    if not item.artifact.endswith(".tar.gz"):
         raise SpecError(
-            f"{one.name}: artifact must end in .tar.gz, as SageMaker takes adapters (given: {one.artifact})"
+            f"{item.name}: artifact must end in .tar.gz, as SageMaker takes adapters (given: {item.artifact})"
         )
-    specification = {"BaseInferenceComponentName": base.name, "Container": {"ArtifactUrl": one.artifact}}
+    specification = {"BaseInferenceComponentName": base.name, "Container": {"ArtifactUrl": item.artifact}}
     return Resource(
         Kind.COMPONENT,
-        one.name,
-        {"InferenceComponentName": one.name, "EndpointName": spec.name, "Specification": specification, "Tags": tags},
+        item.name,
+        {"InferenceComponentName": item.name, "EndpointName": spec.name, "Specification": specification, "Tags": tags},
         needs=(base.key,),
-        update={"InferenceComponentName": one.name, "Specification": specification},
+        update={"InferenceComponentName": item.name, "Specification": specification},
     )
 
 
-def _resources(one: Component, decision: Decision) -> dict[str, Any]:
-    required: dict[str, Any] = {"MinMemoryRequiredInMb": one.memory_mb}
+def _resources(item: Component, decision: Decision) -> dict[str, Any]:
+    required: dict[str, Any] = {"MinMemoryRequiredInMb": item.memory_mb}
     if decision.gpus:
-        if one.accelerators > decision.gpus:
+        if item.accelerators > decision.gpus:
             raise SpecError(
-                f"{one.name}: accelerators: {one.accelerators}, and {decision.instance_type} has {decision.gpus}"
+                f"{item.name}: accelerators: {item.accelerators}, and {decision.instance_type} has {decision.gpus}"
             )
-        required["NumberOfAcceleratorDevicesRequired"] = float(one.accelerators)
-    if one.cpus is not None:
-        required["NumberOfCpuCoresRequired"] = one.cpus
+        required["NumberOfAcceleratorDevicesRequired"] = float(item.accelerators)
+    if item.cpus is not None:
+        required["NumberOfCpuCoresRequired"] = item.cpus
     return required

@@ -1,4 +1,4 @@
-"""CreateEndpoint, and UpdateEndpoint with how it goes about it."""
+"""Build the endpoint (CreateEndpoint), and its update (UpdateEndpoint)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from deploy.spec import Spec
 def endpoint(
     spec: Spec, decision: Decision, config: Resource, alarms: Sequence[Resource], tags: list[dict[str, str]]
 ) -> Resource:
-    """Args: alarms: those that roll an update back; they must be there when one begins."""
+    """Build the endpoint.
+
+    Args:
+        alarms: they trigger the rollback of an update, and must exist before it.
+    """
     scaled = spec.scaling is not None or spec.instance.managed is not None
     return Resource(
         Kind.ENDPOINT,
@@ -23,7 +27,7 @@ def endpoint(
         update={
             "EndpointName": spec.name,
             "EndpointConfigName": config.name,
-            # As many instances as scaling has come to; else what the specification says now.
+            # Keep the number of instances that scaling has reached; otherwise the specification decides.
             "RetainAllVariantProperties": scaled,
             "DeploymentConfig": endpoint_deployment(spec, decision, alarms),
         },

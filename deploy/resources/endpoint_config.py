@@ -1,4 +1,4 @@
-"""CreateEndpointConfig: instances, their host, how long things may take, and how requests are spread."""
+"""Build the endpoint configuration: instances, host, timeouts, routing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.model import isolation
-from deploy.resources.names import VARIANT, versioned
+from deploy.resources.names import VARIANT, version_name
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 from deploy.spec.sections import Async, PrefixAware
 
 
 def endpoint_config(spec: Spec, decision: Decision, model: Resource, tags: list[dict[str, str]]) -> Resource:
-    """With components it holds no model, but the role, the network and the managed instances."""
+    """Build the configuration. With components it has no model, but the role, the network and the managed instances."""
     content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, model)]}
     if spec.components:
         content |= {"ExecutionRoleArn": spec.role, **isolation(spec)}
@@ -22,7 +22,7 @@ def endpoint_config(spec: Spec, decision: Decision, model: Resource, tags: list[
         content["KmsKeyId"] = spec.encryption.volume_key
     if spec.asynchronous is not None:
         content["AsyncInferenceConfig"] = _asynchronous(spec.asynchronous, spec.encryption.output_key)
-    name = versioned(spec.name, content)
+    name = version_name(spec.name, content)
     needs = () if spec.components else (model.key,)
     return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
 
@@ -34,7 +34,7 @@ def _variant(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
         "InitialInstanceCount": instances(spec),
         "RoutingConfig": _routing(spec.routing),
     }
-    if spec.components:  # their times are their own
+    if spec.components:  # components have their own timeouts
         if (managed := spec.instance.managed) is not None:
             variant["ManagedInstanceScaling"] = {
                 "Status": "ENABLED",
@@ -53,10 +53,10 @@ def _variant(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
 
 
 def instances(spec: Spec) -> int:
-    """That the endpoint begins with.
+    """Return the first number of instances.
 
     Raises:
-        SpecError: more than it may have.
+        SpecError: instance.count is above instance.managed.max.
     """
     managed = spec.instance.managed
     if managed is None:
@@ -67,7 +67,7 @@ def instances(spec: Spec) -> int:
 
 
 def times(decision: Decision) -> dict[str, int]:
-    """What a variant or a component may take to start; SageMaker's defaults are too short for large models."""
+    """Return the timeouts of a variant or component; SageMaker's defaults are too short for large models."""
     return {
         "ModelDataDownloadTimeoutInSeconds": decision.download,
         "ContainerStartupHealthCheckTimeoutInSeconds": decision.startup,

@@ -1,7 +1,7 @@
-"""The container's environment: the handler's options, where the model is, and what SageMaker's hosting makes necessary.
+"""Build the container's environment: the handler's options, the model's place, settings for SageMaker.
 
-An option of the handler is a variable (docs/options.md): `option.x` is OPTION_X, and those few without `option.` are
-SERVING_X. SageMaker shows the environment to everybody who may describe the model, so nothing secret goes in.
+An option of the handler is a variable (docs/options.md): `option.x` is OPTION_X, the few without `option.` are
+SERVING_X. Everybody who may describe the model can read the environment, so it must hold no secret.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 
 MODEL_DATA = "/opt/ml/model"
-"""Where SageMaker lays model data (contract, section 1)."""
+"""Directory of the model data in the container (SageMaker's CreateModel, ModelDataSource)."""
 
 _ENTRIES = 100
 _LENGTH = 1024
 _TOTAL = 32 * 1024
-# botocore's limits of ContainerDefinition.Environment. The 16 entries of a component's own container do not bear on us:
-# components here name a model, and the environment is the model's.
+# botocore's limits of ContainerDefinition.Environment. The limit of 16 entries for a component's container does not
+# apply: components name a model here, and the environment is the model's.
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 _SERVING = frozenset({"job_queue_size", "batch_size", "max_batch_delay", "max_request_size", "max_dynamic_batch_size"})
-"""Options without `option.` that the handler takes; DJL's Java side reads them by the same names."""
+"""Options without `option.`; DJL Serving's Java side reads the same names."""
 
 _SAME = {
     "HF_MODEL_ID": "OPTION_MODEL_ID",
@@ -40,52 +40,52 @@ _SAME = {
     "PREDICT_TIMEOUT": "OPTION_PREDICT_TIMEOUT",
     "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN",
 }
-"""Names that mean the same to the handler."""
+"""Variables with the same meaning in the handler."""
 
 
 class _Setting(NamedTuple):
     name: str
     value: str
-    origin: str  # the place in the specification
+    origin: str  # place in the specification
 
 
 def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
-    """The variables that the container gets, sorted by name.
+    """Return the container's variables, sorted by name.
 
     Raises:
-        Refused: something in it looks like a secret.
-        SpecError: an option that nobody knows, two places that contradict each other, or more than SageMaker takes.
+        Refused: a value looks like a secret.
+        SpecError: an option is unknown, two settings contradict each other, or SageMaker's limits are exceeded.
     """
-    given = [*_options(spec, decision), *_variables(spec)]
+    user_settings = [*_options(spec, decision), *_variables(spec)]
     if not allow_plaintext_secret:
-        _refuse_secrets(given)
-    found: dict[str, _Setting] = {}
-    for setting in [*given, *_required(spec, decision)]:
+        _refuse_secrets(user_settings)
+    settings_by_name: dict[str, _Setting] = {}
+    for setting in [*user_settings, *_required(spec, decision)]:
         key = _key(setting.name)
-        before = found.get(key)
-        if before is not None and before.value != setting.value and not _within(before, setting):
+        before = settings_by_name.get(key)
+        if before is not None and before.value != setting.value and not _is_inside(before, setting):
             raise SpecError(
                 f"{before.origin} and {setting.origin} contradict each other ({before.name}={before.value}, "
                 f"{setting.name}={setting.value})",
-                f"Leave {before.origin} out." if before in given else "",
+                f"Leave {before.origin} out." if before in user_settings else "",
             )
-        found.setdefault(key, setting)
+        settings_by_name.setdefault(key, setting)
     for setting in _defaults(spec, decision):
-        found.setdefault(_key(setting.name), setting)
-    return _checked({setting.name: setting.value for setting in sorted(found.values())})
+        settings_by_name.setdefault(_key(setting.name), setting)
+    return _check_limits({setting.name: setting.value for setting in sorted(settings_by_name.values())})
 
 
 def _key(name: str) -> str:
     return _SAME.get(name, name)
 
 
-def _within(given: _Setting, required: _Setting) -> bool:
-    """Model data may hold the model further down."""
-    return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
+def _is_inside(user_settings: _Setting, required: _Setting) -> bool:
+    """Whether the user names a directory inside the model data."""
+    return required.value == MODEL_DATA and user_settings.value.startswith(f"{MODEL_DATA}/")
 
 
-def _is_awss(decision: Decision) -> bool:
-    """Whether the image is one of AWS's own LMI images, by whichever way it was named."""
+def _is_aws_image(decision: Decision) -> bool:
+    """Whether the image is one of AWS's own LMI images, however it is named."""
     return "/djl-inference" in decision.image
 
 
@@ -96,7 +96,7 @@ def _options(spec: Spec, decision: Decision) -> Iterable[_Setting]:
             raise SpecError(f"{origin}: write it without `option.`")
         if option == "model_id":
             raise SpecError(f"{origin}: the model is said under model: (id, s3 or path)")
-        if not _is_awss(decision) and option not in _known_options():
+        if not _is_aws_image(decision) and option not in _known_options():
             near = difflib.get_close_matches(option, _known_options(), n=1, cutoff=0.75)
             raise SpecError(
                 f"{origin}: the handler has no such option" + (f"; did you mean {near[0]!r}?" if near else ""),
@@ -109,7 +109,7 @@ def _options(spec: Spec, decision: Decision) -> Iterable[_Setting]:
 def _name(option: str) -> str:
     if option in _SERVING:
         return f"SERVING_{option.upper()}"
-    # DJL keeps a name in mixed case as it is, and reads OPTION_ENTRYPOINT for the one that it knows.
+    # DJL keeps names in mixed case; OPTION_ENTRYPOINT is the exception.
     return f"OPTION_{option if option != option.lower() and option != 'entryPoint' else option.upper()}"
 
 
@@ -122,10 +122,10 @@ def _variables(spec: Spec) -> Iterable[_Setting]:
 
 
 def _required(spec: Spec, decision: Decision) -> Iterable[_Setting]:
-    """What the specification says elsewhere; nothing else may stand for it."""
+    """Yield the variables that follow from other parts of the specification; the user cannot override them."""
     model = spec.model
-    # AWS's image documents HF_MODEL_ID; DJL's own start and ours read both.
-    name = "HF_MODEL_ID" if _is_awss(decision) else "OPTION_MODEL_ID"
+    # AWS's image documents HF_MODEL_ID; DJL's start and the handler read both.
+    name = "HF_MODEL_ID" if _is_aws_image(decision) else "OPTION_MODEL_ID"
     if decision.model_data is not None:
         yield _Setting(name, MODEL_DATA, "model.path" if model.path is not None else "model.s3")
     elif model.id is not None:
@@ -133,7 +133,7 @@ def _required(spec: Spec, decision: Decision) -> Iterable[_Setting]:
     if model.context is not None:
         yield _Setting("OPTION_MAX_MODEL_LEN", str(model.context), "model.context")
     if model.token_secret is not None:
-        if _is_awss(decision):
+        if _is_aws_image(decision):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
                 "Use one of those (docs/container.md), or put the model's files into S3 (model.s3, model.path).",
@@ -147,10 +147,10 @@ def _required(spec: Spec, decision: Decision) -> Iterable[_Setting]:
 
 
 def _defaults(spec: Spec, decision: Decision) -> Iterable[_Setting]:
-    """What is derived where nothing was said."""
+    """Yield defaults, which the user can override."""
     if decision.tensor_parallel is not None and decision.tensor_parallel > 1:
         yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(decision.tensor_parallel), "instance.type")
-    # The engine gives up before SageMaker does, so that the log says why.
+    # The engine gives up before SageMaker does, so that the log has the reason.
     yield _Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(decision.startup - 30, 45)), "timeouts.startup")
     if most := max((len(component.adapters) for component in spec.components), default=0):
         yield _Setting("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", str(most), "components.adapters")
@@ -171,7 +171,7 @@ def _refuse_secrets(settings: Iterable[_Setting]) -> None:
             )
 
 
-def _checked(variables: dict[str, str]) -> dict[str, str]:
+def _check_limits(variables: dict[str, str]) -> dict[str, str]:
     if len(variables) > _ENTRIES:
         raise SpecError(f"environment: {len(variables)} variables, and SageMaker takes {_ENTRIES}", _TOO_LONG)
     for name, value in variables.items():

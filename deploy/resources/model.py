@@ -1,4 +1,4 @@
-"""CreateModel: the container, its environment, and the model data that SageMaker lays beside it."""
+"""Build the model (CreateModel): image, environment, model data."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
-from deploy.resources.names import versioned
+from deploy.resources.names import version_name
 from deploy.resources.resource import Kind, Resource
 from deploy.spec import Spec
 
 
 def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
-    """One model for the endpoint, or for all of its components.
+    """Build the model of the endpoint, or of all its components.
 
-    The container's metrics need nothing said: SageMaker scrapes /metrics on 8080 by default (contract, section 1).
+    Metrics need no setting: SageMaker scrapes /metrics on port 8080 by default.
     """
     container: dict[str, Any] = {
         "Image": decision.image,
@@ -25,20 +25,20 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
             "S3DataSource": {"S3Uri": decision.model_data, "S3DataType": "S3Prefix", "CompressionType": "None"}
         }
     content: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role}
-    if not spec.components:  # an endpoint with components says it in its configuration, for all of them
+    if not spec.components:  # with components the configuration holds them
         content |= isolation(spec)
-    name = versioned(spec.name, content)
+    name = version_name(spec.name, content)
     return Resource(Kind.MODEL, name, {"ModelName": name, **content, "Tags": tags})
 
 
 def isolation(spec: Spec) -> dict[str, Any]:
-    """The network's part of a model or an endpoint configuration."""
-    said: dict[str, Any] = {}
+    """Return the network settings of a model or an endpoint configuration."""
+    properties: dict[str, Any] = {}
     if spec.network.subnets:
-        said["VpcConfig"] = {
+        properties["VpcConfig"] = {
             "SecurityGroupIds": list(spec.network.security_groups),
             "Subnets": list(spec.network.subnets),
         }
     if spec.network.isolated:
-        said["EnableNetworkIsolation"] = True
-    return said
+        properties["EnableNetworkIsolation"] = True
+    return properties

@@ -1,12 +1,10 @@
-"""What a deployment consists of, as values: one `Resource` a thing that AWS keeps for us.
+"""Values for the resources of a deployment: one `Resource` for each resource in AWS.
 
-The builders (`build.py`, `builders/`) make them of a specification, without I/O; `changes/` holds them against
-what exists and makes it so; `export/` writes them as CloudFormation and Terraform.
+`build.py` builds them, `deployer/` compares them with AWS and applies the difference, `export.py` writes a template.
 
-The builders' order is the order in which things are made, and `needs` is what it follows from: the alarms that roll an
-update back come before the endpoint, whose update names them; the alarm that wakes a sleeping component comes after the
-policy that it starts. What AWS says only once a thing is there (a policy's ARN) stands in a request as a `Ref`; apply
-puts the value in its place with `resolved` before the call.
+They are sorted in the order of their creation, which follows from `needs`: alarms come before the endpoint, whose
+update names them; the alarm that wakes a sleeping component comes after the policy that it starts. A value that AWS
+assigns on creation (a policy's ARN) is a `Ref` in a request; apply replaces it before the call.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ Json = Mapping[str, Any]
 
 
 class Kind(enum.Enum):
-    """In the order in which they are looked for; that in which they are made is the builders'."""
+    """Kinds of resources, in the order in which they are looked for."""
 
     MODEL = "model"
     ENDPOINT_CONFIG = "endpoint-config"
@@ -33,21 +31,21 @@ class Kind(enum.Enum):
 
 READY = ("InService",)
 FAILED = ("Failed", "OutOfService")
-"""Of an endpoint or a component: only its deletion helps (botocore's EndpointStatus)."""
+"""Statuses of an endpoint or component that only its deletion ends (botocore's EndpointStatus)."""
 
 MIXED = ("UpdateRollbackFailed",)
-"""Of an endpoint: the old and the new version serve beside each other, until an update succeeds."""
+"""Status of an endpoint whose old and new version serve side by side, until an update succeeds."""
 
 ENDED = (*READY, *FAILED, *MIXED)
-"""AWS is at nothing of it."""
+"""Statuses in which AWS is idle."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """In a request: a value that AWS gives when it makes, or describes, another resource.
+    """A value in a request that AWS assigns to another resource.
 
     Attributes:
-        key: of that resource, e.g. `scaling-policy/llama-wake`.
+        key: the other resource's key, e.g. `scaling-policy/llama-wake`.
         attribute: its name in boto3's answer, e.g. `PolicyARN`.
     """
 
@@ -57,15 +55,14 @@ class Ref:
 
 @dataclass(frozen=True)
 class Resource:
-    """One thing that AWS keeps.
+    """One resource in AWS.
 
     Attributes:
-        kind: which of boto3's calls makes it (the table is `changes/calls.py`).
-        name: what AWS knows it by, unique among its kind in the account and region.
-        request: the keyword arguments of the boto3 call that makes it, tags included.
-        needs: the keys of those that must be there before.
-        update: the keyword arguments of the call that changes it where it is; empty: `request` without its tags, or
-            nothing of it can be changed and its name says what it holds.
+        kind: decides the boto3 calls (`deployer/calls.py`).
+        name: its name in AWS, unique among its kind in the account and region.
+        request: keyword arguments of the boto3 call that creates it, tags included.
+        needs: keys of resources that must exist before.
+        update: keyword arguments of the call that changes it; empty: `request` without tags, or it cannot be changed.
     """
 
     kind: Kind
@@ -80,22 +77,22 @@ class Resource:
 
 
 def refs(value: Any) -> tuple[Ref, ...]:
-    """Those in a request, in its order."""
+    """Return the `Ref`s in a request, in order."""
     if isinstance(value, Ref):
         return (value,)
     if isinstance(value, Mapping):
-        return tuple(ref for one in value.values() for ref in refs(one))
+        return tuple(ref for item in value.values() for ref in refs(item))
     if isinstance(value, list | tuple):
-        return tuple(ref for one in value for ref in refs(one))
+        return tuple(ref for item in value for ref in refs(item))
     return ()
 
 
 def resolved(value: Any, look_up: Callable[[Ref], Any]) -> Any:
-    """A request with values for its `Ref`s."""
+    """Return a request with values in place of its `Ref`s."""
     if isinstance(value, Ref):
         return look_up(value)
     if isinstance(value, Mapping):
-        return {name: resolved(one, look_up) for name, one in value.items()}
+        return {name: resolved(item, look_up) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [resolved(one, look_up) for one in value]
+        return [resolved(item, look_up) for item in value]
     return value

@@ -1,6 +1,7 @@
-"""Application Auto Scaling: copies or instances by requests under way, and the step that wakes from zero.
+"""Build automatic scaling: copies or instances by concurrent requests, and the step that wakes from zero.
 
-The metrics come every ten seconds (contract, section 5). Target tracking makes alarms of its own, which are not ours.
+The metrics arrive every ten seconds (high-resolution metrics of Application Auto Scaling). Target tracking creates
+alarms of its own, which this project does not manage.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from deploy.resources.names import VARIANT, beside, tag_map
+from deploy.resources.names import VARIANT, scoped_name, tag_map
 from deploy.resources.resource import Kind, Ref, Resource
 from deploy.spec import Spec
 
-_NO_CAPACITY_PERIOD = 30  # seconds; how soon a request that found no copy wakes one
+_NO_CAPACITY_PERIOD = 30  # seconds until a refused request wakes a copy
 _WAKE_COOLDOWN = 60
 
 
 def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterator[Resource]:
-    """For one component or the endpoint: its target, the policy that tracks, and what wakes it where it may sleep."""
+    """Build the scalable target, the tracking policy, and the alarm that wakes a sleeping component or endpoint."""
     if spec.scaling is None:
         return
     component = scaled.kind is Kind.COMPONENT
@@ -37,7 +38,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
     )
     yield target
     yield _policy(
-        beside(*_stem(spec, scaled), "concurrency"),
+        scoped_name(*_stem(spec, scaled), "concurrency"),
         place,
         target,
         {
@@ -55,7 +56,7 @@ def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterato
 
 
 def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
-    if spec.asynchronous is not None:  # such endpoints do not publish how many requests are under way, but the queue
+    if spec.asynchronous is not None:  # asynchronous endpoints publish their queue, not concurrent requests
         return {
             "CustomizedMetricSpecification": {
                 "MetricName": "ApproximateBacklogSizePerInstance",
@@ -71,9 +72,9 @@ def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
 def _waking(
     spec: Spec, scaled: Resource, place: dict[str, str], target: Resource, tags: list[dict[str, str]]
 ) -> Iterator[Resource]:
-    """Tracking cannot leave zero, as there is no copy to have requests: a request that found none adds the first."""
+    """Build the step that leaves zero: without a copy there is no metric to track; a refused request adds the first."""
     policy = _policy(
-        beside(*_stem(spec, scaled), "wake"),
+        scoped_name(*_stem(spec, scaled), "wake"),
         place,
         target,
         {
@@ -87,7 +88,7 @@ def _waking(
         },
     )
     yield policy
-    name = beside(*_stem(spec, scaled), "no-capacity")
+    name = scoped_name(*_stem(spec, scaled), "no-capacity")
     request = {
         "AlarmName": name,
         "AlarmDescription": f"A request found no copy of {scaled.name}: adds one.",

@@ -1,6 +1,6 @@
-"""How what serves is changed: in batches or all at once, and which alarms undo it.
+"""Build the settings of an update: in batches or all at once, with alarms that trigger the rollback.
 
-A batch is 5 to 50 % of what there is (API's RollingUpdatePolicy), so a single instance or copy cannot roll.
+A batch is 5 to 50 % (the API's RollingUpdatePolicy), so a single instance or copy cannot roll.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from deploy.resources.resource import Resource
 from deploy.spec import Spec
 from deploy.spec.sections import Component
 
-_PROVISION = 900  # seconds allowed for instances to be found, where the specification says nothing
+_PROVISION = 900  # seconds to find instances if the specification has no timeout
 _MOST_ALARMS = 10
 _LONGEST = 28800
 _SHORTEST = 600
 
 
 def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resource]) -> dict[str, Any]:
-    """UpdateEndpoint's DeploymentConfig."""
+    """Return UpdateEndpoint's DeploymentConfig."""
     count = instances(spec)
-    # Where instances come and go, only a share is right whatever there is.
+    # With a changing number of instances only a percentage is right.
     scaled = spec.scaling is not None or spec.instance.managed is not None
     unit = "CAPACITY_PERCENT" if scaled else "INSTANCE_COUNT"
     if spec.update.policy == "rolling" and count > 1:
@@ -43,7 +43,7 @@ def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resourc
 def component_deployment(
     spec: Spec, component: Component, decision: Decision, alarms: Sequence[Resource]
 ) -> dict[str, Any]:
-    """UpdateInferenceComponent's DeploymentConfig; empty: the API's default, for what cannot roll."""
+    """Return UpdateInferenceComponent's DeploymentConfig; empty: the API's default, if it cannot roll."""
     if component.copies < 2 or spec.update.policy != "rolling":
         return {}
     unit = "CAPACITY_PERCENT" if spec.scaling is not None else "COPY_COUNT"
@@ -51,18 +51,20 @@ def component_deployment(
 
 
 def update_warnings(spec: Spec) -> tuple[str, ...]:
-    """What a change of it will be like, where that is not what was asked for."""
+    """Warn where an update cannot work as the specification asks."""
     if spec.update.policy != "rolling":
         return ()
-    said = []
+    sentences = []
     if instances(spec) == 1:
-        said.append(
+        sentences.append(
             "a single instance cannot be updated in batches of at most 50 %: an update starts a second one beside it, "
             "and needs that capacity and quota for a while"
         )
     if single := [component.name for component in spec.components if component.copies < 2]:
-        said.append(f"{', '.join(single)}: a single copy cannot be updated in batches, nor be rolled back by alarms")
-    return tuple(said)
+        sentences.append(
+            f"{', '.join(single)}: a single copy cannot be updated in batches, nor be rolled back by alarms"
+        )
+    return tuple(sentences)
 
 
 def _rolling(spec: Spec, decision: Decision, count: int, unit: str) -> dict[str, Any]:
@@ -76,13 +78,13 @@ def _rolling(spec: Spec, decision: Decision, count: int, unit: str) -> dict[str,
 
 
 def _size(spec: Spec, count: int, unit: str) -> int:
-    """In per cent, or whole instances: at least one, at most half of two and more."""
+    """Return the batch size in per cent, or in instances: at least one, at most half."""
     percent = spec.update.batch_percent
     return percent if unit == "CAPACITY_PERCENT" else max(1, count * percent // 100)
 
 
 def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
-    """A canary first where blue/green was asked for and there is room for one; else all at once."""
+    """Return the traffic shift: a canary for blue/green with several instances, else all at once."""
     shift: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": spec.update.wait}
     if spec.update.policy == "blue_green" and count > 1:
         shift |= {"Type": "CANARY", "CanarySize": {"Type": unit, "Value": _size(spec, count, unit)}}
@@ -90,9 +92,9 @@ def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
 
 
 def _longest(spec: Spec, decision: Decision, batches: int) -> int:
-    """Seconds for all batches, each from finding instances to the end of its wait."""
-    one = (decision.provision or _PROVISION) + decision.download + decision.startup + spec.update.wait
-    return min(max(batches * one, _SHORTEST), _LONGEST)
+    """Return the seconds for all batches, each from finding instances to the end of its wait."""
+    batch = (decision.provision or _PROVISION) + decision.download + decision.startup + spec.update.wait
+    return min(max(batches * batch, _SHORTEST), _LONGEST)
 
 
 def _rollback(alarms: Sequence[Resource]) -> dict[str, Any]:

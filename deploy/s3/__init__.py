@@ -1,1 +1,1 @@
-"""Model data on its way to S3, and what is wrong with it there."""
+"""Upload model data to S3, and check it."""

@@ -1,4 +1,7 @@
-"""Files to S3 in parts, several at once; what an earlier try has left in an unfinished upload is not sent again."""
+"""Upload files to S3 in parallel parts. Parts of an earlier unfinished upload are not sent again.
+
+boto3's s3transfer restarts a file from its beginning; a checkpoint of 70 GB needs to resume within a file.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from deploy.errors import Failed
 from deploy.s3.prefix import Prefix
 
 METADATA = "lmi-sha256"
-"""Of an object: its file's SHA-256 in hexadecimal digits."""
+"""Metadata of an object: its file's SHA-256 in hexadecimal digits."""
 
 DEPLOYMENT = "lmi-deployment"
-"""Of an object: the name of the deployment that sent it."""
+"""Metadata of an object: the name of the deployment that uploaded it."""
 
 PART_SIZE = 16 * 2**20
-_MOST_PARTS = 9000  # S3 takes 10,000
+_MOST_PARTS = 9000  # S3's maximum is 10,000
 _BLOCK = 2**20
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a file: `number` counts from 1, `of` is how many there are; offset and size in bytes."""
+    """A part of a file: `number` counts from 1, `of` is the number of parts; offset and size in bytes."""
 
     name: str
     number: int
@@ -43,16 +46,16 @@ class Part:
 
 @dataclass
 class _Unfinished:
-    """A multipart upload: those parts that S3 has, by number, with their tag and checksum; `left` are to be done."""
+    """A multipart upload: the parts in S3 with tag and checksum, by number; `remaining`: number of parts to do."""
 
     id: str
     there: Mapping[int, Mapping[str, Any]]
-    left: int
-    done: dict[int, dict[str, Any]] = field(default_factory=dict)
+    remaining: int
+    sent: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def parts_of(name: str, size: int, part_size: int | None = None) -> list[Part]:
-    """At least one, the last may be small."""
+    """Split a file into parts: at least one, the last may be smaller."""
     part_size = max(part_size or PART_SIZE, -(-size // _MOST_PARTS))
     count = max(1, -(-size // part_size))
     return [
@@ -62,15 +65,15 @@ def parts_of(name: str, size: int, part_size: int | None = None) -> list[Part]:
 
 
 _CLOCK = 2_000_000_000
-"""Nanoseconds: no file system's clock ticks slower."""
+"""Nanoseconds: the coarsest time stamp of a file system."""
 
 
 def file_digest(path: Path) -> str:
-    """Its SHA-256 in hexadecimal digits; read once as long as the file stays as it is."""
-    seen = path.stat()
-    if time.time_ns() - seen.st_mtime_ns < _CLOCK:  # written again, it may bear the same time
-        return _digest.__wrapped__(path, seen.st_size, seen.st_mtime_ns)
-    return _digest(path, seen.st_size, seen.st_mtime_ns)
+    """Return the file's SHA-256 in hexadecimal digits; cached while size and time stamp stay the same."""
+    stat = path.stat()
+    if time.time_ns() - stat.st_mtime_ns < _CLOCK:  # a second write may have the same time stamp
+        return _digest.__wrapped__(path, stat.st_size, stat.st_mtime_ns)
+    return _digest(path, stat.st_size, stat.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -82,13 +85,13 @@ def _digest(path: Path, size: int, changed: int) -> str:
     return digest.hexdigest()
 
 
-def digest_there(aws: Aws, prefix: Prefix, name: str) -> str | None:
-    """The digest in the object's metadata; None: it bears none, or does not exist."""
+def object_digest(aws: Aws, prefix: Prefix, name: str) -> str | None:
+    """Return the digest in the object's metadata; None: it has none, or does not exist."""
     return _metadata(aws, prefix, name).get(METADATA)
 
 
-def sender_there(aws: Aws, prefix: Prefix, name: str) -> str | None:
-    """The deployment that sent the object; None: it does not say, or does not exist."""
+def object_sender(aws: Aws, prefix: Prefix, name: str) -> str | None:
+    """Return the deployment that uploaded the object; None: unknown, or it does not exist."""
     return _metadata(aws, prefix, name).get(DEPLOYMENT)
 
 
@@ -102,13 +105,13 @@ def _metadata(aws: Aws, prefix: Prefix, name: str) -> Mapping[str, str]:
     return dict(head["Metadata"])
 
 
-class Sending:
-    """The sending of a directory's parts, from several threads.
+class PartUploader:
+    """Uploads a directory's parts, from several threads.
 
     Args:
-        digests: of the files, by name.
-        parts: all parts of all files that are sent.
-        deployment: whose they are; empty: the objects do not say.
+        digests: SHA-256 of the files, by name.
+        parts: all parts of all files to upload.
+        deployment: stored with the objects; empty: none.
     """
 
     def __init__(
@@ -129,10 +132,10 @@ class Sending:
         self._locks = {part.name: threading.Lock() for part in parts}
 
     def send(self, part: Part) -> tuple[Part, bool, bool]:
-        """Send one: the part, whether S3 had it already, and whether its file is complete with it.
+        """Upload one part; return it, whether S3 had it already, and whether its file is complete.
 
         Raises:
-            Failed: the file is not what it was when its digest was taken.
+            Failed: the file has changed since its digest was taken.
         """
         with (self._directory / part.name).open("rb") as file:
             file.seek(part.offset)
@@ -147,70 +150,73 @@ class Sending:
             self._s3.put_object(**where, Body=content, Metadata=metadata, ChecksumSHA256=checksum)
             return part, False, True
         upload = self._upload(part, where)
-        there = _same(upload.there.get(part.number), content, checksum)
+        there = _matching_tag(upload.there.get(part.number), content, checksum)
         if there is None:
-            sent = self._s3.upload_part(
+            response = self._s3.upload_part(
                 **where, UploadId=upload.id, PartNumber=part.number, Body=content, ChecksumSHA256=checksum
             )
-            tag = sent["ETag"]
+            tag = response["ETag"]
         else:
             tag = there
         with self._locks[part.name]:
-            upload.done[part.number] = {"PartNumber": part.number, "ETag": tag, "ChecksumSHA256": checksum}
-            upload.left -= 1
-            ended = upload.left == 0
-        if ended:
-            parts = [upload.done[number] for number in sorted(upload.done)]
+            upload.sent[part.number] = {"PartNumber": part.number, "ETag": tag, "ChecksumSHA256": checksum}
+            upload.remaining -= 1
+            complete = upload.remaining == 0
+        if complete:
+            parts = [upload.sent[number] for number in sorted(upload.sent)]
             self._s3.complete_multipart_upload(**where, UploadId=upload.id, MultipartUpload={"Parts": parts})
-        return part, there is not None, ended
+        return part, there is not None, complete
 
     def abandon(self) -> None:
-        """Drop what is unfinished: it bears the digest of a file that has changed; no later run may go on with it."""
+        """Abort unfinished uploads: they have the digest of a file that has changed; no later run may resume them."""
         for name, upload in self._uploads.items():
-            if upload.left:
+            if upload.remaining:
                 where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + name}
-                with contextlib.suppress(ClientError):  # the next run finds it out, and sends the file once more
+                with contextlib.suppress(ClientError):  # the next run detects it, and uploads the file again
                     self._s3.abort_multipart_upload(**where, UploadId=upload.id)
 
     def _upload(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
-        """The file's unfinished upload, or a new one: asked for once."""
+        """Return the file's unfinished upload, or start one; AWS is asked once."""
         with self._locks[part.name]:
             if part.name not in self._uploads:
-                self._uploads[part.name] = self._found(part, where) or self._begun(part, where)
+                self._uploads[part.name] = self._find_unfinished(part, where) or self._start(part, where)
             return self._uploads[part.name]
 
-    def _begun(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
-        made = self._s3.create_multipart_upload(**where, Metadata=self._marks(part), ChecksumAlgorithm="SHA256")
-        return _Unfinished(made["UploadId"], {}, part.of)
+    def _start(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
+        response = self._s3.create_multipart_upload(**where, Metadata=self._marks(part), ChecksumAlgorithm="SHA256")
+        return _Unfinished(response["UploadId"], {}, part.of)
 
     def _marks(self, part: Part) -> dict[str, str]:
         return {METADATA: self._digests[part.name], **self._sender}
 
-    def _found(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
-        """What an earlier try left. Its metadata cannot be read, so a file that has changed since is only seen at the
-        end, by the digest that it then bears: it is sent once more by the next run.
+    def _find_unfinished(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
+        """Find the unfinished upload of an earlier run; None: there is none.
+
+        S3 does not show its metadata. If the file has changed since, the digest does not match at the end, and the next
+        run uploads the file again.
         """
         try:
             return self._listed(part, where)
         except ClientError as error:
-            if error_code(error) in ("AccessDenied", "NoSuchUpload"):  # may not be listed, or has just been aborted
+            if error_code(error) in ("AccessDenied", "NoSuchUpload"):  # not allowed to list, or aborted a moment ago
                 return None
             raise
 
     def _listed(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
         pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=where["Bucket"], Prefix=where["Key"])
-        uploads = [one for page in pages for one in page.get("Uploads", []) if one["Key"] == where["Key"]]
+        uploads = [item for page in pages for item in page.get("Uploads", []) if item["Key"] == where["Key"]]
         if not uploads:
             return None
-        newest = max(uploads, key=lambda one: one["Initiated"])
+        newest = max(uploads, key=lambda item: item["Initiated"])
         pages = self._s3.get_paginator("list_parts").paginate(**where, UploadId=newest["UploadId"])
-        there = {one["PartNumber"]: one for page in pages for one in page.get("Parts", [])}
+        there = {item["PartNumber"]: item for page in pages for item in page.get("Parts", [])}
         return _Unfinished(newest["UploadId"], there, part.of)
 
 
-def _same(there: Mapping[str, Any] | None, content: bytes, checksum: str) -> str | None:
-    """The tag of the part that S3 has, if it is this one: by its checksum, else by MD5, which the tag is without a key
-    of KMS.
+def _matching_tag(there: Mapping[str, Any] | None, content: bytes, checksum: str) -> str | None:
+    """Return the tag of the part in S3 if it has the same content; None: it has not.
+
+    Without a checksum the tag is compared, which is the MD5 unless a KMS key encrypts the bucket.
     """
     if there is None or there["Size"] != len(content):
         return None

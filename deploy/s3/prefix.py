@@ -1,4 +1,4 @@
-"""S3 prefixes: their parts, what lies below one, and a small object's content."""
+"""S3 prefixes: list, read and delete the objects below one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deploy.errors import Failed, NotThere, Refused
 from deploy.s3.prefix_lint import Entry
 from deploy.s3.uri import bucket_and_key
 
-_AT_ONCE = 1000  # keys that one DeleteObjects takes
+_AT_ONCE = 1000  # maximum of keys in one DeleteObjects
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,16 @@ class Prefix:
 
 
 def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
-    """All below the prefix, by names that begin after it.
+    """List the objects below the prefix, with names relative to it.
 
     Raises:
         NotThere: there is no such bucket.
     """
     pages = aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key)
     try:
-        return [Entry(one["Key"][len(prefix.key) :], one["Size"]) for page in pages for one in page.get("Contents", [])]
+        return [
+            Entry(item["Key"][len(prefix.key) :], item["Size"]) for page in pages for item in page.get("Contents", [])
+        ]
     except ClientError as error:
         if error_code(error) == "NoSuchBucket":
             raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None
@@ -50,7 +52,7 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
     """Delete these objects below the prefix.
 
     Raises:
-        Failed: one was not; S3 says so in an answer whose status is 200.
+        Failed: S3 did not delete one, which it reports in an answer of status 200.
     """
     for first in range(0, len(names), _AT_ONCE):
         some = [{"Key": prefix.key + name} for name in names[first : first + _AT_ONCE]]
@@ -61,7 +63,7 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
 
 
 def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
-    """What reads one object below the prefix."""
+    """Return a function that reads one object below the prefix."""
 
     def read(name: str) -> bytes:
         got = aws.client("s3").get_object(Bucket=prefix.bucket, Key=prefix.key + name)
@@ -71,14 +73,14 @@ def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
 
 
 def check_region(aws: Aws, prefix: Prefix) -> None:
-    """SageMaker reads model data of its own region only (contract sagemaker.md, section 7).
+    """Check the bucket's region: SageMaker reads model data of its own region only.
 
     Raises:
-        Refused: the bucket is in another one.
+        Refused: the bucket is in another region.
         NotThere: there is no such bucket.
     """
     try:
-        found = aws.client("s3").head_bucket(Bucket=prefix.bucket)
+        response = aws.client("s3").head_bucket(Bucket=prefix.bucket)
     except ClientError as error:
         region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
         if error_code(error) in ("404", "NoSuchBucket"):
@@ -86,7 +88,7 @@ def check_region(aws: Aws, prefix: Prefix) -> None:
         if region is None:
             raise
     else:
-        region = found.get("BucketRegion", aws.region)
+        region = response.get("BucketRegion", aws.region)
     if region != aws.region:
         raise Refused(
             f"the bucket {prefix.bucket} is in {region}, the endpoint in {aws.region}",

@@ -1,7 +1,7 @@
-"""Model data held against what SageMaker and the engines can load, before it is sent and where it lies in S3.
+"""Check model data against what SageMaker and the engines can load, on this machine or in S3.
 
-Rules of uncompressed model data: contract sagemaker.md, section 7. Pure but for reading: a directory and an S3 prefix
-are both a list of `Entry` and a way to read a small file.
+SageMaker's rules for uncompressed model data (S3DataSource): no 0-byte objects that end in a slash, no key that is both
+file and directory, no name above 255 bytes. A directory and a prefix are both a list of `Entry`s and a `Read`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from deploy.errors import Refused
 
 Read = Callable[[str], bytes]
-"""The content of a small file, by its name below the directory or prefix."""
+"""Read a small file by its name below the directory or prefix."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # surrogates: bytes that are no UTF-8
 _LONGEST = 255  # bytes of a name
 _SKIPPED_DIRECTORIES = (".git", ".cache", "__pycache__", ".ipynb_checkpoints", ".huggingface")
 _SKIPPED_NAMES = (".DS_Store", ".gitattributes", ".gitignore")
-_DUPLICATES = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".ckpt")  # what safetensors stand for beside them
+_DUPLICATES = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".ckpt")  # formats that safetensors replace
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pth", ".pt", ".engine")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
@@ -37,7 +37,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True)
 class Entry:
-    """A file below the directory, or an object below the prefix: its name with slashes, its size in bytes."""
+    """A file or object: its name relative to the directory or prefix, with slashes; its size in bytes."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong with model data. `place`: the file's name, or empty for the whole."""
+    """A problem of model data. `place`: the file's name; empty: the whole."""
 
     level: Level
     place: str
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Listing:
-    """A directory as it would be sent: its files, what is left out and why, and what cannot be sent."""
+    """The files of a directory to upload, those left out with the reason, and problems."""
 
     files: tuple[Entry, ...]
     left_out: tuple[tuple[str, str], ...]
@@ -70,10 +70,10 @@ def errors(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def refuse(findings: Sequence[Finding], where: str) -> None:
-    """Go on only without errors.
+    """Stop if there is an error.
 
     Raises:
-        Refused: there is one among them; all are said.
+        Refused: there is one; the advice lists all.
     """
     if wrong := errors(findings):
         lines = [f"  {finding}\n    {finding.advice}" for finding in wrong]
@@ -81,8 +81,7 @@ def refuse(findings: Sequence[Finding], where: str) -> None:
 
 
 def list_directory(directory: Path) -> Listing:
-    """What of a directory is sent: links to files are followed (a hub's cache consists of them), links to directories
-    are refused.
+    """List the files to upload. Links to files are followed (a hub's cache consists of them).
 
     Raises:
         Refused: it is no directory.
@@ -133,7 +132,7 @@ def list_directory(directory: Path) -> Listing:
 
 
 def _within(target: Path, directory: Path) -> bool:
-    """Also in the blobs of a hub's cache, whose snapshots consist of links to them."""
+    """Whether the target is in the directory, or in the blobs of a hub's cache, to which its snapshots link."""
     top = directory.resolve()
     blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
     return target.is_relative_to(top) or target.is_relative_to(blobs)
@@ -145,7 +144,7 @@ def _leads_out(place: str, target: Path) -> Finding:
 
 
 def _without_duplicates(files: list[Entry]) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Weights in other formats beside safetensors double what is sent, stored and loaded."""
+    """Leave out weights in other formats beside safetensors: they would double upload, storage and loading."""
     if not any(entry.name.endswith(".safetensors") and "/" not in entry.name for entry in files):
         return files, []
     kept, duplicates = [], []
@@ -158,11 +157,11 @@ def _without_duplicates(files: list[Entry]) -> tuple[list[Entry], list[tuple[str
 
 
 def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, own_code: bool = False) -> list[Finding]:
-    """All that is wrong with model data.
+    """Return all problems of model data.
 
     Args:
         entries: all files or objects.
-        read: of a small file in `entries`.
+        read: reads a small file of `entries`.
         isolated: the container reaches no hub (network.isolated).
         own_code: options.trust_remote_code is set.
     """
@@ -170,7 +169,7 @@ def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, own_co
 
 
 def lint_layout(entries: Sequence[Entry]) -> Iterator[Finding]:
-    """What is wrong with the names and sizes alone."""
+    """Yield the problems of names and sizes."""
     names = {entry.name for entry in entries}
     parents = {parent.as_posix() for name in names for parent in PurePosixPath(name.rstrip("/")).parents}
     for entry in entries:
@@ -202,7 +201,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
     if not any(name.endswith(_WEIGHTS) for name in sizes):
         yield Finding(Level.ERROR, "", "there are no weights", "Put *.safetensors (or a .gguf file) there.")
     if any(name.endswith(".gguf") for name in top) or ("serving.properties" in top and "config.json" not in top):
-        return  # a GGUF file holds all; serving.properties may name a model elsewhere
+        return  # a GGUF file has everything; serving.properties may name a model elsewhere
     if "config.json" not in top:
         below = [name for name in sizes if name.endswith("/config.json")]
         advice = f"It lies in {PurePosixPath(below[0]).parent}/: give that directory." if below else "Add it."
@@ -224,11 +223,11 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
 
 
 def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_code: bool) -> Iterator[Finding]:
-    """Python that a model brings: `auto_map` names `module.Class`, after `REPOSITORY--` where it is elsewhere."""
+    """Check the model's Python files: `auto_map` names `module.Class`, after `REPOSITORY--` if it is elsewhere."""
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
         return
-    named = [one for value in auto_map.values() for one in (value if isinstance(value, list) else [value]) if one]
+    named = [item for value in auto_map.values() for item in (value if isinstance(value, list) else [value]) if item]
     if not own_code:
         yield Finding(
             Level.WARNING,
@@ -236,8 +235,8 @@ def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_cod
             "the model brings code of its own, which is not run",
             "Set options.trust_remote_code: true if it needs it and you trust it.",
         )
-    for one in sorted(set(map(str, named))):
-        repository, _, local = one.rpartition("--")
+    for item in sorted(set(map(str, named))):
+        repository, _, local = item.rpartition("--")
         file = f"{local.rpartition('.')[0].replace('.', '/')}.py"
         if repository and isolated:
             yield Finding(
@@ -259,8 +258,8 @@ def _shards(sizes: dict[str, int], read: Read) -> Iterator[Finding]:
     index = "model.safetensors.index.json"
     if index not in sizes:
         return
-    found = _json(read, index)
-    weight_map = found.get("weight_map") if found is not None else None
+    index_json = _json(read, index)
+    weight_map = index_json.get("weight_map") if index_json is not None else None
     if not isinstance(weight_map, dict):
         yield Finding(Level.ERROR, index, "not an index of weights", "Download it again.")
         return

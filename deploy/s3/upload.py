@@ -1,8 +1,8 @@
-"""A model's directory to S3, uncompressed: many parts at once, only what is not there yet, and checked at the end.
+"""Upload a model's directory to S3, uncompressed: parallel parts, only missing files, verified at the end.
 
-Each object bears its file's SHA-256 in its metadata, and its deployment's name. No manifest lies in the prefix, where
-SageMaker would load it as model data, nor beside it, where it could tell of objects that have changed since. A part
-that was sent before a kill is found again in S3's list of unfinished uploads and is not sent twice.
+Each object has its file's SHA-256 and the deployment's name as metadata. There is no manifest: SageMaker would load one
+in the prefix as model data, and one elsewhere could describe objects that have changed since. Parts that a killed run
+uploaded are found in S3's list of unfinished uploads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deploy.aws import Aws
 from deploy.errors import Failed
-from deploy.s3.parts import Part, Sending, digest_there, file_digest, parts_of
+from deploy.s3.parts import Part, PartUploader, file_digest, object_digest, parts_of
 from deploy.s3.prefix import Prefix, check_region, objects
 from deploy.s3.prefix_lint import Entry, Finding, lint, lint_layout, list_directory, refuse
 
@@ -23,14 +23,17 @@ WORKERS = 10
 
 @dataclass(frozen=True)
 class UploadPlan:
-    """What an upload would do.
+    """A planned upload.
 
     Attributes:
-        files: all of the directory's that are model data, with their SHA-256.
-        missing: the names of those that S3 does not have so; `changed` those of them that it has otherwise.
-        left_out: what is not sent, with the reason.
-        foreign: objects below the prefix that the directory does not have; they stay, and SageMaker loads them too.
-        findings: what is wrong with the directory; `foreign_findings`: what only together with `foreign`.
+        files: all model data in the directory.
+        digests: SHA-256 of the files, by name.
+        missing: names of files that S3 does not have with this content.
+        changed: those of `missing` that S3 has with other content.
+        left_out: files that are not uploaded, with the reason.
+        foreign: objects below the prefix without a file; they stay, and SageMaker loads them too.
+        findings: problems of the directory.
+        foreign_findings: problems only together with `foreign`.
     """
 
     directory: Path
@@ -60,8 +63,8 @@ class UploadPlan:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """How far an upload is: files and bytes done, of how many; `resumed` bytes of them were there from before."""
+class UploadProgress:
+    """Progress in files and bytes; `resumed`: bytes that S3 had already from an earlier run."""
 
     files: int
     of_files: int
@@ -71,8 +74,8 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Uploaded:
-    """What an upload did: files and bytes sent, and the files that were there."""
+class UploadResult:
+    """The result: files and bytes sent, and the number of files that were there already."""
 
     prefix: str
     sent: int
@@ -83,7 +86,7 @@ class Uploaded:
 def plan_upload(
     aws: Aws, directory: Path, prefix: str, *, isolated: bool = False, own_code: bool = False
 ) -> UploadPlan:
-    """What `upload` would do. Changes nothing.
+    """Plan an upload. Changes nothing.
 
     Raises:
         Refused: the bucket is in another region, or `directory` is none.
@@ -97,7 +100,7 @@ def plan_upload(
     there = {entry.name: entry.size for entry in objects(aws, to)}
 
     def is_there(file: Entry) -> bool:
-        return there.get(file.name) == file.size and digest_there(aws, to, file.name) == digests[file.name]
+        return there.get(file.name) == file.size and object_digest(aws, to, file.name) == digests[file.name]
 
     with ThreadPoolExecutor(WORKERS) as pool:
         digests = dict(pool.map(lambda file: (file.name, file_digest(directory / file.name)), listing.files))
@@ -122,35 +125,35 @@ def upload(
     aws: Aws,
     directory: Path,
     prefix: str,
-    progress: Callable[[Sent], None] = lambda sent: None,
+    progress: Callable[[UploadProgress], None] = lambda sent: None,
     *,
     isolated: bool = False,
     own_code: bool = False,
     deployment: str = "",
-) -> Uploaded:
-    """Send what is not there yet, and see at the end that all is there.
+) -> UploadResult:
+    """Upload missing files, and verify the prefix at the end.
 
     Args:
-        directory: the model's.
+        directory: the model's directory.
         prefix: `s3://bucket/.../`.
         progress: called after each part, from the caller's thread.
-        deployment: whose the objects are, which they then bear; empty: they do not say.
+        deployment: stored with the objects; empty: none.
 
     Raises:
-        Refused: the directory cannot be loaded as it is, or the bucket is in another region.
-        Failed: what lies there at the end is not what was sent.
+        Refused: the model data cannot load, or the bucket is in another region.
+        Failed: S3 does not have what was sent.
     """
     planned = plan_upload(aws, directory, prefix, isolated=isolated, own_code=own_code)
     refuse(planned.findings, str(directory))
     refuse(planned.foreign_findings, str(planned.prefix))
     sizes = {file.name: file.size for file in planned.files}
     parts = [part for name in planned.missing for part in parts_of(name, sizes[name])]
-    sending = Sending(aws, planned.prefix, directory, planned.digests, parts, deployment)
-    done = Sent(0, len(planned.missing), 0, planned.size_to_send)
+    sending = PartUploader(aws, planned.prefix, directory, planned.digests, parts, deployment)
+    done = UploadProgress(0, len(planned.missing), 0, planned.size_to_send)
     pool = ThreadPoolExecutor(WORKERS)
     try:
-        for part, was_there, ended in pool.map(sending.send, parts):
-            done = _after(done, part, was_there, ended)
+        for part, was_there, complete in pool.map(sending.send, parts):
+            done = _after(done, part, was_there, complete)
             progress(done)
     except Failed:
         pool.shutdown(cancel_futures=True)
@@ -159,40 +162,40 @@ def upload(
     finally:
         pool.shutdown(cancel_futures=True)
     _verify(aws, planned)
-    return Uploaded(
+    return UploadResult(
         str(planned.prefix), len(planned.missing), planned.size_to_send, len(planned.files) - len(planned.missing)
     )
 
 
 def human(size: int) -> str:
-    """Bytes in decimal units, as AWS counts storage: `16.1 GB`."""
+    """Format bytes in decimal units, as AWS counts storage: `16.1 GB`."""
     for unit, value in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= value:
             return f"{size / value:.1f} {unit}"
     return f"{size} B"
 
 
-def _after(done: Sent, part: Part, was_there: bool, ended: bool) -> Sent:
+def _after(done: UploadProgress, part: Part, was_there: bool, complete: bool) -> UploadProgress:
     return replace(
         done,
-        files=done.files + ended,
+        files=done.files + complete,
         size=done.size + part.size,
         resumed=done.resumed + (part.size if was_there else 0),
     )
 
 
 def _verify(aws: Aws, planned: UploadPlan) -> None:
-    """What S3 has now is what the directory held when it was read.
+    """Check that S3 has the files.
 
     Raises:
-        Failed: it is not.
+        Failed: it has not.
     """
     there = {entry.name: entry.size for entry in objects(aws, planned.prefix)}
     with ThreadPoolExecutor(WORKERS) as pool:
-        seen = dict(pool.map(lambda name: (name, digest_there(aws, planned.prefix, name)), planned.missing))
+        digests = dict(pool.map(lambda name: (name, object_digest(aws, planned.prefix, name)), planned.missing))
     wrong = [file.name for file in planned.files if there.get(file.name) != file.size]
-    wrong += [name for name in planned.missing if seen[name] != planned.digests[name]]
-    # Read anew where it has changed since: parts of two versions would bear the digest of the first one.
+    wrong += [name for name in planned.missing if digests[name] != planned.digests[name]]
+    # Read again if the file has changed: parts of two versions would have the digest of the first.
     wrong += [name for name in planned.missing if file_digest(planned.directory / name) != planned.digests[name]]
     if wrong:
         raise Failed(

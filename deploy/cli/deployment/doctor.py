@@ -1,4 +1,4 @@
-"""`lmi deploy doctor FILE`: what would fail before `up`; `lmi deploy doctor NAME --live`: an endpoint measured."""
+"""`lmi deploy doctor FILE`: run the preflight checks; `lmi deploy doctor NAME --live`: measure an endpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.endpoint_arguments import url
 from deploy.errors import DeployError, SpecError
-from deploy.operations.doctor import Asked, measure, report, runtime_client
+from deploy.operations.doctor import Target, measure, report, runtime_client
 from deploy.preflight.check import Verdict
 from deploy.preflight.checks import lines, over_the_network, preflight
 from deploy.resolve.resolver import resolve
@@ -48,8 +48,8 @@ def _before(arguments: argparse.Namespace) -> int:
     decision = resolve(spec, aws.region, account=aws.account()).decision
     checks = preflight(aws, spec, decision, fetch=None if arguments.aws_only else over_the_network)
     if arguments.json:
-        said = [{"name": c.name, "verdict": c.verdict.value, "says": c.says, "advice": c.advice} for c in checks]
-        print(json.dumps(said, indent=2))
+        entries = [{"name": c.name, "verdict": c.verdict.value, "says": c.says, "advice": c.advice} for c in checks]
+        print(json.dumps(entries, indent=2))
     else:
         print("\n".join(lines(checks)))
     return _WRONG if any(check.verdict is Verdict.ERROR for check in checks) else 0
@@ -59,9 +59,9 @@ def _live(arguments: argparse.Namespace) -> int:
     name = arguments.spec_name or (str(arguments.spec) if arguments.spec else None)
     if name is None or Path(name).suffix:
         raise DeployError("--live needs the endpoint's name", "lmi deploy doctor NAME --live")
-    asked = Asked(runtime_client(arguments.spec_region, arguments.endpoint_url), name, arguments.component)
+    target = Target(runtime_client(arguments.spec_region, arguments.endpoint_url), name, arguments.component)
     findings = []
-    for finding in measure(asked, tokens=arguments.tokens, slow=arguments.slow):
+    for finding in measure(target, tokens=arguments.tokens, slow=arguments.slow):
         findings.append(finding)
         if not arguments.json:
             print(f"{finding.question}: {finding.answer}", flush=True)

@@ -1,4 +1,4 @@
-"""`lmi deploy down`: remove everything of a deployment."""
+"""`lmi deploy down`: delete everything of a deployment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from deploy.aws import Aws
 from deploy.cli.console import confirm, out, say
 from deploy.cli.views.plan import print_plan
-from deploy.cli.views.progress import shown
+from deploy.cli.views.progress import live_progress
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.interruption import interruptible, interruption_report, status_of
 from deploy.deployer.plan import removal_of_all
@@ -54,31 +54,33 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments: argparse.Namespace) -> int:
     aws = Aws(arguments.region or (spec.region if spec is not None else None))
-    with shown(console) as report:
-        ways = ApplyOptions(say=lambda line: say(console, line), report=report)
-        live = look_when_idle(aws, name, (), ways)
+    with live_progress(console) as report:
+        options = ApplyOptions(say=lambda line: say(console, line), report=report)
+        live = look_when_idle(aws, name, (), options)
     planned = removal_of_all(live)
     if arguments.data and spec is not None and spec.model.upload is not None:
-        check_users(aws, spec.model.upload, own=[found.name for found in live.ours if found.kind is Kind.MODEL])
+        check_users(
+            aws, spec.model.upload, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL]
+        )
     if planned.actions:
         print_plan(console, planned, whole=False)
     else:
         say(console, f"There is nothing of {name} in {aws.region}.")
-    also = [what for what, asked in (("its logs", arguments.logs), ("its model data", arguments.data)) if asked]
+    also = [what for what, enabled in (("its logs", arguments.logs), ("its model data", arguments.data)) if enabled]
     if not planned.actions and not also:
         return 0
     if not confirm(f"Remove {' and '.join([name, *also])} for good?", yes=arguments.yes, needed=True):
         return 1
-    with shown(console) as report:
-        apply(aws, planned, (), ApplyOptions(ways.say, report), run)
+    with live_progress(console) as report:
+        apply(aws, planned, (), ApplyOptions(options.say, report), run)
     if arguments.logs:
-        components = {found.name for found in live.of(Kind.COMPONENT)}
-        components |= {one.name for one in spec.components} if spec is not None else set()
+        components = {existing.name for existing in live.of(Kind.COMPONENT)}
+        components |= {component.name for component in spec.components} if spec is not None else set()
         for group in delete_logs(aws, log_groups(name, sorted(components))):
             say(console, f"removed the log group {group}")
     if arguments.data and spec is not None and spec.model.upload is not None:
-        gone, others = delete_data(aws, spec.model.upload)
-        said = f"; {others} were not uploaded by this program, and stay" if others else ""
-        say(console, f"removed {gone} objects below {spec.model.upload}{said}")
+        removed, others = delete_data(aws, spec.model.upload)
+        note = f"; {others} were not uploaded by this program, and stay" if others else ""
+        say(console, f"removed {removed} objects below {spec.model.upload}{note}")
     say(console, f"{name} is gone.")
     return 0

@@ -1,4 +1,4 @@
-"""`lmi deploy export`: the same deployment for CloudFormation or Terraform."""
+"""`lmi deploy export`: write a deployment as CloudFormation or Terraform."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     region = Aws(spec.region).region
     decision = resolve(spec, region).decision
-    made = resources(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    built = resources(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
     for warning in warnings(spec, decision):
         print(f"note: {warning}", file=sys.stderr)
     if arguments.to == "terraform":
-        text = json.dumps(terraform_configuration(made, region), indent=2)
+        text = json.dumps(terraform_configuration(built, region), indent=2)
     elif arguments.to == "cloudformation-json":
-        text = json.dumps(cloudformation_template(made), indent=2)
+        text = json.dumps(cloudformation_template(built), indent=2)
     else:
-        text = yaml.safe_dump(cloudformation_template(made), sort_keys=False, width=120).rstrip("\n")
+        text = yaml.safe_dump(cloudformation_template(built), sort_keys=False, width=120).rstrip("\n")
     if arguments.output is None:
         print(text)
     else:

@@ -1,4 +1,4 @@
-"""`lmi deploy iam`: the policies that a deployment needs, and whether they are in force."""
+"""`lmi deploy iam`: print the policies that a deployment needs, or check them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.errors import Refused
 from deploy.iam.policies import policies
-from deploy.iam.simulation import caller, denied
+from deploy.iam.simulation import caller, denials
 from deploy.resolve.resolver import resolve
 
 _WHO = ("trust", "execution-role", "deployer", "invoker")
@@ -31,18 +31,18 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     spec = spec_of(arguments)
     aws = Aws(spec.region)
-    found = policies(spec, resolve(spec, aws.region).decision)
+    documents = policies(spec, resolve(spec, aws.region).decision)
     if not arguments.check:
-        print(json.dumps(found[arguments.who] if arguments.who else found, indent=2))
+        print(json.dumps(documents[arguments.who] if arguments.who else documents, indent=2))
         return 0
     if arguments.who == "trust":
         raise Refused("--check: IAM simulates what somebody may do, not who may be a role", "Leave --who trust out.")
     status = 0
     for who in [arguments.who] if arguments.who else ["execution-role", "deployer"]:
         principal = arguments.principal or (spec.role if who == "execution-role" else caller(aws))
-        missing = denied(aws, principal, found[who])
+        missing = denials(aws, principal, documents[who])
         print(f"{who}: {principal}: " + (f"{len(missing)} denied" if missing else "all allowed"))
-        for one in missing:
-            print(f"  {one.action} on {one.resource}: {one.why}")
+        for denial in missing:
+            print(f"  {denial.action} on {denial.resource}: {denial.why}")
         status = 3 if missing else status
     return status

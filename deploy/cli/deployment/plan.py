@@ -1,4 +1,4 @@
-"""`lmi deploy plan`: what `up` would do, every request of it; changes nothing."""
+"""`lmi deploy plan`: print every request that `up` would make. Changes nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace) -> int:
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
-    comparison = compare(preparation, aws, look(aws, spec.name, preparation.wanted), adopt=arguments.adopt)
+    comparison = compare(preparation, aws, look(aws, spec.name, preparation.resources_in_order), adopt=arguments.adopt)
     # The plan says whom the name belongs to.
     checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
     _print(preparation, comparison, checks, None, arguments)

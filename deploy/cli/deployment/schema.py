@@ -1,4 +1,4 @@
-"""`lmi deploy schema`: the specification's JSON schema, for editors and checks."""
+"""`lmi deploy schema`: print the specification's JSON schema."""
 
 from __future__ import annotations
 

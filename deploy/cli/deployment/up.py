@@ -1,4 +1,4 @@
-"""`lmi deploy up`: make what the specification says, or change what is there until it is so."""
+"""`lmi deploy up`: create or change a deployment until AWS has what the specification says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.console import confirm, out, say
 from deploy.cli.views.plan import print_checks, print_plan, print_warnings
-from deploy.cli.views.progress import shown
+from deploy.cli.views.progress import live_progress
 from deploy.cli.views.upload import upload_progress
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.interruption import interruptible, interruption_report, status_of
@@ -60,8 +60,8 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
     aws = Aws(spec.region)
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
     print_warnings(console, preparation.warnings)
-    with shown(console) as report:
-        ways = ApplyOptions(
+    with live_progress(console) as report:
+        options = ApplyOptions(
             say=lambda line: say(console, line),
             report=report,
             keep_failed=arguments.keep_failed,
@@ -69,7 +69,7 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
                 preparation.decision, batches=-(-100 // spec.update.batch_percent), between=spec.update.wait
             ),
         )
-        live = look_when_idle(aws, spec.name, preparation.wanted, ways)
+        live = look_when_idle(aws, spec.name, preparation.resources_in_order, options)
     if command == "update" and live.endpoint is None:
         raise NotThere(f"there is no endpoint {spec.name} in {aws.region}", "`lmi deploy up` makes it.")
     comparison = compare(preparation, aws, live, adopt=arguments.adopt)
@@ -88,10 +88,10 @@ def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespac
         say(console, "Nothing was changed.")
         return 1
     if spec.model.upload is not None:
-        with upload_progress(console) as sent:
-            upload_model(spec, aws, sent)
-    with shown(console) as report:
-        apply(aws, comparison.plan, preparation.wanted, replace(ways, report=report), run)
+        with upload_progress(console) as report_upload:
+            upload_model(spec, aws, report_upload)
+    with live_progress(console) as report:
+        apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
     say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.name}")
     return 0
 

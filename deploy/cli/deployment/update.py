@@ -1,4 +1,4 @@
-"""`lmi deploy update`: as `up`, for an endpoint that is there: changed in batches, watched by alarms."""
+"""`lmi deploy update`: as `up`, for an existing endpoint."""
 
 from __future__ import annotations
 

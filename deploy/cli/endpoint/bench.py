@@ -1,4 +1,4 @@
-"""`lmi deploy bench`: how an endpoint bears load."""
+"""`lmi deploy bench`: measure an endpoint under load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deploy.bench.asking import by_invocations, by_openai
 from deploy.bench.metrics import advice, rows
 from deploy.bench.run import Plan, measure
 from deploy.cli.console import out
-from deploy.cli.endpoint_arguments import add_asked, add_parameters, parameters_of, predictor_of
+from deploy.cli.endpoint_arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of
 from deploy.client.retry import IMPATIENT
 
 
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         "bench", help="measure an endpoint under load", description="Streams answers at rising load and prints time to "
         "first token, time between tokens, throughput and errors, with advice on scaling.concurrency; the last line is "
         "JSON. It costs what its requests cost.")  # fmt: skip
-    add_asked(parser)
+    add_endpoint_arguments(parser)
     add_parameters(parser)
     loads = parser.add_mutually_exclusive_group()
     loads.add_argument("--clients", type=_numbers(int), default=[1, 2, 4, 8, 16], metavar="N,N,...",
@@ -48,13 +48,13 @@ def _run(arguments: argparse.Namespace) -> int:
         warm = by_invocations(predictor, *body)
         ask = by_invocations(predictor_of(arguments, patience=IMPATIENT, connections=plan.connections), *body)
     levels = measure(plan, ask, warm, lambda text: print(text, file=sys.stderr))
-    found = advice(levels) if not plan.rates else None
+    values = advice(levels) if not plan.rates else None
     _show(levels)
-    if found is not None:
-        print(found.text)
+    if values is not None:
+        print(values.text)
     print(json.dumps({"endpoint": arguments.name, "route": arguments.route, "words": arguments.words,
-                      "max_tokens": arguments.max_tokens, "levels": levels, "knee": found and found.knee,
-                      "scaling_concurrency": found and found.concurrency}))  # fmt: skip
+                      "max_tokens": arguments.max_tokens, "levels": levels, "knee": values and values.knee,
+                      "scaling_concurrency": values and values.concurrency}))  # fmt: skip
     return 1 if all(level["requests_per_second"] == 0 for level in levels) else 0
 
 
@@ -69,13 +69,13 @@ def _show(levels: list[dict[str, Any]]) -> None:
 
 
 def _numbers(kind: type[int] | type[float]) -> Any:
-    def parsed(text: str) -> list[float]:
+    def parse(text: str) -> list[float]:
         try:
-            found = [kind(one) for one in text.split(",")]
+            values = [kind(item) for item in text.split(",")]
         except ValueError:
-            found = []
-        if not found or any(not 0 < one <= 10_000 for one in found):
+            values = []
+        if not values or any(not 0 < item <= 10_000 for item in values):
             raise argparse.ArgumentTypeError("must be numbers above 0, with commas between")
-        return found
+        return values
 
-    return parsed
+    return parse

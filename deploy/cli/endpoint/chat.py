@@ -1,4 +1,4 @@
-"""`lmi deploy chat`: a conversation, in a terminal or out of a pipe."""
+"""`lmi deploy chat`: talk to a model, on a terminal or from a pipe."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import contextlib
 import sys
 from typing import Any
 
-from deploy.cli.endpoint_arguments import add_asked, add_parameters, parameters_of, predictor_of
-from deploy.cli.views.text import shown
+from deploy.cli.endpoint_arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of
+from deploy.cli.views.text import printable
 from deploy.client import RequestFailed
 from deploy.client.conversation import Conversation
 
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "chat", help="talk to the model", description=f"One line is what you say. {_HELP} From a pipe, each line is "
         "said after the answer to the one before.")  # fmt: skip
-    add_asked(parser)
+    add_endpoint_arguments(parser)
     add_parameters(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told before all else")
     parser.set_defaults(run=_run)
@@ -59,7 +59,7 @@ def _line(terminal: bool) -> str | None:
 
 
 def _command(conversation: Conversation, line: str) -> bool:
-    """False: the conversation is over."""
+    """Run a command; return False to end the conversation."""
     name, _, text = line.partition(" ")
     if name == "/quit":
         return False
@@ -73,17 +73,17 @@ def _command(conversation: Conversation, line: str) -> bool:
 
 
 def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
-    """Raises RequestFailed where nobody is there to ask again."""
+    """Print the answer. Raises RequestFailed if there is no terminal to ask again on."""
     answer = conversation.ask(line)
     try:
         for piece in answer:
-            print(shown(piece), end="", flush=True)
+            print(printable(piece), end="", flush=True)
     except KeyboardInterrupt:
         print(" ...", end="")
     except RequestFailed as error:
         if not terminal:
             raise
-        print(shown(f"{error}\n{error.advice}".strip(), sys.stderr), file=sys.stderr)
+        print(printable(f"{error}\n{error.advice}".strip(), sys.stderr), file=sys.stderr)
     finally:
         answer.close()  # type: ignore[attr-defined]
         print(flush=True)

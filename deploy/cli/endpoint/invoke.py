@@ -1,4 +1,4 @@
-"""`lmi deploy invoke`: one request, one answer."""
+"""`lmi deploy invoke`: send one request, print the whole answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 import sys
 from typing import Any
 
-from deploy.cli.endpoint_arguments import add_asked, add_body, body_of, options_of, predictor_of
-from deploy.cli.views.text import shown
+from deploy.cli.endpoint_arguments import add_body, add_endpoint_arguments, body_of, options_of, predictor_of
+from deploy.cli.views.text import printable
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("invoke", help="send one request, print the answer")
-    add_asked(parser)
+    add_endpoint_arguments(parser)
     add_body(parser)
     parser.add_argument("--async", dest="asynchronous", action="store_true",
                         help="through asynchronous inference: wait for the answer in S3")  # fmt: skip
@@ -29,5 +29,5 @@ def _run(arguments: argparse.Namespace) -> int:
         answer = accepted.wait()
     else:
         answer = predictor.predict(body, **options)
-    print(shown(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, indent=2)))
+    print(printable(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, indent=2)))
     return 0

@@ -1,4 +1,4 @@
-"""`lmi deploy local`: SageMaker on this machine: a container's process and the Runtime API before it."""
+"""`lmi deploy local`: run the container's process and the Runtime API on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deploy.local.health import Probing
 from deploy.local.serving import Plan, free_port, serve
 
 BASE = "base"
-"""The component of the model itself, where there are adapters."""
+"""The component of the model itself, if there are adapters."""
 
 _SNIPPET = (
     "  import boto3\n"
@@ -72,7 +72,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
     logging.basicConfig(level=logging.INFO, format="runtime   | %(message)s", stream=sys.stderr)
-    said = partial(print, file=sys.stderr, flush=True)
+    report = partial(print, file=sys.stderr, flush=True)
     component = f' InferenceComponentName="{BASE}",' if plan.endpoint.components else ""
 
     def ready(url: str) -> None:
@@ -80,14 +80,14 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"endpoint {plan.endpoint.name} is InService: {url}")
         print(_SNIPPET.format(region=region, url=url, name=plan.endpoint.name, component=component), flush=True)
 
-    return asyncio.run(serve(plan, report=said, log=lambda line: said(f"container | {line}"), ready=ready))
+    return asyncio.run(serve(plan, report=report, log=lambda line: report(f"container | {line}"), ready=ready))
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    """What the arguments mean.
+    """Return the plan of the arguments.
 
     Raises:
-        DeployError: they do not go together.
+        DeployError: the arguments contradict each other.
     """
     given = {"a model": arguments.model, "--engine": arguments.engine, "-o": arguments.options,
              "--container-port": arguments.container_port}  # fmt: skip

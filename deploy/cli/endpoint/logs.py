@@ -1,4 +1,4 @@
-"""`lmi deploy logs NAME`: what the endpoint's containers and its components wrote."""
+"""`lmi deploy logs NAME`: print the logs of an endpoint's containers and components."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _run(arguments: argparse.Namespace) -> int:
         groups = [logs.endpoint_group(arguments.name)]
         groups += [logs.component_group(name) for name in components_of(aws, arguments.name)]
     if not arguments.follow:
-        found = [line for group in groups for line in logs.lines(aws, group, since=since, pattern=arguments.filter)]
-        for line in sorted(found, key=lambda line: line.at):
+        lines = [line for group in groups for line in logs.lines(aws, group, since=since, pattern=arguments.filter)]
+        for line in sorted(lines, key=lambda line: line.at):
             _show(line)
-        if not found:
+        if not lines:
             _refuse_none(aws, groups)
             print(f"nothing was written in the last {arguments.since}", file=sys.stderr)
         return 0
@@ -52,10 +52,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
-    """Raises NotThere where no group is there."""
+    """Raise NotThere if no group exists."""
     try:
         there = any(logs.exists(aws, group) for group in groups)
-    except ClientError:  # who may read a log need not be allowed to list them
+    except ClientError:  # permission to read a log does not imply permission to list them
         return
     if not there:
         raise NotThere(

@@ -1,4 +1,4 @@
-"""`lmi deploy scale NAME N`, or `--min`, `--max`: how many instances or copies there are."""
+"""`lmi deploy scale NAME N`, or `--min`, `--max`: set the number of instances or copies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from deploy.aws import Aws
 from deploy.cli.console import out
 from deploy.cli.named import add_endpoint
-from deploy.cli.views.progress import shown
+from deploy.cli.views.progress import live_progress
 from deploy.deployer.wait import wait_for
 from deploy.errors import Refused
-from deploy.operations.scale import scaled, set_bounds, set_count
+from deploy.operations.scale import scaling_target, set_bounds, set_count
 
 
 def add(commands: Any) -> None:
@@ -30,17 +30,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.count is None and not bounds:
         raise Refused("nothing to do", "Give N, or --min and --max.")
     aws = Aws(arguments.region)
-    what = scaled(aws, arguments.name, arguments.component)
+    what = scaling_target(aws, arguments.name, arguments.component)
     if bounds:
         low, high = set_bounds(aws, what, arguments.min, arguments.max)
         print(f"{what.target}: scales between {low} and {high}")
-        what = scaled(aws, arguments.name, arguments.component)
+        what = scaling_target(aws, arguments.name, arguments.component)
     if arguments.count is not None:
-        note = set_count(aws, what, arguments.count)  # which may refuse it
+        note = set_count(aws, what, arguments.count)  # may refuse
         print(f"{what.target}: {what.count} -> {arguments.count}")
         if note:
             print(note)
         if not arguments.no_wait:
-            with shown(out()) as report:
+            with live_progress(out()) as report:
                 wait_for(aws, what.resource, report)
     return 0

@@ -1,4 +1,4 @@
-"""`lmi deploy status NAME`: how an endpoint is; exit status 0 only where it serves."""
+"""`lmi deploy status NAME`: print an endpoint's status; exit status 0 only if it serves."""
 
 from __future__ import annotations
 

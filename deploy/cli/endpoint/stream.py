@@ -1,4 +1,4 @@
-"""`lmi deploy stream`: one request, the answer as it comes."""
+"""`lmi deploy stream`: send one request, print the answer as it arrives."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import sys
 from typing import Any
 
-from deploy.cli.endpoint_arguments import add_asked, add_body, body_of, options_of, predictor_of
-from deploy.cli.views.text import shown
+from deploy.cli.endpoint_arguments import add_body, add_endpoint_arguments, body_of, options_of, predictor_of
+from deploy.cli.views.text import printable
 from deploy.client import RequestFailed
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("stream", help="send one request, print the answer's text as it comes")
-    add_asked(parser)
+    add_endpoint_arguments(parser)
     add_body(parser)
     parser.add_argument("--raw", action="store_true", help="print the bytes that come, not the text in them")
     parser.set_defaults(run=_run)
@@ -28,7 +28,7 @@ def _run(arguments: argparse.Namespace) -> int:
             return 0
         try:
             for piece in stream.text():
-                print(shown(piece), end="", flush=True)
+                print(printable(piece), end="", flush=True)
         except RequestFailed:
             print()
             raise

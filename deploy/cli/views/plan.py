@@ -1,4 +1,4 @@
-"""A plan as people read it, and as programs do. Nothing that looks like a secret is in either."""
+"""Print a plan, or write it as JSON. Secrets are hidden in both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deploy.preflight.checks import lines
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.resolve import candidates as table_of
 from deploy.resolve.candidates import Candidates
-from deploy.resolve.prices import dated
+from deploy.resolve.prices import source_note
 from deploy.resources.resource import Json, Ref, resolved
 
 _MARKS = {
@@ -29,18 +29,18 @@ _MARKS = {
     Verb.UNCHANGED: ("=", "dim"),
     Verb.DELETE: ("-", "red"),
 }
-_LONG = 100  # characters of a changed value that are shown
+_LONG = 100  # characters to print of a changed value
 
 
 def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
-    """Every action, what it changes, and with `whole` its request."""
+    """Print every action and its changes; with `whole` its request too."""
     for action in plan.actions:
         _print_action(console, action, whole)
     say(console, summary(plan), "bold")
 
 
 def summary(plan: Plan) -> str:
-    """What will be done, in numbers."""
+    """Return the number of actions by sort."""
     verbs = [action.verb for action in plan.actions]
     counts = {
         "to create": verbs.count(Verb.CREATE),
@@ -49,12 +49,12 @@ def summary(plan: Plan) -> str:
         "to delete": verbs.count(Verb.DELETE),
         "unchanged": verbs.count(Verb.UNCHANGED),
     }
-    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{said or 'nothing there, nothing wanted'}."
+    text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{text or 'nothing there, nothing wanted'}."
 
 
 def as_json(plan: Plan, **more: Any) -> str:
-    """The plan for programs: `actions` with their requests and changes, and `more`."""
+    """Return the plan as JSON: `actions` with requests and changes, and `more`."""
     actions = [
         {
             "verb": action.verb.value,
@@ -64,18 +64,22 @@ def as_json(plan: Plan, **more: Any) -> str:
             "operation": action.operation,
             "request": printable(action.request or {}),
             "changes": [
-                {"place": one.place, "before": _hidden(one.place, one.before), "after": _hidden(one.place, one.after)}
-                for one in action.changes
+                {
+                    "place": change.place,
+                    "before": _hidden(change.place, change.before),
+                    "after": _hidden(change.place, change.after),
+                }
+                for change in action.changes
             ],
             "why": action.why,
         }
         for action in plan.actions
     ]
-    return json.dumps({"deployment": plan.deployment, "asked": plan.asked, **more, "actions": actions}, indent=2)
+    return json.dumps({"deployment": plan.deployment, "asked": plan.online, **more, "actions": actions}, indent=2)
 
 
 def printable(value: Any) -> Any:
-    """A request as JSON takes it: secrets hidden, values that are not known yet said in words."""
+    """Return a request for JSON: secrets hidden, unknown values in words."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     return redact(resolved(value, _reference))
@@ -83,7 +87,7 @@ def printable(value: Any) -> Any:
 
 def candidates_table(candidates: Candidates) -> Table:
     """Return the table of instance types, with the chosen one marked."""
-    table = Table(title=table_of.title(candidates), caption=dated(), title_justify="left", caption_justify="left")
+    table = Table(title=table_of.title(candidates), caption=source_note(), title_justify="left", caption_justify="left")
     for column in table_of.COLUMNS:
         table.add_column(column, overflow="fold")
     for row in table_of.rows(candidates):
@@ -97,7 +101,7 @@ def print_warnings(console: Console, warnings: Sequence[str]) -> None:
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:
-    """A line each, and what to change below it."""
+    """Print a line for each check, and its advice below."""
     styles = {Verdict.OK: "dim", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
     for check in checks:
         say(console, "\n".join(lines([check])), styles[check.verdict])
@@ -121,7 +125,7 @@ def _yaml(request: Json) -> str:
 
 
 def _hidden(place: str, value: Any) -> Any:
-    """A changed value; hidden if its name, or itself, looks like a secret."""
+    """Return a value, hidden if its name or itself looks like a secret."""
     if isinstance(value, str | int | float) and is_secret(place.rpartition(".")[2], value):
         return HIDDEN
     return printable(value)

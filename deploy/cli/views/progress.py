@@ -1,4 +1,4 @@
-"""`wait.Progress` as shown: live lines on a terminal, else a plain line whenever something changes."""
+"""Print the progress of waiting: live lines on a terminal, else a line whenever something changes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _GOOD, _BAD = (*READY, ""), (*FAILED, *MIXED)
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[Report]:
-    """A `report` for `wait_for` whose last state stays on the screen."""
+def live_progress(console: Console) -> Iterator[Report]:
+    """Yield a `report` for `wait_for`; its last state stays on the screen."""
     if not console.is_terminal:
         yield _plain(console)
         return
@@ -33,15 +33,15 @@ def shown(console: Console) -> Iterator[Report]:
         yield report
 
 
-def table(seen: Iterable[Progress]) -> Table:
-    """What was seen of each resource, its log's last line below it."""
-    made = Table.grid(padding=(0, 2))
-    for one in seen:
-        made.add_row(_mark(one), one.key, Text(_sentence(one)), _minutes(one.elapsed))
-        for below in (one.log, one.hint):
+def table(states: Iterable[Progress]) -> Table:
+    """Return a row for each resource, with its log's last line below."""
+    grid = Table.grid(padding=(0, 2))
+    for state in states:
+        grid.add_row(_mark(state), state.key, Text(_sentence(state)), _minutes(state.elapsed))
+        for below in (state.log, state.hint):
             if below:
-                made.add_row("", "", Text(below, style="dim", overflow="ellipsis", no_wrap=below is one.log), "")
-    return made
+                grid.add_row("", "", Text(below, style="dim", overflow="ellipsis", no_wrap=below is state.log), "")
+    return grid
 
 
 def _plain(console: Console) -> Report:

@@ -1,4 +1,4 @@
-"""A `Status` for people: tables of rich's; and for programs: JSON."""
+"""Print a `Status` as tables, or write it as JSON."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def view(status: Status) -> RenderableType:
             for row in rows:
                 table.add_row(*row)
             parts.append(table)
-    parts += [Text(f"not read: {one}", style="yellow") for one in status.unread]
-    said = advice("\n".join([status.reason, *(one.reason for one in status.components)]), name=status.name)
-    if said:
-        parts.append(Text(said))
+    parts += [Text(f"not read: {item}", style="yellow") for item in status.unread]
+    hints = advice("\n".join([status.reason, *(item.reason for item in status.components)]), name=status.name)
+    if hints:
+        parts.append(Text(hints))
     return Group(*parts)
 
 
@@ -55,23 +55,23 @@ def _places(status: Status) -> Table:
     for variant in status.variants:
         what = " ".join(part for part in (variant.type or "", variant.image) if part)
         table.add_row(variant.name, "", str(variant.instances), str(variant.desired), f"instances {what}".strip())
-    for one in status.components:
-        what = "copies" if one.base is None else f"adapter of {one.base}"
-        now, wanted = (str(one.copies), str(one.desired)) if one.base is None else ("", "")
-        table.add_row(one.name, _coloured(one.status), now, wanted, Text(" ".join((what, one.reason)).strip()))
+    for item in status.components:
+        what = "copies" if item.base is None else f"adapter of {item.base}"
+        now, wanted = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
+        table.add_row(item.name, _coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip()))
     return table
 
 
 def _scaling(status: Status) -> list[tuple[RenderableType, ...]]:
     rows: list[tuple[RenderableType, ...]] = []
-    for one in status.scaling:
-        rows.append((one.target, f"{one.min} to {one.max}", ", ".join(one.policies) or "no policy"))
-        rows += [("", "", activity) for activity in one.activities]
+    for item in status.scaling:
+        rows.append((item.target, f"{item.min} to {item.max}", ", ".join(item.policies) or "no policy"))
+        rows += [("", "", activity) for activity in item.activities]
     return rows
 
 
 def _alarms(status: Status) -> list[tuple[RenderableType, ...]]:
-    return [(one.name, _coloured(one.state), Text(one.reason)) for one in status.alarms]
+    return [(item.name, _coloured(item.state), Text(item.reason)) for item in status.alarms]
 
 
 def _metrics(status: Status) -> list[tuple[RenderableType, ...]]:

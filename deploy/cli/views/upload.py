@@ -1,4 +1,4 @@
-"""An upload as it is shown: a bar of bytes with files and rate on a terminal, else a line every tenth."""
+"""Print the progress of an upload: a bar on a terminal, else a line for every tenth."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from deploy.cli.console import say
-from deploy.s3.upload import Sent, human
+from deploy.s3.upload import UploadProgress, human
 
 
 @contextmanager
-def upload_progress(console: Console) -> Iterator[Callable[[Sent], None]]:
-    """A `progress` for `upload`."""
+def upload_progress(console: Console) -> Iterator[Callable[[UploadProgress], None]]:
+    """Yield a `progress` for `upload`."""
     if not console.is_terminal:
         yield _plain(console)
         return
@@ -28,22 +28,29 @@ def upload_progress(console: Console) -> Iterator[Callable[[Sent], None]]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("uploading", total=None)
 
-        def report(sent: Sent) -> None:
+        def report(progress: UploadProgress) -> None:
             bar.update(
-                task, total=sent.of_size, completed=sent.size, description=f"{sent.files} of {sent.of_files} files"
+                task,
+                total=progress.of_size,
+                completed=progress.size,
+                description=f"{progress.files} of {progress.of_files} files",
             )
 
         yield report
 
 
-def _plain(console: Console) -> Callable[[Sent], None]:
+def _plain(console: Console) -> Callable[[UploadProgress], None]:
     last = -1
 
-    def report(sent: Sent) -> None:
+    def report(progress: UploadProgress) -> None:
         nonlocal last
-        tenth = 10 * sent.size // max(sent.of_size, 1)
+        tenth = 10 * progress.size // max(progress.of_size, 1)
         if tenth != last:
             last = tenth
-            say(console, f"uploaded {human(sent.size)} of {human(sent.of_size)}, {sent.files} of {sent.of_files} files")
+            size, files = (
+                f"{human(progress.size)} of {human(progress.of_size)}",
+                f"{progress.files} of {progress.of_files}",
+            )
+            say(console, f"uploaded {size}, {files} files")
 
     return report

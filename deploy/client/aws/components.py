@@ -21,17 +21,17 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
     client = session.client("sagemaker", region_name=region)
     try:
         pages = client.get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint_name)
-        found = [one["InferenceComponentName"] for page in pages for one in page["InferenceComponents"]]
-        if len(found) > 1:
-            found = [name for name in found if not _is_adapter(client, name)]
+        names = [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]
+        if len(names) > 1:
+            names = [name for name in names if not _is_adapter(client, name)]
     except FROM_AWS as error:
-        raise _untold(failure(error), endpoint_name) from error
-    if len(found) == 1:
-        return str(found[0])
-    if not found:
+        raise _cannot_list(failure(error), endpoint_name) from error
+    if len(names) == 1:
+        return str(names[0])
+    if not names:
         raise NotSent(f"{endpoint_name} has no inference component yet", "Has `lmi deploy up` ended?")
     raise NotSent(
-        f"{endpoint_name} has several inference components: {', '.join(sorted(found))}",
+        f"{endpoint_name} has several inference components: {', '.join(sorted(names))}",
         "Name one: component=, or --component.",
     )
 
@@ -41,7 +41,7 @@ def _is_adapter(client: Any, name: str) -> bool:
     return "BaseInferenceComponentName" in specification
 
 
-def _untold(error: RequestFailed, endpoint_name: str) -> RequestFailed:
+def _cannot_list(error: RequestFailed, endpoint_name: str) -> RequestFailed:
     error.args = (f"{endpoint_name} wants an inference component named, and they cannot be listed: {error}",)
     error.advice = "Name one: component=, or --component."
     return error

@@ -46,9 +46,9 @@ def failure(error: BaseException) -> RequestFailed:
     """The error that the caller gets."""
     match error:
         case EventStreamError():
-            return _in_stream(error)
+            return _from_stream(error)
         case ClientError():
-            return _answered(error)
+            return _from_status(error)
         case StreamStalled():
             return errors.TimedOut("nothing came for too long in the middle of the answer", _LOGS)
         case HTTPError() | ParserError():
@@ -73,45 +73,45 @@ def needs_component(error: BaseException) -> bool:
     return isinstance(error, ClientError) and "component name header is required" in str(error).lower()
 
 
-def _answered(error: ClientError) -> RequestFailed:
+def _from_status(error: ClientError) -> RequestFailed:
     """A status instead of an answer."""
     response: dict[str, Any] = error.response
     code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
     request_id = response.get("ResponseMetadata", {}).get("RequestId")
     if code == "ModelError":
-        found = _of_the_model(response, message)
+        result = _from_container(response, message)
     elif code in _THROTTLED:
-        found = errors.Throttled(f"throttled: {message}", "Send less at once, or ask for a higher quota.")
+        result = errors.Throttled(f"throttled: {message}", "Send less at once, or ask for a higher quota.")
     elif code in _NOT_READY:
-        found = errors.NotReady(f"not ready: {message}")
+        result = errors.NotReady(f"not ready: {message}")
     elif code in NOT_VALID:
-        found = errors.Forbidden(f"{error.operation_name}: {code}: {message}", SIGN_IN_AGAIN)
+        result = errors.Forbidden(f"{error.operation_name}: {code}: {message}", SIGN_IN_AGAIN)
     elif code in _DENIED:
-        found = errors.Forbidden(f"{error.operation_name}: {code}: {message}",
+        result = errors.Forbidden(f"{error.operation_name}: {code}: {message}",
                                  "It needs sagemaker:InvokeEndpoint (`lmi deploy iam`).")  # fmt: skip
     elif code in _REFUSED and "no capacity" in message.lower():
-        found = errors.NoCapacity(message, "No copy is up. One is started by requests if scaling.min is 0.")
+        result = errors.NoCapacity(message, "No copy is up. One is started by requests if scaling.min is 0.")
     elif code in _REFUSED and "not found" in message.lower():
-        found = errors.NoSuchEndpoint(message, "Is the name right, and the region?")
+        result = errors.NoSuchEndpoint(message, "Is the name right, and the region?")
     elif code in _REFUSED:
-        found = errors.NotSent(message)
+        result = errors.NotSent(message)
     else:
-        found = errors.ServiceFailed(f"{code}: {message}")
-    found.request_id = request_id
-    return found
+        result = errors.ServiceFailed(f"{code}: {message}")
+    result.request_id = request_id
+    return result
 
 
-def _of_the_model(response: dict[str, Any], message: str) -> RequestFailed:
+def _from_container(response: dict[str, Any], message: str) -> RequestFailed:
     status = int(response.get("OriginalStatusCode", 0))
-    said, kind = _body(str(response.get("OriginalMessage") or message))
+    text, kind = _body(str(response.get("OriginalMessage") or message))
     more: dict[str, Any] = {"original_status": status, "log_stream": response.get("LogStreamArn")}
-    if not status and "timed out" in f"{said} {message}":
-        return errors.TimedOut(said, _IN_TIME, **more)
+    if not status and "timed out" in f"{text} {message}":
+        return errors.TimedOut(text, _IN_TIME, **more)
     if status in (429, 503):
-        return errors.ModelBusy(f"the model is busy ({status}): {said}", "Send it again later, or scale out.", **more)
-    if 400 <= status < 500 and not (status == 424 and _within(said, kind)):
-        return errors.ModelRefused(f"the model refused it ({status}): {said}", **more)
-    return errors.ModelFailed(f"the model failed ({status}): {said}", _LOGS, **more)
+        return errors.ModelBusy(f"the model is busy ({status}): {text}", "Send it again later, or scale out.", **more)
+    if 400 <= status < 500 and not (status == 424 and _is_engine_failure(text, kind)):
+        return errors.ModelRefused(f"the model refused it ({status}): {text}", **more)
+    return errors.ModelFailed(f"the model failed ({status}): {text}", _LOGS, **more)
 
 
 def _body(text: str) -> tuple[str, str]:
@@ -121,19 +121,19 @@ def _body(text: str) -> tuple[str, str]:
     except ValueError:
         return text, ""
     match body:
-        case {"error": {"message": str(said), **more}}:
-            return said, str(more.get("type", ""))
-        case {"error": str(said), **more} | {"message": str(said), **more}:
-            return said, str(more.get("error_type", ""))
+        case {"error": {"message": str(text), **more}}:
+            return text, str(more.get("type", ""))
+        case {"error": str(text), **more} | {"message": str(text), **more}:
+            return text, str(more.get("error_type", ""))
     return text, ""
 
 
-def _within(said: str, kind: str) -> bool:
+def _is_engine_failure(text: str, kind: str) -> bool:
     """Whether 424, LMI's status for requests that are wrong and for engines that fail alike, is about the engine."""
-    return kind in ("generation", "incomplete_generation") or said.startswith("engine failure")
+    return kind in ("generation", "incomplete_generation") or text.startswith("engine failure")
 
 
-def _in_stream(error: EventStreamError) -> RequestFailed:
+def _from_stream(error: EventStreamError) -> RequestFailed:
     code, message = (str(error.response["Error"].get(key, "")) for key in ("Code", "Message"))
     if code == "ModelStreamError" and "allotted time" in message:
         return errors.TimedOut(message, _IN_TIME)

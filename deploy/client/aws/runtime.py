@@ -16,7 +16,7 @@ from deploy.client.aws.account import boto_session
 from deploy.client.aws.components import only_component
 from deploy.client.aws.failures import FROM_AWS, failure, needs_component
 from deploy.client.errors import NotSent, NotStarted
-from deploy.client.retry import PATIENT, Patience, patiently
+from deploy.client.retry import PATIENT, Patience, with_retries
 
 WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
@@ -80,8 +80,8 @@ class Runtime:
         self._timeouts = timeouts
         self._report = report
         self._connections = connections
-        self._making = threading.Lock()  # a session makes one client at a time
-        self._made_clients: dict[float, Any] = {}
+        self._lock = threading.Lock()  # a session makes one client at a time
+        self._clients: dict[float, Any] = {}
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """InvokeEndpoint; `Body` of what is returned is read to its end.
@@ -98,17 +98,17 @@ class Runtime:
             response: dict[str, Any] = client.invoke_endpoint(**arguments)
             return {**response, "Body": response["Body"].read()}
 
-        return self._made(call, request)
+        return self._call(call, request)
 
     def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """InvokeEndpointWithResponseStream; `Body` is botocore's event stream."""
         client = self._streaming
-        return self._made(lambda arguments: client.invoke_endpoint_with_response_stream(**arguments), request)
+        return self._call(lambda arguments: client.invoke_endpoint_with_response_stream(**arguments), request)
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """InvokeEndpointAsync."""
         client = self._client
-        return self._attempted(lambda: client.invoke_endpoint_async(EndpointName=self.endpoint_name, **request))
+        return self._with_retries(lambda: client.invoke_endpoint_async(EndpointName=self.endpoint_name, **request))
 
     @property
     def base_url(self) -> str:
@@ -116,18 +116,18 @@ class Runtime:
         route = f"{str(self._client.meta.endpoint_url).rstrip('/')}/endpoints/{self.endpoint_name}"
         return route + (f"/inference-components/{self.component}" if self.component else "")
 
-    def _made(self, call: Callable[[dict[str, Any]], dict[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
+    def _call(self, call: Callable[[dict[str, Any]], dict[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
         check_size(request.get("Body", b""))
         arguments = {"EndpointName": self.endpoint_name, **request}
         if self.component is not None:
             arguments.setdefault("InferenceComponentName", self.component)
         try:
-            return self._attempted(lambda: call(arguments))
+            return self._with_retries(lambda: call(arguments))
         except _NeedsComponent:
             self.component = only_component(self.session, self.region, self.endpoint_name)
-            return self._attempted(lambda: call({**arguments, "InferenceComponentName": self.component}))
+            return self._with_retries(lambda: call({**arguments, "InferenceComponentName": self.component}))
 
-    def _attempted(self, call: Callable[[], _T]) -> _T:
+    def _with_retries(self, call: Callable[[], _T]) -> _T:
         def attempt() -> _T:
             try:
                 return call()
@@ -136,7 +136,7 @@ class Runtime:
                     raise _NeedsComponent(str(failure(error))) from error
                 raise failure(error) from error
 
-        return patiently(attempt, self._patience, self._report)
+        return with_retries(attempt, self._patience, self._report)
 
     @property
     def _client(self) -> Any:
@@ -147,12 +147,12 @@ class Runtime:
         return self._client_for(self._timeouts.gap)
 
     def _client_for(self, read_timeout: float) -> Any:
-        with self._making:
-            if read_timeout not in self._made_clients:
-                self._made_clients[read_timeout] = self._made_client(read_timeout)
-            return self._made_clients[read_timeout]
+        with self._lock:
+            if read_timeout not in self._clients:
+                self._clients[read_timeout] = self._new_client(read_timeout)
+            return self._clients[read_timeout]
 
-    def _made_client(self, read_timeout: float) -> Any:
+    def _new_client(self, read_timeout: float) -> Any:
         config = Config(
             connect_timeout=self._timeouts.connect,
             read_timeout=read_timeout,

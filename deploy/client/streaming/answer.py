@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from deploy.client.errors import RequestFailed, StreamBroken
 from deploy.client.streaming.events import Event, Finish, Token, events_of
-from deploy.client.streaming.framing import CutShort, JsonValues, PlainText, Reader, reader_for
+from deploy.client.streaming.framing import JsonValues, PlainText, Reader, Truncated, reader_for
 
 
 class AnswerReader:
@@ -50,17 +50,17 @@ class AnswerReader:
             StreamBroken: it is the end of the bytes, but not of the answer.
             ModelFailed: as `feed`.
         """
-        left: list[object] = []
+        values: list[object] = []
         if self._reader is None:
             self._reader = JsonValues() if "json" in self._content_type else PlainText()
-            left = self._reader.feed(self._beginning.removeprefix(codecs.BOM_UTF8).strip())
+            values = self._reader.feed(self._beginning.removeprefix(codecs.BOM_UTF8).strip())
         try:
-            left += self._reader.flush()
-        except CutShort as cut:
-            yield from self._events(left)
+            values += self._reader.flush()
+        except Truncated as cut:
+            yield from self._events(values)
             rest = cut.rest[:80].decode("utf-8", "replace")
             raise self.with_arrived(StreamBroken(f"the answer ended within a value: {rest}")) from None
-        yield from self._events(left)
+        yield from self._events(values)
         if self._open:
             raise self.with_arrived(StreamBroken("the answer ended without saying that it does"))
 

@@ -71,12 +71,12 @@ def events_of(value: Any) -> list[Event]:
         ModelFailed: the value says that the model failed.
     """
     try:
-        return list(_known(value))
+        return list(_events(value))
     except (AttributeError, TypeError):  # a list where an object should be, and the like
         return [Raw(value)]
 
 
-def _known(value: Any) -> Iterator[Event]:
+def _events(value: Any) -> Iterator[Event]:
     match value:
         case {"error": error} if error:
             raise _failure(error, value)
@@ -97,10 +97,10 @@ def _known(value: Any) -> Iterator[Event]:
             yield Finish((details or {}).get("finish_reason"), text, details, data=value)
         case {"outputs": [*texts]} if texts and all(isinstance(text, str) for text in texts):
             yield Token("".join(texts), data=value)  # LMI's streams before 0.27
-        case [*values] if values and all(isinstance(one, dict) and "generated_text" in one for one in values):
-            for index, one in enumerate(values):  # TGI's whole answers
-                details = one.get("details")
-                yield Finish((details or {}).get("finish_reason"), one["generated_text"], details, index, one)
+        case [*values] if values and all(isinstance(item, dict) and "generated_text" in item for item in values):
+            for index, item in enumerate(values):  # TGI's whole answers
+                details = item.get("details")
+                yield Finish((details or {}).get("finish_reason"), item["generated_text"], details, index, item)
         case _:
             yield Raw(value)
 
@@ -145,19 +145,19 @@ def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Eve
 def _logprob(logprobs: Any) -> float | None:
     """Of a piece that is one token."""
     match logprobs:
-        case {"content": [{"logprob": float(found)}]} | {"token_logprobs": [float(found)]}:
-            return found
+        case {"content": [{"logprob": float(value_)}]} | {"token_logprobs": [float(value_)]}:
+            return value_
     return None
 
 
 def _failure(error: Any, value: Mapping[str, Any]) -> ModelFailed:
     match error:
         case {"message": str(message)}:
-            said, status = message, error.get("code")
+            text, status = message, error.get("code")
         case _:
-            said, status = str(error), value.get("code")
+            text, status = str(error), value.get("code")
     kind = value.get("error_type") or (error.get("type") if isinstance(error, dict) else None)
     return ModelFailed(
-        f"the model failed while it answered: {said}" + (f" ({kind})" if kind else ""),
+        f"the model failed while it answered: {text}" + (f" ({kind})" if kind else ""),
         original_status=status if isinstance(status, int) else None,
     )

@@ -20,7 +20,7 @@ _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
-class CutShort(Exception):
+class Truncated(Exception):
     """The answer ended within a value; `rest` is its beginning."""
 
     def __init__(self, rest: bytes) -> None:
@@ -47,52 +47,52 @@ class JsonValues:
     """
 
     def __init__(self) -> None:
-        self._kept = bytearray()  # from a value's first byte on
-        self._seen = 0  # of what is kept, how much was looked at
+        self._buffer = bytearray()  # from a value's first byte on
+        self._scanned = 0  # of what is kept, how much was looked at
         self._depth = 0
         self._in_string = False
 
     def feed(self, data: bytes) -> list[Any]:
-        self._kept += data
-        found: list[Any] = []
+        self._buffer += data
+        results: list[Any] = []
         while (end := self._end()) is not None:
-            found.append(_parsed(bytes(self._kept[:end]).strip()))
-            del self._kept[:end]
-            self._seen = 0
-        return found
+            results.append(_parse(bytes(self._buffer[:end]).strip()))
+            del self._buffer[:end]
+            self._scanned = 0
+        return results
 
     def flush(self) -> list[Any]:
         if self._depth:
-            raise CutShort(bytes(self._kept))
-        value = bytes(self._kept).strip()
-        self._kept.clear()
-        return [_parsed(value)] if value else []
+            raise Truncated(bytes(self._buffer))
+        value = bytes(self._buffer).strip()
+        self._buffer.clear()
+        return [_parse(value)] if value else []
 
     def _end(self) -> int | None:
         """Where the value that is at the beginning ends, if it is whole."""
-        if not self._seen:
-            del self._kept[: _BLANK.match(self._kept).end()]  # type: ignore[union-attr]  # matches always
-        if not self._kept:
+        if not self._scanned:
+            del self._buffer[: _BLANK.match(self._buffer).end()]  # type: ignore[union-attr]  # matches always
+        if not self._buffer:
             return None
-        if self._kept[0] not in _OPENING:
-            at = self._kept.find(b"\n", self._seen)
-            self._seen = len(self._kept)
+        if self._buffer[0] not in _OPENING:
+            at = self._buffer.find(b"\n", self._scanned)
+            self._scanned = len(self._buffer)
             return None if at < 0 else at
-        while (sign := (_INSIDE if self._in_string else _OUTSIDE).search(self._kept, self._seen)) is not None:
+        while (sign := (_INSIDE if self._in_string else _OUTSIDE).search(self._buffer, self._scanned)) is not None:
             if sign[0] == b"\\":
-                if sign.end() == len(self._kept):  # what it escapes is in the next piece
-                    self._seen = sign.start()
+                if sign.end() == len(self._buffer):  # what it escapes is in the next piece
+                    self._scanned = sign.start()
                     return None
-                self._seen = sign.end() + 1
+                self._scanned = sign.end() + 1
                 continue
-            self._seen = sign.end()
+            self._scanned = sign.end()
             if sign[0] == b'"':
                 self._in_string = not self._in_string
                 continue
             self._depth += 1 if sign[0] in b"{[" else -1
             if not self._depth:
-                return self._seen
-        self._seen = len(self._kept)
+                return self._scanned
+        self._scanned = len(self._buffer)
         return None
 
 
@@ -100,39 +100,39 @@ class ServerSentEvents:
     """The data of server-sent events, by the HTML standard's rules; comments, which keep a connection up, are none."""
 
     def __init__(self) -> None:
-        self._kept = bytearray()
-        self._seen = 0  # of what is kept, how much has no end of a line
+        self._buffer = bytearray()
+        self._scanned = 0  # of what is kept, how much has no end of a line
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[Any]:
-        self._kept += data
+        self._buffer += data
         return self._lines(last=False)
 
     def flush(self) -> list[Any]:
-        found = self._lines(last=True)
-        if self._kept:  # the last line has no end
-            self._line(bytes(self._kept))
-            self._kept.clear()
-        return found + self._event()
+        results = self._lines(last=True)
+        if self._buffer:  # the last line has no end
+            self._line(bytes(self._buffer))
+            self._buffer.clear()
+        return results + self._event()
 
     def _lines(self, *, last: bool) -> list[Any]:
-        found: list[Any] = []
+        results: list[Any] = []
         start = 0
-        for end in _END_OF_LINE.finditer(self._kept, self._seen):
-            if end[0] == b"\r" and end.end() == len(self._kept) and not last:
+        for end in _END_OF_LINE.finditer(self._buffer, self._scanned):
+            if end[0] == b"\r" and end.end() == len(self._buffer) and not last:
                 break  # a line feed may follow in the next piece; there is no other end behind
-            line = bytes(self._kept[start : end.start()])
+            line = bytes(self._buffer[start : end.start()])
             start = end.end()
             if line:
                 self._line(line)
                 continue
             try:
-                found += self._event()
-            except CutShort as cut:  # within an event that ended as one should
-                found.append(cut.rest.decode("utf-8", "replace"))
-        del self._kept[:start]
-        self._seen = len(self._kept) - self._kept.endswith(b"\r")
-        return found
+                results += self._event()
+            except Truncated as cut:  # within an event that ended as one should
+                results.append(cut.rest.decode("utf-8", "replace"))
+        del self._buffer[:start]
+        self._scanned = len(self._buffer) - self._buffer.endswith(b"\r")
+        return results
 
     def _line(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
@@ -143,9 +143,9 @@ class ServerSentEvents:
         """OpenAI's `[DONE]` is none; where a server forgets the empty line between two events, there are several."""
         data, self._data = b"\n".join(self._data), []
         values = JsonValues()
-        found = values.feed(data)
-        found += values.flush()
-        return [value for value in found if value != "[DONE]"]
+        results = values.feed(data)
+        results += values.flush()
+        return [value for value in results if value != "[DONE]"]
 
 
 class PlainText:
@@ -184,7 +184,7 @@ def reader_for(content_type: str, beginning: bytes) -> Reader | None:
     return JsonValues() if "json" in kind else PlainText()
 
 
-def _parsed(value: bytes) -> Any:
+def _parse(value: bytes) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):  # deeper than Python goes

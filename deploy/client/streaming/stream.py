@@ -98,7 +98,7 @@ class Stream:
             self.close()
 
 
-def of_response(response: dict[str, Any]) -> Stream:
+def stream_of(response: dict[str, Any]) -> Stream:
     """Of InvokeEndpointWithResponseStream's."""
     body = response["Body"]
     parts = (event["PayloadPart"]["Bytes"] for event in body if "PayloadPart" in event)

@@ -13,7 +13,7 @@ import yaml
 from deploy.cli.deployment import iam
 from deploy.cli.main import main
 from deploy.export import cloudformation_template
-from deploy.iam.simulation import Denied
+from deploy.iam.simulation import Denial
 from deploy.resources.build import resources
 from tests.deploy.cases import decision, spec
 from tests.deploy.doubles.aws import Cloud
@@ -102,11 +102,11 @@ def test_the_check_says_what_is_denied_and_to_whom(
 ) -> None:
     asked = []
 
-    def denied(aws: Any, principal: str, policy: dict[str, Any]) -> tuple[Denied, ...]:
+    def denied(aws: Any, principal: str, policy: dict[str, Any]) -> tuple[Denial, ...]:
         asked.append((principal, policy["Statement"][0]["Sid"]))
-        return (Denied("iam:PassRole", "arn:x", "implicitDeny"),) if principal.endswith("user/ann") else ()
+        return (Denial("iam:PassRole", "arn:x", "implicitDeny"),) if principal.endswith("user/ann") else ()
 
-    monkeypatch.setattr(iam, "denied", denied)
+    monkeypatch.setattr(iam, "denials", denied)
     monkeypatch.setattr(iam, "caller", lambda aws: "arn:aws:iam::123456789012:user/ann")
     assert main(["iam", LLAMA, "--check"]) == 3
     said = capsys.readouterr().out

@@ -218,6 +218,6 @@ def test_a_name_that_another_run_just_took_is_found_to_be_ours(cloud: Cloud) -> 
 
     cloud.before = other_run
     up(wanted, run=run)
-    assert f"endpoint/{NAME}" not in run.made
-    assert f"endpoint/{NAME}" in run.finished
+    assert f"endpoint/{NAME}" not in run.created
+    assert f"endpoint/{NAME}" in run.serving
     assert len(cloud.everything()) == len(wanted)

@@ -21,11 +21,11 @@ def test_every_kind_is_in_the_table_and_boto3_has_its_calls() -> None:
         made = model.operation_model(operations[calls.create]).input_shape
         assert set(calls.identity) <= set(made.members)
         shown = model.operation_model(operations[calls.describe])
-        if calls.listed is None:
+        if calls.list_field is None:
             assert {*calls.identity, calls.arn} <= set(shown.output_shape.members)
         else:
-            assert calls.asked in shown.input_shape.members
-            assert {*calls.identity, calls.arn} <= set(shown.output_shape.members[calls.listed].member.members)
+            assert calls.names_argument in shown.input_shape.members
+            assert {*calls.identity, calls.arn} <= set(shown.output_shape.members[calls.list_field].member.members)
         assert calls.delete in operations
         assert calls.update is None or calls.update in operations
 

@@ -26,7 +26,7 @@ def first_answers(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any] 
 def test_a_new_endpoint_may_not_be_found_at_first(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     make_endpoint(cloud)
     first_answers(monkeypatch, [None, None])
-    found = wait.wait_for(aws(), CHAT, lambda progress: None, settles=60, clock=Clock())
+    found = wait.wait_for(aws(), CHAT, lambda progress: None, consistency=60, clock=Clock())
     assert found["EndpointStatus"] == "InService"
 
 
@@ -43,9 +43,9 @@ def test_the_old_version_at_the_first_look_is_no_rollback(cloud: Cloud, monkeypa
     old = sagemaker.describe_endpoint(EndpointName="chat")
     sagemaker.update_endpoint(EndpointName="chat", EndpointConfigName="chat-2")
     first_answers(monkeypatch, [old, old])
-    assert wait.wait_for(aws(), UPDATED, lambda progress: None, settles=60, clock=Clock())["EndpointConfigName"] == (
-        "chat-2"
-    )
+    assert wait.wait_for(aws(), UPDATED, lambda progress: None, consistency=60, clock=Clock())[
+        "EndpointConfigName"
+    ] == ("chat-2")
 
 
 def test_the_old_version_after_a_minute_is_one(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_the_old_version_after_a_minute_is_one(cloud: Cloud, monkeypatch: pytest
     settle(sagemaker)
     clock = Clock()
     with pytest.raises(Failed, match="rolled back to chat-1"):
-        wait.wait_for(aws(), UPDATED, lambda progress: None, settles=60, clock=clock)
+        wait.wait_for(aws(), UPDATED, lambda progress: None, consistency=60, clock=clock)
     assert clock.now == 60
 
 
@@ -120,5 +120,5 @@ def test_a_refused_update_still_takes_its_new_version_with_it(cloud: Cloud) -> N
 def test_what_is_not_there_after_a_minute_is_not_there(cloud: Cloud) -> None:
     clock = Clock()
     with pytest.raises(DeployError, match="does not exist"):
-        wait.wait_for(aws(), Resource(Kind.ENDPOINT, "none", {}), lambda progress: None, settles=60, clock=clock)
+        wait.wait_for(aws(), Resource(Kind.ENDPOINT, "none", {}), lambda progress: None, consistency=60, clock=clock)
     assert clock.now == 60

@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ClientError
 from rich.console import Console
 
-from deploy.cli.views.progress import shown, table
+from deploy.cli.views.progress import live_progress, table
 from deploy.deployer.wait import Progress, time_limit, wait_for
 from deploy.errors import Failed, NotThere
 from deploy.resolve.decision import Decision
@@ -161,7 +161,7 @@ def steps() -> list[Progress]:
 
 def test_without_a_terminal_only_changes_are_said() -> None:
     out = io.StringIO()
-    with shown(Console(file=out)) as report:
+    with live_progress(Console(file=out)) as report:
         for progress in steps():
             report(progress)
     assert out.getvalue().splitlines() == [
@@ -174,7 +174,7 @@ def test_without_a_terminal_only_changes_are_said() -> None:
 
 def test_on_a_terminal_the_last_state_stays() -> None:
     out = io.StringIO()
-    with shown(Console(file=out, force_terminal=True, width=80)) as report:
+    with live_progress(Console(file=out, force_terminal=True, width=80)) as report:
         for progress in steps():
             report(progress)
     assert "serving (InService)" in out.getvalue()

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from deploy.cli import main as cli
 from deploy.local.endpoint import Endpoint
 from deploy.local.runtime import Runtime
-from deploy.operations.doctor import OPEN, SIZES, Asked, Finding, measure, report, runtime_client
+from deploy.operations.doctor import OPEN, SIZES, Finding, Target, measure, report, runtime_client
 from tests.deploy.doubles.aws import Cloud
 from tests.deploy.doubles.endpoints import IMAGE, ROLE
 from tests.deploy.local.servers import Loop
@@ -38,7 +38,7 @@ def by_question(findings: list[Finding]) -> dict[str, Finding]:
 
 
 def test_an_endpoint_is_measured(emulated: str) -> None:
-    found = by_question(list(measure(Asked(runtime_client("us-east-1", emulated), "local"), tokens=6)))
+    found = by_question(list(measure(Target(runtime_client("us-east-1", emulated), "local"), tokens=6)))
     plain = found["a plain answer"].figures
     assert plain is not None
     assert plain["bytes"] > 0
@@ -62,7 +62,7 @@ def test_an_endpoint_is_measured(emulated: str) -> None:
 
 
 def test_what_fails_is_an_answer_too(emulated: str) -> None:
-    asked = Asked(runtime_client("us-east-1", emulated), "another")
+    asked = Target(runtime_client("us-east-1", emulated), "another")
     findings = list(measure(asked))
     assert findings[0].figures is None
     assert findings[0].answer.startswith("ValidationError (status 400)")
@@ -99,7 +99,7 @@ class Stuck:
 
 def test_the_time_limit_is_seen_where_it_is_asked_for() -> None:
     client = Stuck()
-    found = by_question(list(measure(Asked(client, "e", "chat-a"), slow=9000, clock=client.clock)))
+    found = by_question(list(measure(Target(client, "e", "chat-a"), slow=9000, clock=client.clock)))
     limit = found["an answer beyond the time limit"]
     assert limit.answer == "ended after 60.0 s by ModelError (status 424, the container 0): timed out"
     assert limit.figures == {"seconds": 60.0, "answered": False}

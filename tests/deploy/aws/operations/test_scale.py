@@ -45,34 +45,34 @@ def test_instances_of_an_endpoint(cloud: Cloud, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "endpoint/chat/variant/main: 1 -> 3\n" in out
     assert "serving (InService)" in out
-    assert scale.scaled(aws(), "chat").count == 3
+    assert scale.scaling_target(aws(), "chat").count == 3
 
 
 def test_copies_of_the_only_component(cloud: Cloud, no_waiting: None) -> None:
     sagemaker = make_endpoint(cloud, components=("chat-a",))
     make_component(sagemaker, "chat", "chat-lora", base="chat-a")
-    what = scale.scaled(aws(), "chat")
+    what = scale.scaling_target(aws(), "chat")
     assert (what.kind, what.name, what.count) == (Kind.COMPONENT, "chat-a", 1)
     assert cli.main(["scale", "chat", "0", "--no-wait"]) == 0
     sagemaker.describe_inference_component(InferenceComponentName="chat-a")
     sagemaker.describe_inference_component(InferenceComponentName="chat-a")
-    assert scale.scaled(aws(), "chat").count == 0
+    assert scale.scaling_target(aws(), "chat").count == 0
 
 
 def test_several_components_must_be_named(cloud: Cloud) -> None:
     make_endpoint(cloud, components=("chat-a", "chat-b"))
     with pytest.raises(Refused, match="several components") as refused:
-        scale.scaled(aws(), "chat")
+        scale.scaling_target(aws(), "chat")
     assert refused.value.advice == "Give --component: chat-a, chat-b."
-    assert scale.scaled(aws(), "chat", "chat-b").target == "inference-component/chat-b"
+    assert scale.scaling_target(aws(), "chat", "chat-b").target == "inference-component/chat-b"
     with pytest.raises(NotThere, match="no component 'chat-c'"):
-        scale.scaled(aws(), "chat", "chat-c")
+        scale.scaling_target(aws(), "chat", "chat-c")
 
 
 def test_what_scaling_would_undo_is_refused(cloud: Cloud) -> None:
     settle(make_endpoint(cloud))
     register(cloud, "endpoint/chat/variant/main", 1, 2, policy=True)
-    what = scale.scaled(aws(), "chat")
+    what = scale.scaling_target(aws(), "chat")
     changes = cloud.changes()
     with pytest.raises(Refused, match="scales between 1 and 2, which would undo 3") as refused:
         scale.set_count(aws(), what, 3)
@@ -85,7 +85,7 @@ def test_what_scaling_would_undo_is_refused(cloud: Cloud) -> None:
 def test_counts_that_cannot_be(cloud: Cloud, count: int) -> None:
     settle(make_endpoint(cloud))
     with pytest.raises(Refused, match="cannot be"):
-        scale.set_count(aws(), scale.scaled(aws(), "chat"), count)
+        scale.set_count(aws(), scale.scaling_target(aws(), "chat"), count)
 
 
 def test_bounds_are_moved(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +94,7 @@ def test_bounds_are_moved(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["scale", "chat", "--max", "5"]) == 0
     assert capsys.readouterr().out == "inference-component/chat-a: scales between 1 and 5\n"
     assert cli.main(["scale", "chat", "4", "--min", "0", "--no-wait"]) == 0
-    scaling = scale.scaled(aws(), "chat").scaling
+    scaling = scale.scaling_target(aws(), "chat").scaling
     assert scaling is not None
     assert (scaling.min, scaling.max) == (0, 5)
     assert cli.main(["scale", "chat", "--min", "6"]) == 2
@@ -106,10 +106,10 @@ def test_bounds_are_moved(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> N
 def test_bounds_need_scaling_and_sense(cloud: Cloud) -> None:
     settle(make_endpoint(cloud))
     with pytest.raises(Refused, match="does not scale by itself"):
-        scale.set_bounds(aws(), scale.scaled(aws(), "chat"), 1, 2)
+        scale.set_bounds(aws(), scale.scaling_target(aws(), "chat"), 1, 2)
     register(cloud, "endpoint/chat/variant/main", 1, 2)
     with pytest.raises(Refused, match="only components scale to 0"):
-        scale.set_bounds(aws(), scale.scaled(aws(), "chat"), 0, None)
+        scale.set_bounds(aws(), scale.scaling_target(aws(), "chat"), 0, None)
 
 
 def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:

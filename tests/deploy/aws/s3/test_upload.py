@@ -14,7 +14,7 @@ from deploy.errors import Failed, NotThere, Refused
 from deploy.s3 import parts as upload_parts
 from deploy.s3.parts import METADATA, Part, file_digest, parts_of
 from deploy.s3.prefix import Prefix, delete
-from deploy.s3.upload import Sent, human, plan_upload, upload
+from deploy.s3.upload import UploadProgress, human, plan_upload, upload
 from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.endpoints import aws
 
@@ -51,7 +51,7 @@ def sent_parts(cloud: Cloud) -> int:
 
 
 def test_everything_is_sent_and_bears_its_digest(cloud: Cloud, bucket: Any, model: Path) -> None:
-    reports: list[Sent] = []
+    reports: list[UploadProgress] = []
     done = upload(aws(), model, TO, reports.append)
     assert (done.sent, done.kept, done.sent_size) == (3, 0, 10 * MIB + 3 + 4)
     assert keys(bucket) == {"llama/config.json": 2, "llama/tokenizer.json": 2, "llama/model.safetensors": 10 * MIB + 3}
@@ -59,7 +59,7 @@ def test_everything_is_sent_and_bears_its_digest(cloud: Cloud, bucket: Any, mode
     assert head["Metadata"][METADATA] == file_digest(model / "model.safetensors")
     got = bucket.get_object(Bucket="models-of-ours", Key="llama/model.safetensors")["Body"].read()
     assert got == (model / "model.safetensors").read_bytes()
-    assert reports[-1] == Sent(3, 3, done.sent_size, done.sent_size)
+    assert reports[-1] == UploadProgress(3, 3, done.sent_size, done.sent_size)
     assert len(reports) == 5  # one file in three parts, two in one
 
 
@@ -86,7 +86,7 @@ def test_an_upload_that_was_killed_goes_on_where_it_was(cloud: Cloud, bucket: An
     bucket.upload_part(**where, UploadId=begun["UploadId"], PartNumber=1, Body=content[: 5 * MIB])
     bucket.upload_part(**where, UploadId=begun["UploadId"], PartNumber=2, Body=b"\0" * (5 * MIB))  # of another file
     cloud.calls.clear()
-    reports: list[Sent] = []
+    reports: list[UploadProgress] = []
     upload(aws(), model, TO, reports.append)
     assert reports[-1].resumed == 5 * MIB
     assert sent_parts(cloud) == 4  # parts 2 and 3, and the two small files
@@ -121,7 +121,7 @@ def test_a_file_that_changed_since_the_kill_is_found_out(cloud: Cloud, bucket: A
 def test_a_failure_sends_no_more_and_leaves_what_was_sent(cloud: Cloud, bucket: Any, model: Path) -> None:
     seen = threading.Event()
 
-    def broken(sent: Sent) -> None:
+    def broken(sent: UploadProgress) -> None:
         seen.set()
         raise KeyboardInterrupt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.client import ModelFailed, NoCapacity, NotStarted, Patience, Throttled
-from deploy.client.retry import patiently
+from deploy.client.retry import with_retries
 
 
 class Clock:
@@ -30,7 +30,7 @@ def tried(error: Exception, patience: Patience) -> Clock:
         raise error
 
     with pytest.raises(type(error)):
-        patiently(attempt, patience, clock=clock, sleep=clock.sleep)
+        with_retries(attempt, patience, clock=clock, sleep=clock.sleep)
     return clock
 
 
@@ -63,5 +63,5 @@ def test_an_answer_ends_it_and_every_pause_was_reported() -> None:
     def report(error: NotStarted, pause: float) -> None:
         seen.append((str(error), pause))
 
-    assert patiently(attempt, Patience(), report, clock=clock, sleep=clock.sleep) == "answer"
+    assert with_retries(attempt, Patience(), report, clock=clock, sleep=clock.sleep) == "answer"
     assert seen == [("one", clock.pauses[0]), ("two", clock.pauses[1])]

@@ -32,13 +32,13 @@ def found(resource: Resource, **more: Any) -> LiveResource:
 
 
 def live(*resources: Resource) -> Live:
-    known = {one.key: found(one).said for one in resources}
+    known = {one.key: found(one).description for one in resources}
     things = []
     for one in resources:
         thing = found(one)
         if one.kind is Kind.ALARM and isinstance(one.request.get("AlarmActions", [None])[0], Ref):
             policy = one.request["AlarmActions"][0].key
-            thing = replace(thing, said={**thing.said, "AlarmActions": [known[policy]["PolicyARN"]]})
+            thing = replace(thing, description={**thing.description, "AlarmActions": [known[policy]["PolicyARN"]]})
         things.append(thing)
     return Live(NAME, tuple(things))
 
@@ -99,7 +99,7 @@ def test_versions_beyond_those_to_be_kept_go_with_their_models_last() -> None:
     there = live(*versions[2])
     for age, old in enumerate(versions[:2]):
         extra = tuple(found(one, CreationTime=age) for one in old[:2])
-        there = replace(there, things=(*there.things, *extra))
+        there = replace(there, resources=(*there.resources, *extra))
     made = plan(versions[3], there, keep=3)
     gone = [action for action in made.actions if action.verb is Verb.DELETE]
     assert [action.key for action in gone] == [versions[0][1].key, versions[0][0].key]
@@ -111,7 +111,7 @@ def test_versions_beyond_those_to_be_kept_go_with_their_models_last() -> None:
 def test_the_version_that_serves_is_kept_before_newer_ones_that_never_did() -> None:
     served, killed, new = (wanted_of(PLAIN, options={"max_tokens": number}) for number in range(3))
     there = live(*served)
-    there = replace(there, things=(*there.things, *(found(one, CreationTime=9) for one in killed[:2])))
+    there = replace(there, resources=(*there.resources, *(found(one, CreationTime=9) for one in killed[:2])))
     gone = [action.key for action in plan(new, there, keep=2).actions if action.verb is Verb.DELETE]
     assert gone == [killed[1].key, killed[0].key]
 
@@ -121,10 +121,12 @@ def test_an_endpoint_that_serves_a_mixture_is_updated_and_all_versions_stay() ->
     there = live(*versions[2])
     extra = tuple(found(one, CreationTime=0) for old in versions[:2] for one in old[:2])
     mixed = tuple(
-        replace(one, said={**one.said, "EndpointStatus": "UpdateRollbackFailed"}) if one.kind is Kind.ENDPOINT else one
-        for one in there.things
+        replace(one, description={**one.description, "EndpointStatus": "UpdateRollbackFailed"})
+        if one.kind is Kind.ENDPOINT
+        else one
+        for one in there.resources
     )
-    made = plan(versions[2], replace(there, things=(*mixed, *extra)), keep=1)
+    made = plan(versions[2], replace(there, resources=(*mixed, *extra)), keep=1)
     assert [(action.verb, action.operation) for action in made.changing] == [(Verb.UPDATE, "update_endpoint")]
     assert changes(made, f"endpoint/{NAME}") == {"EndpointStatus": ("UpdateRollbackFailed", "InService")}
     assert made.changing[0].request == next(one for one in versions[2] if one.kind is Kind.ENDPOINT).update
@@ -133,10 +135,10 @@ def test_an_endpoint_that_serves_a_mixture_is_updated_and_all_versions_stay() ->
 def test_another_s_things_are_refused_or_taken_over() -> None:
     wanted = wanted_of(PLAIN)
     there = live(*wanted)
-    foreign = tuple(replace(one, tags={}) if one.kind is Kind.ALARM else one for one in there.things)
+    foreign = tuple(replace(one, tags={}) if one.kind is Kind.ALARM else one for one in there.resources)
     with pytest.raises(Refused, match="alarm/llama/5xx exists"):
-        plan(wanted, replace(there, things=foreign))
-    made = plan(wanted, replace(there, things=foreign), adopt=True)
+        plan(wanted, replace(there, resources=foreign))
+    made = plan(wanted, replace(there, resources=foreign), adopt=True)
     assert [action.verb for action in made.changing] == [Verb.TAG, Verb.TAG]
 
 
@@ -144,10 +146,12 @@ def test_a_failed_component_goes_first_with_its_adapters_and_scaling() -> None:
     wanted = wanted_of(COMPONENTS)
     there = live(*wanted)
     things = tuple(
-        replace(one, said={**one.said, "InferenceComponentStatus": "Failed"}) if one.name == "base" else one
-        for one in there.things
+        replace(one, description={**one.description, "InferenceComponentStatus": "Failed"})
+        if one.name == "base"
+        else one
+        for one in there.resources
     )
-    made = plan(wanted, replace(there, things=things))
+    made = plan(wanted, replace(there, resources=things))
     gone = [action.key for action in made.actions if action.verb is Verb.DELETE]
     assert gone == [action.key for action in made.actions[: len(gone)]]
     assert gone[-2:] == ["inference-component/french", "inference-component/base"]

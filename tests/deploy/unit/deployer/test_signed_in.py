@@ -12,7 +12,7 @@ from botocore.exceptions import (
     UnauthorizedSSOTokenError,
 )
 
-from deploy.aws import as_ours
+from deploy.aws import as_deploy_error
 from deploy.deployer.reach import why_unreachable
 from deploy.errors import NotAllowed
 
@@ -31,7 +31,7 @@ from deploy.errors import NotAllowed
     ids=lambda error: type(error).__name__,
 )
 def test_who_is_not_signed_in_is_to_sign_in_again(error: BotoCoreError | ClientError) -> None:
-    ours = as_ours(error)
+    ours = as_deploy_error(error)
     assert isinstance(ours, NotAllowed)
     assert "Sign in again" in ours.advice
     assert why_unreachable(error) is not None

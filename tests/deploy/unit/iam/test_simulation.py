@@ -10,7 +10,7 @@ from botocore.stub import Stubber
 
 from deploy.aws import Aws
 from deploy.errors import DeployError, NotAllowed
-from deploy.iam.simulation import Denied, caller, denied
+from deploy.iam.simulation import Denial, caller, denials
 from tests.deploy.doubles.aws import Cloud
 
 ROLE = "arn:aws:iam::123456789012:role/lmi"
@@ -80,9 +80,9 @@ def test_what_is_denied_is_named_with_its_resource(stub: tuple[Aws, Stubber]) ->
             "ContextEntries": [],
         },
     )
-    assert denied(aws, ROLE, POLICY) == (
-        Denied("iam:PassRole", ROLE, "explicitDeny"),
-        Denied("s3:GetObject", "arn:aws:s3:::c/x", "implicitDeny"),
+    assert denials(aws, ROLE, POLICY) == (
+        Denial("iam:PassRole", ROLE, "explicitDeny"),
+        Denial("s3:GetObject", "arn:aws:s3:::c/x", "implicitDeny"),
     )
     stubber.assert_no_pending_responses()
 
@@ -91,7 +91,7 @@ def test_who_may_not_simulate_is_told_what_that_needs(stub: tuple[Aws, Stubber])
     aws, stubber = stub
     stubber.add_client_error("simulate_principal_policy", "AccessDenied", "no", expected_params=None)
     with pytest.raises(NotAllowed) as raised:
-        denied(aws, ROLE, POLICY)
+        denials(aws, ROLE, POLICY)
     assert "iam:SimulatePrincipalPolicy" in raised.value.advice
 
 
@@ -99,7 +99,7 @@ def test_a_role_that_is_not_there(stub: tuple[Aws, Stubber]) -> None:
     aws, stubber = stub
     stubber.add_client_error("simulate_principal_policy", "NoSuchEntity", "cannot be found")
     with pytest.raises(DeployError, match="role/lmi: SimulatePrincipalPolicy: NoSuchEntity"):
-        denied(aws, ROLE, POLICY)
+        denials(aws, ROLE, POLICY)
 
 
 @pytest.mark.parametrize(("arn", "path", "who"), [

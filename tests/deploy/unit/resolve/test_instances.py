@@ -7,7 +7,7 @@ import pytest
 
 from deploy.errors import SpecError
 from deploy.resolve.instances import all_types, find, refuse_mistyped
-from deploy.resolve.prices import Price, dated, price_of
+from deploy.resolve.prices import Price, price_of, source_note
 
 OF_SAGEMAKER = set(
     botocore.session.Session()
@@ -110,7 +110,7 @@ def test_a_family_gets_dearer_with_its_size() -> None:
 
 
 def test_the_table_is_dated() -> None:
-    assert "as of 2026-09-27" in dated()
+    assert "as of 2026-09-27" in source_note()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deploy.resources.names import beside, digest, tag_map, tags, versioned
+from deploy.resources.names import digest, scoped_name, tag_map, tags, version_name
 from deploy.resources.resource import Ref, refs, resolved
 
 
@@ -17,14 +17,14 @@ def test_values_take_their_places() -> None:
 
 
 def test_a_version_is_found_again_by_its_content_alone() -> None:
-    name = versioned("llama", {"a": 1, "b": [2]})
-    assert name == versioned("llama", {"b": [2], "a": 1}) == f"llama-{digest({'a': 1, 'b': [2]})}"
-    assert name != versioned("llama", {"a": 1, "b": [3]})
-    assert len(versioned("x" * 63, {})) == 63
+    name = version_name("llama", {"a": 1, "b": [2]})
+    assert name == version_name("llama", {"b": [2], "a": 1}) == f"llama-{digest({'a': 1, 'b': [2]})}"
+    assert name != version_name("llama", {"a": 1, "b": [3]})
+    assert len(version_name("x" * 63, {})) == 63
 
 
 def test_no_two_deployments_share_a_name_beside_them() -> None:
-    assert beside("a", "b", "5xx") == "a/b/5xx" != beside("a-b", "5xx")
+    assert scoped_name("a", "b", "5xx") == "a/b/5xx" != scoped_name("a-b", "5xx")
 
 
 def test_tags_in_both_forms() -> None:
