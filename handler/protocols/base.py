@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
@@ -101,8 +101,24 @@ def no_headers(timing: Timing | None) -> Headers:
     return ()
 
 
-def front_end_error(error: ServingError) -> dict[str, Any]:
-    """What DJL's front end says of a request that it turns away (contract djl.md, section 2), with our `error`."""
+Count = Annotated[int, ("minimum", 0)]
+"""A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
+
+
+class _FrontEndError(TypedDict):
+    code: Count
+    type: str
+    message: str
+
+
+class FrontEndError(_FrontEndError, total=False):
+    """The error of DJL Serving's front end (`code`, `type`, `message`), with our `error`."""
+
+    error: str
+
+
+def front_end_error(error: ServingError) -> FrontEndError:
+    """Render an error as DJL Serving's front end renders a request that it turns away."""
     return {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
 
 

@@ -20,12 +20,12 @@ from handler.protocols.base import HttpResponse
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, HARMLESS
 from handler.protocols.openai.tools.formats import plain_messages, takes_tools
-from handler.protocols.parameters import show
 from handler.protocols.readers.messages import read_messages
 from handler.protocols.registry import ROUTES
 from handler.protocols.tgi.errors import UNHEALTHY, Misshapen, Rejected
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.request import read_body as read_generate
+from handler.protocols.validation import show
 from handler.serving.preprocess import ignored_header
 from handler.serving.service import TOKENIZER_THREADS, Service
 from handler.serving.stats import Record

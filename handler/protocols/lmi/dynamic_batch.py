@@ -8,9 +8,9 @@ from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, JSONLINES
 from handler.core.values import Delta, Request
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.readers.adapters import read_adapters
-from handler.protocols.readers.body import read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.reply import SequenceOutput
 
 _LMI = Lmi()  # one request of a batch is LMI's

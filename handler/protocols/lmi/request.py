@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
-from handler.core.values import LMI_NAMES, Adapter, FieldNames, Finish, Request, Sampling, Token
-from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext, front_end_error
+from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling
+from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
+from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.postprocess import Reshaped
-from handler.protocols.parameters import Found, read_all, show
+from handler.protocols.lmi.response import LmiFormat
+from handler.protocols.parameters import Found, read_all
 from handler.protocols.readers.adapters import agreed, read_adapters
-from handler.protocols.readers.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
-from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
+from handler.protocols.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.tensors.outputs import Wanted, wanted
-
-_NO_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None}
+from handler.protocols.validation import show
 
 
 class Asked(NamedTuple):
@@ -30,10 +30,10 @@ class Asked(NamedTuple):
     streaming: bool | None  # GptManager's; None when absent
 
 
-class Lmi:
+class Lmi(LmiFormat):
     """Non-streaming: one object. Streaming: a line a token, the last one with `generated_text` and the details.
 
-    Subclasses change the layout (`protocols/tgi/compat.py`), not the flow.
+    Subclasses change the format (`tgi/compat.py`), not the flow.
     """
 
     name = "lmi"
@@ -41,9 +41,6 @@ class Lmi:
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # Sampling fields
     details_default = False
-    special_in_text = True
-
-    # -- reading -------------------------------------------------------------------------------------------------
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)
@@ -128,104 +125,8 @@ class Lmi:
         )
         return Asked(request, _wanted(found), others.get("stream"))
 
-    # -- writing -------------------------------------------------------------------------------------------------
-
-    def token(self, token: Token) -> dict[str, Any]:
-        value: dict[str, Any] = {"id": token.id, "text": token.text, "log_prob": token.logprob}
-        if token.special:
-            value["special_token"] = True
-        return value
-
-    def prompt_token(self, token: Token) -> dict[str, Any]:
-        return self.token(token)
-
-    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return [self.token(one) for one in token.top]
-
-    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A line of a stream that is not the last."""
-        if beside is not None:
-            return {"token": self.token(token), **beside}
-        if token.special:
-            return {"token": self.token(token)}
-        return {"token": {"id": token.id, "text": token.text, "log_prob": token.logprob}}  # the hot path, spelt out
-
-    def last_chunk(
-        self,
-        token: Token,
-        index: int,
-        text: str,
-        details: dict[str, Any] | None,
-        beside: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        value = {**self.chunk(token, index, beside), "generated_text": text}
-        return value if details is None else {**value, "details": details}
-
-    def stream_details(
-        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        return {"finish_reason": finish.value, "generated_tokens": num_tokens, "inputs": request.prompt}
-
-    def details(
-        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        value: dict[str, Any] = {
-            "finish_reason": best.finish.value,
-            "generated_tokens": len(best.tokens),
-            "inputs": request.prompt,
-            "tokens": [self.token(token) for token in best.tokens],
-        }
-        if request.sampling.prompt_logprobs:
-            value["prefill"] = [self.prompt_token(token) for token in best.prefill]
-        if request.sampling.top_logprobs:
-            value["top_tokens"] = [self.top_tokens(token) for token in best.tokens]
-        if others:
-            value["best_of_sequences"] = [self.other(request, other) for other in others]
-        return value
-
-    def other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
-        """One of `best_of_sequences`."""
-        tops = {"top_tokens": [self.top_tokens(token) for token in other.tokens]}
-        return {
-            "finish_reason": other.finish.value,
-            "generated_tokens": len(other.tokens),
-            "tokens": [self.token(token) for token in other.tokens],
-            **(tops if request.sampling.top_logprobs else {}),
-            "generated_text": other.text,
-        }
-
-    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        value: dict[str, Any] = {"generated_text": text}
-        if details is not None:
-            value["details"] = details
-        return value if outputs is None else {**value, "outputs": outputs}
-
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
-
-    def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
-        """Payload problems are `{"error", "code"}`; the rest has the error document or the error line around that."""
-        value: dict[str, Any] = {"error": error.message, "code": error.status}
-        if isinstance(error, InvalidPayload):
-            pass
-        elif error.status == 424 and framing is not JSON:
-            return HttpResponse(
-                error.status, framing.content_type, framing.encode(self.stream_failure(error)) + framing.end
-            )
-        elif error.status == 424:
-            value = {"generated_text": "", "details": _NO_DETAILS, **value}
-        else:
-            value = front_end_error(error)
-        return HttpResponse(error.status, JSON.content_type, JSON.encode(value))
-
-    def stream_failure(self, error: ServingError) -> Any:
-        return {
-            "token": {"id": -1, "text": "", "log_prob": -1, "special_token": True},
-            "generated_text": "",
-            "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None},
-            "error": error.message,
-            "code": error.status,
-        }
 
 
 T = TypeVar("T")

@@ -9,9 +9,8 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import Request
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.lmi.chat_response import Completion
 from handler.protocols.openai import errors
-from handler.protocols.openai.chat_response import ChatDocument, ChatStream, Form
+from handler.protocols.openai.chat_response import ChatDocument, ChatStream, Form, Logprobs
 from handler.protocols.openai.parameters import CHAT, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
 from handler.protocols.openai.response import Head, identity
@@ -71,7 +70,7 @@ class OpenAiChat:
         for_tgi = model == "tgi"
         id, created = identity("chatcmpl")
         form = Form(
-            Completion(id, created, logprobs=sampling.logprobs, top_logprobs=bool(body.get("top_logprobs"))),
+            Logprobs(sampling.logprobs, bool(body.get("top_logprobs"))),
             tools.parser,
             single=tools.single,
             named=bool(tools.name),

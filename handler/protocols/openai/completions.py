@@ -14,8 +14,9 @@ from handler.protocols.openai.completions_response import Form, PromptOnly, Text
 from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
 from handler.protocols.openai.response import Head, identity
-from handler.protocols.parameters import integer, read_all
+from handler.protocols.parameters import read_all
 from handler.protocols.readers.body import reported
+from handler.protocols.readers.values import integer
 
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.base import Reply
+from handler.protocols.openai.answers import OpenAiTextChoice, TextLogprobs
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
 from handler.protocols.reply import SequenceOutput
 
@@ -24,7 +25,7 @@ class Form(NamedTuple):
     prompts: Sequence[str]
     num_returned: int = 1
 
-    def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> dict[str, Any] | None:
+    def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> TextLogprobs | None:
         """The log-probabilities, with the text that comes with each token; it begins at character `at`.
 
         The prompt's first token has neither a probability nor alternatives.
@@ -74,12 +75,12 @@ class TextStream(Stream):
     def _is_plain(self) -> bool:
         return self._form.logprobs is None and not self._usage.always
 
-    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+    def _text_part(self, choice: Choice, text: str) -> OpenAiTextChoice:
         return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> dict[str, Any] | None:
+    ) -> OpenAiTextChoice | None:
         assert isinstance(choice, TextChoice)
         text = token.text if choice.begun else choice.prompt + token.text
         at = choice.at if choice.begun or prefill else len(choice.prompt)
@@ -101,8 +102,8 @@ class TextDocument(Whole):
         super().__init__(head, len(form.prompts), num_sequences)
         self._form = form
 
-    def _choices(self) -> list[dict[str, Any]]:
-        choices: list[dict[str, Any]] = []
+    def _choices(self) -> list[OpenAiTextChoice]:
+        choices: list[OpenAiTextChoice] = []
         for number, prompt in enumerate(self._form.prompts):
             tries = self._sequences[number * self._each : (number + 1) * self._each]
             prefill = tries[0].prefill
@@ -111,7 +112,7 @@ class TextDocument(Whole):
             choices += [self._choice(len(choices) + place, prompt, one, prefill) for place, one in enumerate(tries)]
         return choices
 
-    def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> dict[str, Any]:
+    def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> OpenAiTextChoice:
         at = 0 if prefill else len(prompt)
         return {
             "index": index,

@@ -13,7 +13,7 @@ from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
 from handler.protocols.parameters import Found
-from handler.protocols.readers.values import takes
+from handler.protocols.readers.values import accepts
 from handler.protocols.validation import show
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
@@ -60,7 +60,7 @@ def read_stream(body: Mapping[str, Any]) -> tuple[bool, Usage]:
         raise InvalidParameter(f"stream_options={show(options)}: {error}") from None
 
 
-@takes(
+@accepts(
     type="object",
     properties={name: {"type": ["boolean", "null"]} for name in _STREAM_OPTIONS},
     additionalProperties=False,

@@ -8,8 +8,10 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
 from handler.protocols.base import ServerContext
+from handler.protocols.readers.values import accepts
 
 
+@accepts(type="string", description="The name of a LoRA adapter")
 def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
     """The adapter of that name; "" is the model itself.
 

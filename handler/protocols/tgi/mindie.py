@@ -12,7 +12,8 @@ from handler.core.framing import JSON
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.parameters import PARAMETERS as LMI
-from handler.protocols.parameters import Parameter, Table, integer, read_all
+from handler.protocols.parameters import Parameter, Table, read_all
+from handler.protocols.readers.values import integer
 from handler.protocols.reply import SequenceOutput
 from handler.protocols.tgi.errors import failure
 from handler.protocols.tgi.native import DEFAULTS, Document, Stream

@@ -11,7 +11,8 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request
 from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, integer, read_all
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all
+from handler.protocols.readers.values import integer
 from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
 from handler.protocols.tgi.errors import SLICE, failure
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown

@@ -13,11 +13,13 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import FieldNames, Request, Sampling
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.parameters import MAX_NAME, Found, read_all, show
+from handler.protocols.parameters import Found, read_all
 from handler.protocols.readers.body import reported
+from handler.protocols.readers.values import MAX_NAME
 from handler.protocols.tensors.outputs import wanted
 from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, joined, samples
 from handler.protocols.triton.response import Asked, OneEventReply, OneResponse, ResponseReply, StreamReply, refusal
+from handler.protocols.validation import show
 
 VERSION = "1"
 """Of the one model."""
