@@ -141,7 +141,7 @@ def dialect_of(path: Path) -> str:
     if mode == "tgi":
         return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
     if mode == "triton":
-        return "triton_shape"
+        return "dynamic_batch" if path.stem.endswith("dynamic_batch") else "triton_shape"
     if mode != "chat":
         return mode
     if path.stem.startswith("dynamic_batch"):
