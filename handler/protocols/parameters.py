@@ -47,7 +47,7 @@ class Parameter(NamedTuple):
     informed: bool = False
 
 
-class Found(NamedTuple):
+class ParsedParameters(NamedTuple):
     """What a client's parameters come to.
 
     Attributes:
@@ -155,7 +155,9 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
 """Names under `parameters` that say something of the request, not of the sampling; the schema reads them."""
 
 
-def read_all(given: Mapping[str, Any], context: ServerContext, *, defaults: Mapping[str, Any], table: Table) -> Found:
+def read_all(
+    given: Mapping[str, Any], context: ServerContext, *, defaults: Mapping[str, Any], table: Table
+) -> ParsedParameters:
     """All that `given` asks for.
 
     Args:
@@ -188,4 +190,4 @@ def read_all(given: Mapping[str, Any], context: ServerContext, *, defaults: Mapp
     sampling = Sampling(**values)
     check_agreement(sampling, names, context)
     check_support(sampling, names, context)
-    return Found(sampling, {field: named.name for field, named in names.items()}, others)
+    return ParsedParameters(sampling, {field: named.name for field, named in names.items()}, others)

@@ -19,10 +19,17 @@ from handler.core.framing import dumps
 from handler.protocols.base import Schema, ServerContext
 from handler.protocols.lmi import chat
 from handler.protocols.openai import parameters as openai_parameters
-from handler.protocols.openapi.document import DESCRIPTIONS, NOT_SERVED, OPERATIONS, Served, components, document
+from handler.protocols.openapi.document import (
+    DESCRIPTIONS,
+    NOT_SERVED,
+    OPERATIONS,
+    DocumentedRoute,
+    components,
+    document,
+)
 from handler.protocols.openapi.json_schema import parameters, ref, schema_of_type
 from handler.protocols.readers.values import integer, number, schema_of_reader
-from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS, ByShape
+from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS, DispatchByField
 from handler.protocols.tensors import inputs as tensors
 from handler.protocols.triton import inputs as triton_inputs
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
@@ -57,7 +64,7 @@ def values_of(kind: str, body: str) -> list[Any]:
 
 def known_schemas() -> Iterator[Schema]:
     for schema in (*SCHEMAS.values(), *ROUTES.values(), *ROOTS.values()):
-        yield from schema.dialects if isinstance(schema, ByShape) else (schema,)
+        yield from schema.dialects if isinstance(schema, DispatchByField) else (schema,)
 
 
 # -- the document ------------------------------------------------------------------------------------------------
@@ -67,8 +74,8 @@ def known_schemas() -> Iterator[Schema]:
 @pytest.mark.parametrize("locked", [False, True])
 def test_it_is_valid(mode: str, locked: bool) -> None:
     routes = [
-        Served("/invocations", ["POST"], SCHEMAS[mode]),
-        *(Served(path, [method]) for method, path in OPERATIONS),
+        DocumentedRoute("/invocations", ["POST"], SCHEMAS[mode]),
+        *(DocumentedRoute(path, [method]) for method, path in OPERATIONS),
     ]
     found = json.loads(dumps(document(routes, ECHO, locked=locked)))
     assert [str(error) for error in OpenAPIV31SpecValidator(found).iter_errors()] == []

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.protocols.base import ServerContext
 from handler.protocols.parameters import REQUEST_FIELDS
-from handler.protocols.readers.body import reported
+from handler.protocols.readers.body import report_unknown
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.validation import show
 
@@ -62,4 +62,4 @@ def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], contex
     """Names that mean nothing here: never silently dropped."""
     found = [name for name in body if name not in _TOP_LEVEL]
     found += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
-    return reported(found, body, context)
+    return report_unknown(found, body, context)

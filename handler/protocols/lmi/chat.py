@@ -16,9 +16,9 @@ from handler.protocols.openai.chat_response import Logprobs
 from handler.protocols.openai.parameters import CHAT_OF_LMI
 from handler.protocols.openai.request import read_usage
 from handler.protocols.openai.response import Usage, identity
-from handler.protocols.parameters import Found, Parameter, Table, read_all
+from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all
 from handler.protocols.readers.adapters import read_adapters
-from handler.protocols.readers.body import reported
+from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.messages import read_messages
 from handler.protocols.readers.values import nothing, string
 from handler.protocols.validation import show
@@ -67,7 +67,7 @@ class Chat:
     def parse(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         messages, unknown = read_messages(body["messages"])
         framing = self._framing(read_stream(body, {}), context)
-        ignored = reported([*(name for name in body if name not in _READ), *unknown], body, context)
+        ignored = report_unknown([*(name for name in body if name not in _READ), *unknown], body, context)
         found = _read_parameters(body, context)
         sampling, usage = found.sampling, found.others.get("usage", Usage())
         (adapter,) = read_adapters(body, 1, context)
@@ -93,7 +93,7 @@ class Chat:
         return self._mode.refused(error)
 
 
-def _read_parameters(body: Mapping[str, Any], context: ServerContext) -> Found:
+def _read_parameters(body: Mapping[str, Any], context: ServerContext) -> ParsedParameters:
     """`ServerContext.sampling_defaults` are for LMI's `parameters`: the chat's document has defaults of its own."""
     defaults = {"do_sample": body.get("temperature") != 0}  # of what is no number, nothing comes but a refusal
     found = read_all(body, context, defaults=defaults, table=TABLE)

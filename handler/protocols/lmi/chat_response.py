@@ -11,7 +11,7 @@ from handler.core.values import Finish
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai import chat_response as openai
 from handler.protocols.openai.answers import OpenAiMessagePart
-from handler.protocols.openai.chat_response import Form, Logprobs
+from handler.protocols.openai.chat_response import ChatFormat, Logprobs
 from handler.protocols.openai.response import Choice, Head, Usage
 
 
@@ -32,7 +32,7 @@ class LmiHead(Head):
         return {"id": self.id, "object": kind, "created": self.created, "choices": choices}
 
 
-class LmiForm(Form):
+class LmiChatFormat(ChatFormat):
     __slots__ = ()
 
     def reason(self, finish: Finish | None, *, called: bool) -> str | None:
@@ -41,7 +41,7 @@ class LmiForm(Form):
 
 class ChatStream(openai.ChatStream):
     def __init__(self, failures: Failures, head: LmiHead, logprobs: Logprobs, framing: Framing, usage: Usage) -> None:
-        super().__init__(head, LmiForm(logprobs), 1, usage, framing)
+        super().__init__(head, LmiChatFormat(logprobs), 1, usage, framing)
         self._failures = failures
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
@@ -56,7 +56,7 @@ class ChatStream(openai.ChatStream):
 
 class ChatDocument(openai.ChatDocument):
     def __init__(self, failures: Failures, head: LmiHead, logprobs: Logprobs, num_sequences: int) -> None:
-        super().__init__(head, LmiForm(logprobs), num_sequences)
+        super().__init__(head, LmiChatFormat(logprobs), num_sequences)
         self._failures = failures
 
     def _message(self, text: str) -> Any:

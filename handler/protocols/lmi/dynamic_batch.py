@@ -39,7 +39,8 @@ class DynamicBatch:
         ignored = unknown_names(body, parameters, context)
         adapters = read_adapters(body, len(prompts), context)
         asked = [
-            _LMI.asked(prompt, parameters, context, adapter) for prompt, adapter in zip(prompts, adapters, strict=True)
+            _LMI.parse_prompt(prompt, parameters, context, adapter)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
         requests = [one.request for one in asked]
         if read_stream(body, parameters, asked[0].streaming):

@@ -12,21 +12,21 @@ from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
 from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
-from handler.protocols.lmi.postprocess import Reshaped
+from handler.protocols.lmi.postprocess import Postprocessor
 from handler.protocols.lmi.response import LmiFormat
-from handler.protocols.parameters import Found, read_all
-from handler.protocols.readers.adapters import agreed, read_adapters
+from handler.protocols.parameters import ParsedParameters, read_all
+from handler.protocols.readers.adapters import merge_adapters, read_adapters
 from handler.protocols.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.tensors.inputs import TABLE
-from handler.protocols.tensors.outputs import Wanted, wanted
+from handler.protocols.tensors.outputs import OutputTensors, select_tensors
 from handler.protocols.validation import show
 
 
-class Asked(NamedTuple):
+class ParsedPrompt(NamedTuple):
     """What one prompt with its parameters asks for."""
 
     request: Request
-    outputs: Wanted | None
+    outputs: OutputTensors | None
     streaming: bool | None  # GptManager's; None when absent
 
 
@@ -54,7 +54,7 @@ class Lmi(LmiFormat):
         if prompt is not None and (not isinstance(prompt, str) or not prompt):
             raise InvalidPayload("'inputs' must be a non-empty string")
         (adapter,) = read_adapters(body, 1, context)
-        request, outputs, streaming = self.asked(prompt, parameters, context, adapter)
+        request, outputs, streaming = self.parse_prompt(prompt, parameters, context, adapter)
         stream = read_stream(body, parameters, streaming)
         named = _read_formatter(parameters)
         framing = self._framing(named, context, stream)
@@ -65,15 +65,15 @@ class Lmi(LmiFormat):
                 "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more"
             )
 
-        def reply(layout: ResponseFormat) -> Reply:
+        def reply(format: ResponseFormat) -> Reply:
             if streams:
-                return StreamReply(layout, request, framing, outputs)
-            return DocumentReply(layout, request, outputs)
+                return StreamReply(format, request, framing, outputs)
+            return DocumentReply(format, request, outputs)
 
-        def reshape(change: Callable[[Any], Any]) -> Reply:
-            return reply(Reshaped(self, change))
+        def postprocess(change: Callable[[Any], Any]) -> Reply:
+            return reply(Postprocessor(self, change))
 
-        return ParsedRequest((request,), reply(self), ignored, streams, None if named else reshape)
+        return ParsedRequest((request,), reply(self), ignored, streams, None if named else postprocess)
 
     def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
         return named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
@@ -90,9 +90,9 @@ class Lmi(LmiFormat):
 
         return self._framing(_readable(lambda: _read_formatter(parameters)), context, _readable(stream))
 
-    def asked(
+    def parse_prompt(
         self, prompt: str | None, parameters: Mapping[str, Any], context: ServerContext, adapter: Adapter | None = None
-    ) -> Asked:
+    ) -> ParsedPrompt:
         """What one prompt with `parameters` asks for.
 
         Args:
@@ -119,11 +119,11 @@ class Lmi(LmiFormat):
             details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0,
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
-            adapter=agreed(adapter, others.get("adapter"), found.names.get("adapter", "")),
+            adapter=merge_adapters(adapter, others.get("adapter"), found.names.get("adapter", "")),
             eos_token_id=end_id,
             names=_names(found),
         )
-        return Asked(request, _wanted(found), others.get("stream"))
+        return ParsedPrompt(request, _wanted(found), others.get("stream"))
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
@@ -171,7 +171,7 @@ def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, A
     return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, end_id)), end_id
 
 
-def _wanted(found: Found) -> Wanted | None:
+def _wanted(found: ParsedParameters) -> OutputTensors | None:
     """The output tensors asked for."""
     sampling, others = found.sampling, found.others
     named = others.get("outputs", ())
@@ -182,10 +182,10 @@ def _wanted(found: Found) -> Wanted | None:
     }
     if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(named):
         raise InvalidParameter(f"parameters.outputs={show(named)}: contradicts parameters.return_log_probs=false")
-    return wanted(named, flags, others.get("pad_id", others.get("end_id", -1)))
+    return select_tensors(named, flags, others.get("pad_id", others.get("end_id", -1)))
 
 
-def _names(found: Found) -> FieldNames:
+def _names(found: ParsedParameters) -> FieldNames:
     """What the client calls what is checked later on; of stop tokens that an `end_id` made, that."""
     names, default = found.names, LMI_NAMES
     return FieldNames(

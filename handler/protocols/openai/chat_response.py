@@ -20,8 +20,8 @@ from handler.protocols.openai.answers import (
     ToolCall,
     ToolCallPart,
 )
-from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
-from handler.protocols.openai.tools.parsing import Arguments, Begun, Parser, Piece
+from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
+from handler.protocols.openai.tools.parsing import Arguments, CallStart, Parser, Piece
 from handler.protocols.reply import SequenceOutput
 
 
@@ -45,7 +45,7 @@ def _logprob(token: Token) -> TokenLogprob:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
 
 
-class Form(NamedTuple):
+class ChatFormat(NamedTuple):
     """How a chat's answers look.
 
     Attributes:
@@ -93,11 +93,13 @@ class ChatChoice(Choice):
 class ChatStream(Stream):
     kind = "chat.completion.chunk"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int, wanted: Usage, framing: Framing = SSE_DONE) -> None:
-        choices = [ChatChoice(index, form.parser()) for index in range(num_sequences)]
+    def __init__(
+        self, head: Head, format: ChatFormat, num_sequences: int, wanted: Usage, framing: Framing = SSE_DONE
+    ) -> None:
+        choices = [ChatChoice(index, format.parser()) for index in range(num_sequences)]
         super().__init__(head, choices, num_sequences, wanted, framing)
-        self._form = form
-        self._is_bare = not form.logprobs.chosen and not wanted.always
+        self._format = format
+        self._is_bare = not format.logprobs.chosen and not wanted.always
         self._is_text = choices[0].parser is None and self._is_bare
 
     @property
@@ -123,7 +125,7 @@ class ChatStream(Stream):
             choice.beside = around(lambda text: self._chunk(self._text_part(choice, text)))
         (token,) = delta.tokens
         self._num_tokens += 1
-        pieces = parser.feed(self._form.text(token))
+        pieces = parser.feed(self._format.text(token))
         if not pieces:
             return b""
         if len(pieces) == 1 and isinstance(text := pieces[0], str):
@@ -138,7 +140,7 @@ class ChatStream(Stream):
         if choice.parser is None:
             return self._made(choice, {"content": token.text}, [token], finish)
         choice.waiting.append(token)
-        text = self._form.text(token)
+        text = self._format.text(token)
         pieces = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
         delta = self._said(choice, pieces)
         if not delta and finish is None:
@@ -153,15 +155,15 @@ class ChatStream(Stream):
         return {
             "index": choice.index,
             "delta": self._message_part(choice, delta),
-            "logprobs": self._form.logprobs.of(tokens),
-            "finish_reason": self._form.reason(finish, called=choice.called),
+            "logprobs": self._format.logprobs.of(tokens),
+            "finish_reason": self._format.reason(finish, called=choice.called),
         }
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
         """Put the role before a choice's first part."""
-        if not choice.begun or self._form.every_role:
+        if not choice.begun or self._format.every_role:
             delta = {"role": "assistant", "content": None, **delta}
-        if self._form.every_role:
+        if self._format.every_role:
             delta.setdefault("tool_calls", None)
         return delta
 
@@ -169,10 +171,10 @@ class ChatStream(Stream):
         """The `delta` for what a parser has read; empty for nothing."""
         delta: OpenAiMessagePart = {}
         calls: dict[int, ToolCallPart] = {}
-        for piece in self._form.counted(pieces):
+        for piece in self._format.counted(pieces):
             if isinstance(piece, str):
                 delta["content"] = (delta.get("content") or "") + piece
-            elif isinstance(piece, Begun):
+            elif isinstance(piece, CallStart):
                 calls[piece.number] = {
                     "index": piece.number,
                     "id": call_id(),
@@ -188,32 +190,32 @@ class ChatStream(Stream):
         return delta
 
 
-class ChatDocument(Whole):
+class ChatDocument(WholeAnswer):
     """The choices are in the order of their seeds."""
 
     kind = "chat.completion"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int) -> None:
+    def __init__(self, head: Head, format: ChatFormat, num_sequences: int) -> None:
         super().__init__(head, 1, num_sequences)
-        self._form = form
+        self._format = format
 
     def _choices(self) -> list[OpenAiChatChoice]:
         return [self._choice(sequence) for sequence in self._sequences]
 
     def _choice(self, sequence: SequenceOutput) -> OpenAiChatChoice:
-        message = self._message("".join([self._form.text(token) for token in sequence.tokens]))
+        message = self._message("".join([self._format.text(token) for token in sequence.tokens]))
         return {
             "index": sequence.index,
             "message": message,
-            "logprobs": self._form.logprobs.of(sequence.tokens),
-            "finish_reason": self._form.reason(sequence.finish, called="tool_calls" in message),
+            "logprobs": self._format.logprobs.of(sequence.tokens),
+            "finish_reason": self._format.reason(sequence.finish, called="tool_calls" in message),
         }
 
     def _message(self, text: str) -> OpenAiMessage:
-        parser = self._form.parser()
+        parser = self._format.parser()
         if parser is None:
             return {"role": "assistant", "content": text, "refusal": None}
-        content, calls = _gathered(self._form.counted([*parser.feed(text), *parser.flush()]))
+        content, calls = _gathered(self._format.counted([*parser.feed(text), *parser.flush()]))
         if not calls:
             return {"role": "assistant", "content": content, "refusal": None}
         return {
@@ -231,7 +233,7 @@ def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
     for piece in pieces:
         if isinstance(piece, str):
             content.append(piece)
-        elif isinstance(piece, Begun):
+        elif isinstance(piece, CallStart):
             functions[piece.number] = {"name": piece.name, "arguments": ""}
         elif isinstance(piece, Arguments):
             functions[piece.number]["arguments"] += piece.text

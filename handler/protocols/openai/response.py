@@ -190,7 +190,7 @@ class Stream:
         return errors.refused(error)
 
 
-class Whole(WholeReply):
+class WholeAnswer(WholeReply):
     """One object; a subclass says what a choice is.
 
     Args:

@@ -14,7 +14,7 @@ from handler.protocols.openapi import operations
 from handler.protocols.openapi.description import Description
 from handler.protocols.openapi.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.openapi.operations import PATH_PARAMETERS, Operation
-from handler.protocols.registry import ByShape
+from handler.protocols.registry import DispatchByField
 from handler.protocols.tgi import openapi as tgi
 from handler.protocols.triton import openapi as triton
 
@@ -49,7 +49,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 """By method and path."""
 
 
-class Served(NamedTuple):
+class DocumentedRoute(NamedTuple):
     """A route: its path, the methods that it answers, and, of inference, the dialect of its bodies."""
 
     path: str
@@ -57,7 +57,7 @@ class Served(NamedTuple):
     schema: Schema | None = None
 
 
-def document(routes: Iterable[Served], context: ServerContext, *, locked: bool) -> dict[str, Any]:
+def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locked: bool) -> dict[str, Any]:
     """The whole of it.
 
     Args:
@@ -106,7 +106,7 @@ def _path_item(path: str) -> dict[str, Any]:
     return item
 
 
-def _operation(route: Served, method: str, locked: bool) -> dict[str, Any]:
+def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, Any]:
     name = re.sub(r"\W+", "_", route.path.strip("/")) or "root"
     shared: dict[str, Any] = {"operationId": f"{method.lower()}_{name.strip('_')}"}
     known = OPERATIONS.get((method, route.path))
@@ -125,7 +125,7 @@ def _operation(route: Served, method: str, locked: bool) -> dict[str, Any]:
 
 def dialects_of(schema: Schema) -> list[Description]:
     """The dialects of a route's bodies."""
-    schemas = schema.dialects if isinstance(schema, ByShape) else (schema,)
+    schemas = schema.dialects if isinstance(schema, DispatchByField) else (schema,)
     return [DESCRIPTIONS[one.name] for one in schemas if one.name not in NOT_SERVED]
 
 

@@ -57,7 +57,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def reported(found: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
+def report_unknown(found: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
     """The names that no one has read, to be named in the answer, unless they are refused."""
     if found and context.refuse_unknown:
         some = ", ".join(name[:64] for name in found[:8])

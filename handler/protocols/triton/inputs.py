@@ -191,7 +191,7 @@ LLMAPI = ("sampling_param_", "streaming")
 # -- what several inputs say together ------------------------------------------------------------------------------
 
 
-def joined(given: Mapping[str, Any]) -> dict[str, Any]:
+def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs with the guide's two in one.
 
     Raises:
