@@ -18,7 +18,7 @@ from handler.protocols.tgi.native import Tgi
 from handler.protocols.triton.request import Route, Triton
 
 
-class ByShape:
+class DispatchByField:
     """A body with `inputs` is the mode's own; of the others the first dialect whose field it has reads it.
 
     Null is absent.
@@ -53,7 +53,7 @@ class ByShape:
         return self._dialect(body).refused(error, body, context)
 
 
-class Refusing:
+class RefusingDialect:
     """A dialect that a mode does not have: refused by name, in the mode's own form."""
 
     def __init__(self, mode: Schema, why: str) -> None:
@@ -81,14 +81,14 @@ _NO_TRITON = "'text_input': Triton's generate is not available for dynamic batch
 SCHEMAS: dict[str, Schema] = {
     schema.name: schema
     for schema in (
-        ByShape(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
-        ByShape(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
-        ByShape(
+        DispatchByField(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        DispatchByField(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        DispatchByField(
             _BATCH,
             {
-                "messages": Refusing(_BATCH, _NO_CHAT),
-                "prompt": Refusing(_BATCH, _NO_COMPLETIONS),
-                "text_input": Refusing(_BATCH, _NO_TRITON),
+                "messages": RefusingDialect(_BATCH, _NO_CHAT),
+                "prompt": RefusingDialect(_BATCH, _NO_COMPLETIONS),
+                "text_input": RefusingDialect(_BATCH, _NO_TRITON),
             },
         ),
     )

@@ -9,22 +9,22 @@ from handler.core.values import Token
 from handler.protocols.reply import ResponseFormat
 
 
-class Reshaped:
+class Postprocessor:
     """A layout whose lines and documents go through `change`; failures and all else are the layout's own."""
 
-    def __init__(self, layout: ResponseFormat, change: Callable[[Any], Any]) -> None:
-        self._layout = layout
+    def __init__(self, format: ResponseFormat, change: Callable[[Any], Any]) -> None:
+        self._format = format
         self._change = change
-        self.special_in_text = layout.special_in_text
-        self.prompt_token = layout.prompt_token
-        self.top_tokens = layout.top_tokens
-        self.stream_details = layout.stream_details
-        self.stream_failure = layout.stream_failure
-        self.details = layout.details
-        self.refused_as = layout.refused_as
+        self.special_in_text = format.special_in_text
+        self.prompt_token = format.prompt_token
+        self.top_tokens = format.top_tokens
+        self.stream_details = format.stream_details
+        self.stream_failure = format.stream_failure
+        self.details = format.details
+        self.refused_as = format.refused_as
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> Any:
-        return self._change(self._layout.chunk(token, index, beside))
+        return self._change(self._format.chunk(token, index, beside))
 
     def last_chunk(
         self,
@@ -34,8 +34,8 @@ class Reshaped:
         details: dict[str, Any] | None,
         beside: dict[str, Any] | None = None,
     ) -> Any:
-        return self._change(self._layout.last_chunk(token, index, text, details, beside))
+        return self._change(self._format.last_chunk(token, index, text, details, beside))
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        found = self._layout.document(text, details, outputs)
+        found = self._format.document(text, details, outputs)
         return [self._change(value) for value in found] if isinstance(found, list) else self._change(found)

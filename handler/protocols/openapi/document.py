@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler import __version__
-from handler.protocols.base import Schema, ServerContext
-from handler.protocols.openapi.base import Dialect
-from handler.protocols.openapi.client_operations import CLIENT_OPERATIONS
-from handler.protocols.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED
-from handler.protocols.openapi.operations import OPERATIONS, PATH_PARAMETERS, Operation
-from handler.protocols.openapi.shapes import TEXT, Shape, ref
-from handler.protocols.registry import ByShape
+from handler.protocols.base import FrontEndError, Schema, ServerContext
+from handler.protocols.lmi import openapi as lmi
+from handler.protocols.openai import openapi as openai
+from handler.protocols.openapi import operations
+from handler.protocols.openapi.description import Description
+from handler.protocols.openapi.json_schema import TEXT, Shape, components_of, ref, schema_of_type
+from handler.protocols.openapi.operations import PATH_PARAMETERS, Operation
+from handler.protocols.registry import DispatchByField
+from handler.protocols.tgi import openapi as tgi
+from handler.protocols.triton import openapi as triton
 
 _DESCRIPTION = (
     "Every route of this server. A refusal before the first token has its real status; what breaks later ends a "
@@ -26,10 +29,27 @@ _HEADERS: Shape = {
 _LOCKED = {"description": "No key, or a wrong one", "headers": {"www-authenticate": {"schema": TEXT}}}
 
 
-ALL_OPERATIONS = {**OPERATIONS, **CLIENT_OPERATIONS}
+DESCRIPTIONS: Mapping[str, Description] = {
+    **lmi.DESCRIPTIONS,
+    **tgi.DESCRIPTIONS,
+    **openai.DESCRIPTIONS,
+    **triton.DESCRIPTIONS,
+}
+"""By the dialect's name. docs/wire.md is the text beside this."""
+
+NOT_SERVED = frozenset({"no_dynamic_batch"})
+"""Dialects that only refuse."""
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    **operations.OPERATIONS,
+    **tgi.OPERATIONS,
+    **openai.OPERATIONS,
+    **triton.OPERATIONS,
+}
+"""By method and path."""
 
 
-class Served(NamedTuple):
+class DocumentedRoute(NamedTuple):
     """A route: its path, the methods that it answers, and, of inference, the dialect of its bodies."""
 
     path: str
@@ -37,7 +57,7 @@ class Served(NamedTuple):
     schema: Schema | None = None
 
 
-def document(routes: Iterable[Served], context: ServerContext, *, locked: bool) -> dict[str, Any]:
+def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locked: bool) -> dict[str, Any]:
     """The whole of it.
 
     Args:
@@ -54,12 +74,19 @@ def document(routes: Iterable[Served], context: ServerContext, *, locked: bool) 
         "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": {name: shape(context) for name, shape in COMPONENTS.items()}},
+        "components": {"schemas": components(context)},
     }
     if locked:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"key": []}]
     return found
+
+
+def components(context: ServerContext) -> dict[str, Shape]:
+    """The schemas of all bodies, by name."""
+    descriptions = DESCRIPTIONS.values()
+    types = [kind for one in descriptions for kind in (one.answer, one.chunk, one.error)]
+    return {one.request: one.request_shape(context) for one in descriptions} | components_of([*types, FrontEndError])
 
 
 def _path_item(path: str) -> dict[str, Any]:
@@ -79,10 +106,10 @@ def _path_item(path: str) -> dict[str, Any]:
     return item
 
 
-def _operation(route: Served, method: str, locked: bool) -> dict[str, Any]:
+def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, Any]:
     name = re.sub(r"\W+", "_", route.path.strip("/")) or "root"
     shared: dict[str, Any] = {"operationId": f"{method.lower()}_{name.strip('_')}"}
-    known = ALL_OPERATIONS.get((method, route.path))
+    known = OPERATIONS.get((method, route.path))
     if route.schema is not None and method == "POST":
         found = _inference(dialects_of(route.schema))
     elif known is not None:
@@ -96,24 +123,24 @@ def _operation(route: Served, method: str, locked: bool) -> dict[str, Any]:
     return {**shared, **found}
 
 
-def dialects_of(schema: Schema) -> list[Dialect]:
-    """Those that a route's bodies may be written in."""
-    schemas = schema.dialects if isinstance(schema, ByShape) else (schema,)
-    return [DIALECTS[one.name] for one in schemas if one.name in DIALECTS and one.name not in NOT_SERVED]
+def dialects_of(schema: Schema) -> list[Description]:
+    """The dialects of a route's bodies."""
+    schemas = schema.dialects if isinstance(schema, DispatchByField) else (schema,)
+    return [DESCRIPTIONS[one.name] for one in schemas if one.name not in NOT_SERVED]
 
 
-def _streams(dialects: Sequence[Dialect]) -> dict[str, Any]:
+def _streams(dialects: Sequence[Description]) -> dict[str, Any]:
     """By content type, what each value of a stream is."""
     kinds = dict.fromkeys(kind for one in dialects for kind in one.streams)
-    return {kind: {"schema": _any_of(one.chunk for one in dialects if kind in one.streams)} for kind in kinds}
+    return {kind: {"schema": _any_of(_shapes(one.chunk for one in dialects if kind in one.streams))} for kind in kinds}
 
 
-def _inference(dialects: Sequence[Dialect]) -> dict[str, Any]:
+def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
     """A route that takes any of these: the first is what it is called after."""
     content = _streams(dialects)
     if whole := [one for one in dialects if one.answer]:
         content["application/json"] = {
-            "schema": _any_of(one.answer for one in whole),
+            "schema": _any_of(_shapes(one.answer for one in whole)),
             "examples": {one.title: {"value": one.answer_example} for one in whole},
         }
     titles = [one.title for one in dialects]
@@ -124,7 +151,7 @@ def _inference(dialects: Sequence[Dialect]) -> dict[str, Any]:
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": _any_of(one.request for one in dialects),
+                    "schema": _any_of([ref(one.request) for one in dialects]),
                     "examples": {one.title: {"value": one.example} for one in dialects},
                 }
             },
@@ -138,7 +165,7 @@ def _inference(dialects: Sequence[Dialect]) -> dict[str, Any]:
             "default": {
                 "description": "A refusal, or a failure before the first token",
                 "content": {
-                    "application/json": {"schema": _any_of(one.error for one in dialects)},
+                    "application/json": {"schema": _any_of(_shapes(one.error for one in dialects))},
                     **_streams([one for one in dialects if one.refuses_in_frame]),
                 },
             },
@@ -146,9 +173,15 @@ def _inference(dialects: Sequence[Dialect]) -> dict[str, Any]:
     }
 
 
-def _any_of(names: Iterable[str]) -> Shape:
-    found = [ref(name) for name in dict.fromkeys(names)]
-    return found[0] if len(found) == 1 else {"anyOf": found} if found else {}
+def _shapes(kinds: Iterable[Any]) -> list[Shape]:
+    """The schemas of the types, those of a union one by one."""
+    shapes = [schema_of_type(kind) for kind in kinds]
+    return [one for shape in shapes for one in shape.get("anyOf", [shape])]
+
+
+def _any_of(shapes: Sequence[Shape]) -> Shape:
+    distinct = [shape for index, shape in enumerate(shapes) if shape not in shapes[:index]]
+    return distinct[0] if len(distinct) == 1 else {"anyOf": distinct} if distinct else {}
 
 
 def _other(known: Operation) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
 from handler.protocols.base import ServerContext
+from handler.protocols.readers.values import accepts
 
 
+@accepts(type="string", description="The name of a LoRA adapter")
 def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
     """The adapter of that name; "" is the model itself.
 
@@ -63,15 +65,15 @@ def _one(name: Any, context: ServerContext) -> Adapter | None:
     try:
         return named_adapter(name, context)
     except ValueError as error:
-        raise InvalidPayload(f"'adapters': {shown(name) if isinstance(name, str) else 'one'}: {error}") from None
+        raise InvalidPayload(f"'adapters': {quote(name) if isinstance(name, str) else 'one'}: {error}") from None
 
 
-def shown(name: str) -> str:
+def quote(name: str) -> str:
     """A client's own text in a message: quoted, and not all of a long one."""
     return repr(name if len(name) <= 80 else f"{name[:80]}...")
 
 
-def agreed(one: Adapter | None, other: Adapter | None, what: str) -> Adapter | None:
+def merge_adapters(one: Adapter | None, other: Adapter | None, what: str) -> Adapter | None:
     """The adapter that two places of a request name, either of which may name none.
 
     Raises:

@@ -10,11 +10,13 @@ import json
 from typing import Any
 
 from handler.core.values import StructuredOutput
+from handler.protocols.readers.values import accepts
 
 MAX_CHARACTERS = 1 << 14  # of a schema as JSON, an expression, a grammar, or all choices together
 MAX_CHOICES = 256
 
 
+@accepts(anyOf=[{"type": "object"}, {"type": "string"}], description="A JSON schema, or the text of one")
 def json_schema(value: Any) -> StructuredOutput:
     """A JSON schema, as an object or as the text of one."""
     if isinstance(value, str):
@@ -34,6 +36,7 @@ def _parsed(text: str) -> Any:
         raise ValueError("must be a JSON schema: its text is not JSON") from None
 
 
+@accepts(type="boolean", description="Any JSON object")
 def json_object(value: Any) -> StructuredOutput | None:
     """true: any JSON object."""
     if not isinstance(value, bool):
@@ -41,6 +44,7 @@ def json_object(value: Any) -> StructuredOutput | None:
     return StructuredOutput("json_object", "") if value else None
 
 
+@accepts(type="string", description="A regular expression")
 def regex(value: Any) -> StructuredOutput:
     """A regular expression for the whole answer; its dialect is the engine's.
 
@@ -50,11 +54,13 @@ def regex(value: Any) -> StructuredOutput:
     return StructuredOutput("regex", _text(value, "a regular expression"))
 
 
+@accepts(type="string", description="A grammar in EBNF")
 def grammar(value: Any) -> StructuredOutput:
     """A grammar in EBNF."""
     return StructuredOutput("grammar", _text(value, "a grammar in EBNF"))
 
 
+@accepts(type="array", items={"type": "string", "minLength": 1}, minItems=1, maxItems=MAX_CHOICES)
 def choice(value: Any) -> StructuredOutput:
     """The answers that there are."""
     if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES:
@@ -64,6 +70,11 @@ def choice(value: Any) -> StructuredOutput:
     return StructuredOutput("choice", _json(value))
 
 
+@accepts(
+    type="object",
+    required=["type"],
+    properties={"type": {"enum": ["json", "json_object", "json_schema", "regex"]}, "value": {}},
+)
 def tgi_grammar(value: Any) -> StructuredOutput:
     """TGI's `{"type", "value"}` (contract generate_apis.md, section 1)."""
     if not isinstance(value, dict):
@@ -84,6 +95,11 @@ def tgi_grammar(value: Any) -> StructuredOutput:
     raise ValueError("must have a 'type' that is json, json_object, json_schema or regex")
 
 
+@accepts(
+    type="object",
+    required=["type"],
+    properties={"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": {"type": "object"}},
+)
 def response_format(value: Any) -> StructuredOutput | None:
     """OpenAI's; `strict` changes nothing, as guides are followed as far as the engine's backend can (docs/wire.md)."""
     kind = value.get("type") if isinstance(value, dict) else None

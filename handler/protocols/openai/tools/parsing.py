@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
-class Begun(NamedTuple):
+class CallStart(NamedTuple):
     """A call begins; `number` counts them from 0."""
 
     number: int
@@ -22,7 +22,7 @@ class Arguments(NamedTuple):
     text: str
 
 
-Piece = str | Begun | Arguments
+Piece = str | CallStart | Arguments
 """A string is text beside the calls."""
 
 
@@ -38,7 +38,7 @@ class NamedCall:
     """The whole answer is the arguments of one call: a guide saw to it."""
 
     def __init__(self, name: str) -> None:
-        self._begun: list[Piece] = [Begun(0, name)]
+        self._begun: list[Piece] = [CallStart(0, name)]
 
     def feed(self, text: str) -> list[Piece]:
         begun, self._begun = self._begun, []
@@ -190,7 +190,7 @@ class CallParser:
         return True
 
     def _begun(self, name: str, pieces: list[Piece]) -> None:
-        pieces.append(Begun(self._count, name))
+        pieces.append(CallStart(self._count, name))
         self._count += 1
         self._raw = ""
 

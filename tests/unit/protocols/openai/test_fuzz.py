@@ -13,7 +13,7 @@ from handler.core.errors import ServingError
 from handler.protocols.base import Schema
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
-from handler.protocols.openai.tools.parsing import Begun, CallParser, Piece
+from handler.protocols.openai.tools.parsing import CallParser, CallStart, Piece
 from handler.protocols.readers.messages import ROLES_WITH_TOOLS
 from tests.unit.protocols.openai.requests import CHAT, COMPLETIONS, NAMED
 
@@ -115,7 +115,7 @@ def _read(texts: list[str], inside: bool) -> list[str | tuple[str, str]]:
     pieces: list[Piece] = [piece for text in texts for piece in parser.feed(text)]
     found: list[str | tuple[str, str]] = []
     for piece in [*pieces, *parser.flush()]:
-        if isinstance(piece, Begun):
+        if isinstance(piece, CallStart):
             found.append((piece.name, ""))
             continue
         last = found.pop() if found else None

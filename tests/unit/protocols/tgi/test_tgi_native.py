@@ -23,7 +23,7 @@ from handler.core.errors import (
 from handler.core.values import Finish, Request, StructuredOutput
 from handler.protocols.base import ServerContext, Timing
 from handler.protocols.registry import ROUTES, routes
-from handler.protocols.tgi.errors import Misshapen, Rejected
+from handler.protocols.tgi.errors import OutOfRange, WrongType
 from tests.unit.protocols.answers import CAPABLE, deltas, value
 
 ROOT, GENERATE, STREAM = routes("tgi")["/"], ROUTES["/generate"], ROUTES["/generate_stream"]
@@ -37,7 +37,7 @@ def read(parameters: dict[str, Any] | None = None, *, context: ServerContext = A
 
 
 def refusal(parameters: Any, **more: Any) -> str:
-    with pytest.raises(Rejected) as found:
+    with pytest.raises(OutOfRange) as found:
         ROOT.parse({"inputs": "a", "parameters": parameters, **more}, ABLE)
     assert found.value.message.startswith(found.value.public)
     return found.value.message
@@ -48,7 +48,7 @@ def refusal(parameters: Any, **more: Any) -> str:
 
 @pytest.mark.parametrize("name", ["do_sample", "stop", "watermark", "details", "decoder_input_details"])
 def test_these_take_no_null(name: str) -> None:
-    with pytest.raises(Misshapen, match=rf"parameters\.{name}: invalid type: null, expected"):
+    with pytest.raises(WrongType, match=rf"parameters\.{name}: invalid type: null, expected"):
         read({name: None})
 
 
@@ -89,7 +89,7 @@ def test_null_stands_for_the_others_default() -> None:
 )
 def test_a_wrong_type_is_named_with_its_place(body: Any, message: str) -> None:
     plain = not isinstance(body, dict) or not body or body.keys() & {"inputs"}
-    with pytest.raises(Misshapen) as found:
+    with pytest.raises(WrongType) as found:
         ROOT.parse(body if plain else {"inputs": "a", "parameters": body}, ABLE)
     assert found.value.message == message
     assert '"' not in found.value.public
@@ -279,7 +279,7 @@ def test_length_comes_before_other_ends(most: int, finish: str) -> None:
         (Unavailable("loading"), 503, "healthcheck", "loading", False),
         (InternalError("a bug"), 500, "incomplete_generation", "a bug", True),
         (InvalidPayload("'inputs' has no tokens"), 422, "validation", "Input validation error: 'inputs' has no", True),
-        (Misshapen("missing field `inputs`"), 422, "validation", "Failed to deserialize the JSON body into", False),
+        (WrongType("missing field `inputs`"), 422, "validation", "Failed to deserialize the JSON body into", False),
         (UnsupportedMedia("type"), 415, "validation", "type", False),
         (TooLarge("big"), 413, "validation", "big", False),
         (MethodNotAllowed("no"), 405, "validation", "no", False),

@@ -10,7 +10,7 @@ from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, ServerContext
 
 
-class TgiLayout:
+class TgiFormat:
     """Every key present, null where it has no value."""
 
     def token(self, token: Token) -> dict[str, Any]:
