@@ -13,7 +13,7 @@ from handler.plugins.loading import Formatters
 from handler.protocols import registry
 from handler.protocols.base import Schema, ServerContext
 from handler.scheduler.lora.registry import AdapterHome
-from handler.serving.launch import schema_context, make_validator
+from handler.serving.launch import make_validator, schema_context
 
 
 class LoadedModel(NamedTuple):
