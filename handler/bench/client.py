@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 import time
 import urllib.parse
@@ -17,6 +16,7 @@ import httptools
 
 from handler.bench.answer import AnswerReader
 from handler.bench.load import Result
+from handler.config import environment
 from handler.core.errors import ConfigError
 
 
@@ -68,8 +68,7 @@ class Target:
 
 
 def _authorization() -> str:
-    """For a server that was started with the same variable; `lmi serve` says what it holds."""
-    key = os.environ.get("LMI_API_KEY", "").split(",")[0].strip()
+    key = environment.api_key()
     return f"authorization: Bearer {key}\r\n" if key else ""
 
 

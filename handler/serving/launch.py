@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from pathlib import Path
 
 from handler import __version__, engines
+from handler.config import environment
 from handler.config.loader import BY_ROLLING_BATCH, Config
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
@@ -22,9 +22,6 @@ from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 
 log = logging.getLogger("handler.launch")
-
-_MOST_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
-"""How many adapters SageMaker means to have in the container at once."""
 
 
 def choose_engine(config: Config) -> str:
@@ -170,7 +167,7 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
     Raises:
         ConfigError: one of them cannot be used; or the environment's number of adapters is none.
     """
-    limit = _most_adapters()
+    limit = environment.max_adapters()
     places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
     homes = [path for place in dict.fromkeys(places) if place and (path := place.absolute() / "adapters").is_dir()]
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
@@ -185,15 +182,6 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
     first = next((place for place in places if place and place.is_dir()), None)
     base = homes[0] if homes else first and first.absolute() / "adapters"
     return AdapterHome(AdapterRegistry(limit, base), dict(sorted(at_start.items())))
-
-
-def _most_adapters() -> int | None:
-    text = os.environ.get(_MOST_ADAPTERS)
-    if text is None:
-        return None
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(f"environment variable {_MOST_ADAPTERS}={text}: must be a whole number of at least 1")
-    return int(text)
 
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:

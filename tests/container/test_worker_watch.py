@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from handler.container.worker_watch import WorkerWatch
+from handler.container.monitor import WorkerWatch
 from tests.servers import wait_for
 
 

@@ -11,13 +11,12 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
 from handler.engines.openvino.scorer import NO_TOPS, Scorer
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments, structured_output_check
-from handler.engines.process.warm_up import warm_up
 
 __all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
 

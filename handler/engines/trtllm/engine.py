@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.values import Adapter, Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
-from handler.engines.process.warm_up import warm_up
 from handler.engines.trtllm.arguments import constructed, llm_arguments, named
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops

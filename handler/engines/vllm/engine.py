@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
 from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.process.process_group import end_with_children, end_with_this_process
-from handler.engines.process.warm_up import warm_up
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import (
     engine_arguments,

@@ -53,9 +53,9 @@ def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
         engine.attach(watch=pump.watch, on_change=lambda state: ready.set() if state is State.READY else ready.clear())
         await asyncio.wait_for(ready.wait(), 10)
         await asyncio.sleep(0.5)  # by now the long tick is under way
-        assert engine._worker is not None
+        assert engine._instance is not None
         with contextlib.suppress(OSError):
-            engine._worker.channel.shutdown(socket.SHUT_RDWR)
+            engine._instance.channel.shutdown(socket.SHUT_RDWR)
         died = time.monotonic()
         while engine.state is State.READY:
             await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.structured_output import sandbox
 from handler.engines.structured_output.sandbox import LimitExceeded, Sandbox
 from handler.engines.structured_output.sandbox_tasks import Job, Limits
-from handler.engines.structured_output.validator import _PURPOSE, StructuredOutputValidator, Verdict, _trial_work
+from handler.engines.structured_output.validator import _PURPOSE, StructuredOutputValidator, Verdict, _make_work
 from tests.servers import wait_for
 from tests.unit.engines import fake_guides
 
@@ -172,11 +172,11 @@ def test_it_can_be_closed_while_it_loads() -> None:
 def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
 
-    def done(self: Sandbox, job: Job) -> tuple[list[Verdict], float]:
+    def run(self: Sandbox, job: Job) -> tuple[list[Verdict], float]:
         checks.close()
         raise LimitExceeded
 
-    monkeypatch.setattr(Sandbox, "done", done)
+    monkeypatch.setattr(Sandbox, "run", run)
     with pytest.raises(Unavailable, match="stopping"):
         outcome(checks, "fine")
 
@@ -184,7 +184,7 @@ def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: py
 def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = Sandbox(functools.partial(_trial_work, fake_guides.make), _PURPOSE)
+    process = Sandbox(functools.partial(_make_work, fake_guides.make), _PURPOSE)
     process.start()
     first = process.pid
     assert first is not None
@@ -203,7 +203,7 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
 
     monkeypatch.setattr(process, "_outcome", outcome)
     try:
-        assert process.done(Job(StructuredOutput("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0)))[0] == [Verdict()]
+        assert process.run(Job(StructuredOutput("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0)))[0] == [Verdict()]
         assert process.pid not in (None, first)
     finally:
         process.close()
@@ -243,7 +243,7 @@ class Engine:
         self.restarts = 0
         self.renewals = 0
 
-    def renew(self) -> None:
+    def restart_when_idle(self) -> None:
         self.renewals += 1
 
 

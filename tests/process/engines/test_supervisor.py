@@ -111,7 +111,7 @@ def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: 
         engine.step(timeout=1)
     first = engine.pid
     engine.add(1, [4], Sampling(max_new_tokens=1 << 19))
-    engine.renew()
+    engine.restart_when_idle()
     for _ in range(20):
         engine.step(timeout=1)
     assert engine.ready

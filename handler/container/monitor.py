@@ -1,14 +1,17 @@
-"""Which of a server's connections still wait for an answer, as the kernel knows it (sock_diag(7), tcp_info).
+"""Monitor of DJL Serving's process: connections that wait for an answer, and the loss of its Python worker.
 
-Java does not say how many requests it has; the kernel does say for each connection when bytes last came and last went.
+Java tells neither. The kernel tells of each connection when bytes last came and last went (sock_diag(7), tcp_info).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
@@ -24,24 +27,24 @@ _SENT, _RECEIVED, _BYTES = 44, 52, 128  # in tcp_info: tcpi_last_data_sent, tcpi
 
 
 class Connection(NamedTuple):
-    """Milliseconds since bytes last went to the client and last came from it; bytes that came in all."""
+    """Milliseconds since bytes last went to the client (`sent`) and came from it; all bytes that came."""
 
     sent: int
     received: int
     num_bytes: int
 
     def waits(self, quiet: int) -> bool:
-        """Whether a request came after the last answer, or the answer's last bytes are younger than `quiet` ms."""
+        """Whether a request came after the last answer, or the last bytes of one went less than `quiet` ms ago."""
         return self.num_bytes > 0 and (self.received < self.sent or self.sent < quiet)
 
 
 def connections(port: int) -> list[Connection]:
-    """The open connections of whoever listens on a port.
+    """List the open connections to the server on a port.
 
     Raises:
-        OSError: this kernel does not tell.
+        OSError: this kernel has no such list.
     """
-    return [found for family in (socket.AF_INET, socket.AF_INET6) for found in _of_family(family, port)]
+    return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _of_family(family, port)]
 
 
 def _of_family(family: int, port: int) -> Iterator[Connection]:
@@ -72,3 +75,42 @@ def _tcp_info(attributes: bytes) -> Iterator[Connection]:
                 for form, place in (("=I", _SENT), ("=I", _RECEIVED), ("=Q", _BYTES))
             )
             yield Connection(sent, received, num_bytes)
+
+
+PATIENCE = 6.0  # seconds without a worker; Java starts another one within two, if at all
+_WORKER = b"djl_python_engine.py"  # also in the command line of an mpirun around it
+
+
+class WorkerWatch:
+    """Detects that DJL Serving has no Python worker any more.
+
+    In rolling and dynamic batching Java starts no other one. Each request then gets 400 "Backend Python process is
+    stopped.", and /ping stays 200. The same holds for a model that Java has given up (`retry_threshold`).
+
+    Args:
+        group: process group of DJL Serving and its workers.
+        patience: seconds without a worker after which it counts as lost.
+    """
+
+    def __init__(self, group: int, patience: float = PATIENCE) -> None:
+        self._group = group
+        self._patience = patience
+        self._last_seen: float | None = None
+
+    def is_lost(self) -> bool:
+        """Whether there was a worker once, and there has been none for a while."""
+        now = time.monotonic()
+        if _has_worker(self._group):
+            self._last_seen = now
+        return self._last_seen is not None and now - self._last_seen > self._patience
+
+
+def _has_worker(group: int) -> bool:
+    return any(_is_worker(Path("/proc") / name, group) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _is_worker(process: Path, group: int) -> bool:
+    with contextlib.suppress(OSError):  # it has just ended
+        state, _, its_group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+        return state != "Z" and int(its_group) == group and _WORKER in (process / "cmdline").read_bytes()
+    return False
