@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.adapter_files import write_adapter
-from tests.servers import LiveServer, serve, wait_for
+from tests.app.server import serve
+from tests.servers import LiveServer, http, wait_for
 
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 WORDS = 200
@@ -55,7 +56,7 @@ def server(shared: LiveServer) -> Iterator[LiveServer]:
 
 
 def call(server: LiveServer, method: str, path: str = "", prefix: str = "", **more: Any) -> httpx.Response:
-    return httpx.request(method, f"{server.url}{prefix}/adapters{path}", timeout=60, **more)
+    return http.request(method, f"{server.url}{prefix}/adapters{path}", timeout=60, **more)
 
 
 def register(server: LiveServer, name: str, src: Path | str, **more: Any) -> httpx.Response:

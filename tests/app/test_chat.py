@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers import LiveServer, serve
+from tests.app.server import serve
+from tests.servers import LiveServer
 
 ASK = [{"role": "user", "content": "Name the capital of France."}]
 GREEDY = {"temperature": 0, "max_tokens": 24}

@@ -11,7 +11,8 @@ import pytest
 
 from handler.core.errors import Unavailable
 from handler.serving.dynamic_batcher import BatchGate
-from tests.servers import LiveServer, serve, wait_for
+from tests.app.server import serve
+from tests.servers import LiveServer, wait_for
 
 DYNAMIC = ("--engine", "echo", "-o", "option.rolling_batch=disable")
 

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 
+from handler.plugins.formatter_thread import FormatterThread
+from tests.app.server import serve
 from tests.formatters_model import ANSWER, LEGACY, LEGACY_ANSWER, LINES, OWN, PAYLOADS, write_model
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer, http, wait_for
 
 BAD = """
 import time
@@ -30,7 +33,7 @@ def act(cue):
     if cue == "interrupt":
         raise KeyboardInterrupt
     if cue == "late":
-        time.sleep(11)
+        time.sleep(1.2)
         raise ValueError("too late")
     if cue.startswith("sleep"):
         time.sleep(float(cue.removeprefix("sleep")))
@@ -70,7 +73,8 @@ def lines_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServe
 def bad_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     properties = write_model(tmp_path_factory.mktemp("bad"), BAD)
     properties.write_text("option.echo_cues=true\noption.echo_tokens_per_second=200\n")
-    with serve("--engine", "echo", "--properties", str(properties)) as server:
+    one_second = mock.patch.object(FormatterThread.__init__, "__defaults__", (1.0,))
+    with one_second, serve("--engine", "echo", "--properties", str(properties)) as server:
         yield server
 
 
@@ -90,7 +94,7 @@ def test_the_output_formatter_sees_the_input_formatters_own_fields(lines_server:
 
 
 def test_any_content_type_reaches_an_input_formatter(lines_server: LiveServer) -> None:
-    found = httpx.post(
+    found = http.post(
         lines_server.url + "/invocations", content=b'{"question": "a b"}', headers={"content-type": "text/csv"}
     )
     assert found.text == ANSWER
@@ -200,39 +204,33 @@ def test_one_that_takes_no_token_ends(bad_server: LiveServer, stream: bool) -> N
 @pytest.mark.parametrize("hung", [ask("a", bad_input="sleep600"), ask("sleep600@1 b", stream=True)])
 def test_one_that_hangs_fails_alone(bad_server: LiveServer, hung: dict[str, Any]) -> None:
     """All requests wait for the one thread, and are answered when the hung call's time is up; the engine works on."""
-    plain = ask("a b", parameters={"max_new_tokens": 600, "output_formatter": "jsonlines"})
+    plain = ask("a b", parameters={"max_new_tokens": 40, "output_formatter": "jsonlines"})
     with ThreadPoolExecutor(16) as pool:
         under_way = pool.submit(bad_server.post, plain)  # read before, written without a formatter
-        time.sleep(0.3)
-        began = time.monotonic()
+        wait_for(lambda: bad_server.metric("lmi_active_sequences") == 1, 5, "it does not run")
         first = pool.submit(bad_server.post, hung)
-        time.sleep(0.3)
         neighbours = [pool.submit(bad_server.post, ask("a b", tokens=50, stream=bool(n % 2))) for n in range(8)]
-        time.sleep(0.3)
         assert bad_server.ping() == 200
-        assert time.monotonic() - began < 1
-        assert len(under_way.result().text.splitlines()) == 600
-        assert 2 < time.monotonic() - began < 8
+        assert len(under_way.result().text.splitlines()) == 40
+        assert not first.done()
         told = json.loads(first.result().text.removeprefix(" sleep600@1"))
         what = "input formatter 'read'" if "bad_input" in hung else "output formatter 'write'"
-        assert told["error"] == f"{what} of model.py did not end within 10 s"
-        assert 10 <= time.monotonic() - began < 12
+        assert told["error"] == f"{what} of model.py did not end within 1 s"
         assert {one.result().text for one in neighbours} == {" a b" * 25}
-        assert time.monotonic() - began < 14
 
 
 def test_one_that_raises_too_late_is_forgotten(bad_server: LiveServer) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(bad_server.url + "/invocations", json=ask("a", bad_input="late"), timeout=0.5)
+        http.post(bad_server.url + "/invocations", json=ask("a", bad_input="late"), timeout=0.5)
     assert bad_server.post(ask("late b")).status_code == 424
     assert bad_server.post(ask("a b")).text == " a b a"
-    time.sleep(1.5)
+    time.sleep(0.4)
     assert "never retrieved" not in bad_server.log
     assert "a bug" not in bad_server.log
 
 
 def test_a_client_that_leaves_takes_its_formatting_along(bad_server: LiveServer) -> None:
-    with httpx.stream("POST", bad_server.url + "/invocations", json=ask("a b", stream=True, tokens=4000)) as found:
+    with http.stream("POST", bad_server.url + "/invocations", json=ask("a b", stream=True, tokens=4000)) as found:
         assert next(found.iter_bytes())
     assert bad_server.post(ask("a b")).text == " a b a"
 
@@ -244,18 +242,6 @@ def test_an_engines_failure_ends_a_stream_with_an_error(bad_server: LiveServer) 
     bad_server.wait_ready()
     assert bad_server.post(ask("<raise>")).status_code == 424
     bad_server.wait_ready()
-
-
-def test_a_hung_formatter_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    with serve("--engine", "echo", "--properties", str(write_model(tmp_path, BAD))) as server:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(server.url + "/invocations", json=ask("a", bad_input="sleep600"), timeout=0.5)
-        began = time.monotonic()
-        server.process.terminate()
-        time.sleep(1)
-        server.process.terminate()  # the second signal does not wait for what is under way
-        server.process.wait(30)
-        assert time.monotonic() - began < 10
 
 
 @pytest.mark.model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import serve
+from tests.app.server import serve
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "formatters.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)

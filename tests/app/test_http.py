@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import LiveServer, post_bytes, raw, serve, wait_for
+from tests.app.server import serve
+from tests.servers import LiveServer, http, post_bytes, raw, wait_for
 
 CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
@@ -38,14 +39,14 @@ def test_inference_routes(echo_server: LiveServer, path: str) -> None:
 
 
 def test_ping_says_state(echo_server: LiveServer) -> None:
-    found = httpx.get(echo_server.url + "/ping")
+    found = http.get(echo_server.url + "/ping")
     assert (found.status_code, found.json()) == (200, {"status": "Healthy", "state": "ready"})
 
 
 def test_models_are_listed_and_described(echo_server: LiveServer) -> None:
-    listed = httpx.get(echo_server.url + "/models").json()
+    listed = http.get(echo_server.url + "/models").json()
     assert [(model["modelName"], model["status"]) for model in listed["models"]] == [("model", "READY")]
-    described = httpx.get(echo_server.url + "/models/model").json()
+    described = http.get(echo_server.url + "/models/model").json()
     model = described[0]["models"][0]
     assert (model["engine"], model["queueSize"], model["batchSize"]) == ("echo", 1000, 1)
     assert [worker["status"] for group in model["workerGroups"] for worker in group["workers"]] == ["READY"]
@@ -74,15 +75,15 @@ def test_a_model_may_have_a_name() -> None:
 def test_what_djl_says_to_a_wrong_route(
     echo_server: LiveServer, method: str, path: str, status: int, type: str
 ) -> None:
-    found = httpx.request(method, echo_server.url + path)
+    found = http.request(method, echo_server.url + path)
     assert (found.status_code, found.headers["content-type"]) == (status, "application/json")
     assert (found.json()["code"], found.json()["type"]) == (status, type)
     assert found.json()["message"]
 
 
 def test_options_and_head(echo_server: LiveServer) -> None:
-    assert httpx.options(echo_server.url + "/invocations").json() == {}
-    assert httpx.head(echo_server.url + "/ping").status_code == 200
+    assert http.options(echo_server.url + "/invocations").json() == {}
+    assert http.head(echo_server.url + "/ping").status_code == 200
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------
@@ -100,18 +101,18 @@ def test_options_and_head(echo_server: LiveServer) -> None:
 )
 def test_json_under_every_name_that_people_send_it(echo_server: LiveServer, content_type: str) -> None:
     headers = {"content-type": content_type} if content_type else {}
-    found = httpx.post(echo_server.url + "/invocations", content=json.dumps(ASK), headers=headers)
+    found = http.post(echo_server.url + "/invocations", content=json.dumps(ASK), headers=headers)
     assert found.json() == {"generated_text": " a b a"}
 
 
 def test_plain_text_is_the_prompt(echo_server: LiveServer) -> None:
-    found = httpx.post(echo_server.url + "/invocations", content="a b", headers={"content-type": "text/plain"})
+    found = http.post(echo_server.url + "/invocations", content="a b", headers={"content-type": "text/plain"})
     assert found.json()["generated_text"].startswith(" a b a b")
 
 
 @pytest.mark.parametrize("headers", [{"content-type": "text/csv"}, {"content-encoding": "gzip"}])
 def test_other_types_are_415(echo_server: LiveServer, headers: dict[str, str]) -> None:
-    found = httpx.post(echo_server.url + "/invocations", content=b"x", headers=headers)
+    found = http.post(echo_server.url + "/invocations", content=b"x", headers=headers)
     assert (found.status_code, found.json()["code"]) == (415, 415)
     assert next(iter(headers.values())) in found.json()["message"]
 
@@ -189,7 +190,7 @@ def test_the_clients_request_id_comes_back(echo_server: LiveServer) -> None:
     assert echo_server.post(ASK, headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     assert echo_server.post(ASK, headers={"x-amzn-sagemaker-inference-id": "sm"}).headers["x-request-id"] == "sm"
     assert re.fullmatch(r"[0-9a-f-]{36}", echo_server.post(ASK).headers["x-request-id"])
-    assert httpx.get(echo_server.url + "/nowhere", headers={"x-request-id": "n"}).headers["x-request-id"] == "n"
+    assert http.get(echo_server.url + "/nowhere", headers={"x-request-id": "n"}).headers["x-request-id"] == "n"
 
 
 def test_a_harmful_request_id_is_replaced(echo_server: LiveServer) -> None:
@@ -248,7 +249,7 @@ def test_sse_frames(echo_server: LiveServer) -> None:
 def test_tokens_come_one_by_one_as_they_are_made(slow_server: LiveServer) -> None:
     body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 6}}
     times = []
-    with httpx.stream("POST", slow_server.url + "/invocations", json=body) as found:
+    with http.stream("POST", slow_server.url + "/invocations", json=body) as found:
         for _ in found.iter_lines():
             times.append(time.monotonic())
     assert len(times) == 6
@@ -359,12 +360,12 @@ def test_a_thousand_clients_at_once(echo_server: LiveServer) -> None:
 def test_a_client_that_goes_away_frees_its_place(slow_server: LiveServer) -> None:
     before = slow_server.metric(CANCELLED)
     body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 100_000}}
-    with httpx.stream("POST", slow_server.url + "/invocations", json=body) as found:
+    with http.stream("POST", slow_server.url + "/invocations", json=body) as found:
         next(found.iter_lines())
     wait_for(lambda: slow_server.metric(CANCELLED) == before + 1, 5, "the stream was not cancelled")
     wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
     with pytest.raises(httpx.ReadTimeout):  # not streaming: noticed as well
-        httpx.post(slow_server.url + "/invocations", json={**body, "stream": False}, timeout=0.3)
+        http.post(slow_server.url + "/invocations", json={**body, "stream": False}, timeout=0.3)
     wait_for(lambda: slow_server.metric(CANCELLED) == before + 2, 5, "the request was not cancelled")
     wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
 

@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from tests import servers
+from tests.app.server import impatient, serve
 from tests.app.test_http import CANCELLED
-from tests.servers import LiveServer, impatient, options, post_bytes, raw, serve, wait_for
+from tests.servers import LiveServer, http, options, post_bytes, raw, wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "a ü"}], "max_tokens": 3}
@@ -174,7 +175,7 @@ def test_a_refusal_by_the_engine_has_its_status(paced: LiveServer, path: str, bo
 @BOTH
 def test_a_client_that_leaves_is_forgotten(paced: LiveServer, path: str, body: dict[str, Any]) -> None:
     before = paced.metric(CANCELLED)
-    with httpx.stream("POST", paced.url + path, json={**body, "stream": True, "n": 2, "max_tokens": 5000}) as found:
+    with http.stream("POST", paced.url + path, json={**body, "stream": True, "n": 2, "max_tokens": 5000}) as found:
         lines = found.iter_lines()
         next(lines)
         assert paced.metric("lmi_active_sequences") == 2
@@ -209,7 +210,7 @@ def test_no_room_is_429() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/models"])
 def test_other_methods_are_refused_in_openais_form(paced: LiveServer, path: str) -> None:
-    found = httpx.request("DELETE", paced.url + path)
+    found = http.request("DELETE", paced.url + path)
     assert error(found, 405)["type"] == "invalid_request_error"
     assert found.headers["allow"] == ("GET, HEAD" if path.endswith("models") else "POST")
 
@@ -226,7 +227,7 @@ def test_other_methods_are_refused_in_openais_form(paced: LiveServer, path: str)
 def test_bodies_that_cannot_be_read(
     paced: LiveServer, path: str, body: Any, content: bytes, headers: dict[str, str], status: int, wanted: str
 ) -> None:
-    found = httpx.post(paced.url + path, content=content, headers=headers)
+    found = http.post(paced.url + path, content=content, headers=headers)
     assert wanted in error(found, status)["message"]
 
 
@@ -238,9 +239,9 @@ def test_models_are_listed(paced: LiveServer, tmp_path: Path) -> None:
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"r": 8}')
     (adapter / "adapter_model.safetensors").write_bytes(b"")
-    registered = httpx.post(paced.url + "/adapters", json={"name": "one", "src": str(adapter)})
+    registered = http.post(paced.url + "/adapters", json={"name": "one", "src": str(adapter)})
     assert registered.status_code == 200, registered.text
-    listed = httpx.get(paced.url + "/v1/models").json()
+    listed = http.get(paced.url + "/v1/models").json()
     assert listed["object"] == "list"
     assert [(model["id"], model["object"], model["parent"]) for model in listed["data"]] == [
         ("model", "model", None),
@@ -249,8 +250,8 @@ def test_models_are_listed(paced: LiveServer, tmp_path: Path) -> None:
         ("one", "model", "model"),
     ]
     for model in listed["data"]:
-        assert httpx.get(f"{paced.url}/v1/models/{model['id']}").json() == model
-    assert error(httpx.get(paced.url + "/v1/models/two"), 404)["code"] == "model_not_found"
+        assert http.get(f"{paced.url}/v1/models/{model['id']}").json() == model
+    assert error(http.get(paced.url + "/v1/models/two"), 404)["code"] == "model_not_found"
 
     def told(name: str) -> str:
         return str(paced.post({**COMPLETE, "model": name}, COMPLETIONS).json()["choices"][0]["text"])

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,8 +31,9 @@ from handler.protocols.readers.values import integer, number, schema_of_reader
 from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS, DispatchByField
 from handler.protocols.tensors import inputs as tensors
 from handler.protocols.triton import inputs as triton_inputs
+from tests.app.server import serve
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer, http
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ECHO = ServerContext("echo")
@@ -87,7 +87,7 @@ def test_every_dialect_is_described() -> None:
 
 
 def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: LiveServer) -> None:
-    api = httpx.get(echo_server.url + "/api-doc/openapi.json").json()
+    api = http.get(echo_server.url + "/api-doc/openapi.json").json()
     served = {(method.upper(), path) for path, item in api["paths"].items() for method in item.keys() - {"parameters"}}
     inference = {("POST", path) for path in ("/", *ROUTES)} | {
         ("POST", path)
@@ -106,7 +106,7 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
 )
 def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...]) -> None:
     with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
-        api = httpx.get(server.url + "/api-doc/openapi.json").json()
+        api = http.get(server.url + "/api-doc/openapi.json").json()
         tried = 0
         for path, item in api["paths"].items():
             for method in item.keys() - {"parameters"}:
@@ -122,7 +122,7 @@ def _try(server: LiveServer, api: Any, method: str, path: str, operation: Any) -
     bodies = [example["value"] for example in media.get("examples", {}).values()]
     bodies = bodies or [media.get("schema", {}).get("example")]
     for body in bodies:
-        found = httpx.request(method, where, json=body, headers={"accept": "text/html"})
+        found = http.request(method, where, json=body, headers={"accept": "text/html"})
         kind = found.headers["content-type"].partition(";")[0]
         answer = operation["responses"][str(found.status_code)]["content"][kind]
         full = {**answer["schema"], "components": api["components"]}

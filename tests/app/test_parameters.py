@@ -17,6 +17,7 @@ from handler.protocols.tgi import mindie
 from handler.protocols.tgi import request as tgi_request
 from handler.protocols.triton.inputs import INPUTS
 from tests import parameter_matrix as matrix
+from tests.app.server import serve
 from tests.parameter_matrix import (
     ALL,
     CHAT_VALUES,
@@ -30,7 +31,7 @@ from tests.parameter_matrix import (
     check_tgi,
     table,
 )
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer
 
 TRITON = "### Triton inputs"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app.server import impatient, serve
 from tests.app.test_http import CANCELLED
-from tests.servers import LiveServer, events, impatient, options, post_bytes, raw, serve, wait_for
+from tests.servers import LiveServer, events, http, options, post_bytes, raw, wait_for
 
 THREE = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 
@@ -94,7 +95,7 @@ def test_a_stream_that_has_only_said_that_it_is_there_ends_with_an_event() -> No
         wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "it does not wait")
         time.sleep(0.7)
         for _ in range(2):  # the second ends what is under way
-            server.process.send_signal(signal.SIGTERM)
+            server.send_signal(signal.SIGTERM)
             time.sleep(0.3)
         body = waiting.result().partition(b"\r\n\r\n")[2]
     event = b'data: {"error":"Incomplete generation","error_type":"incomplete_generation"}\n\n'
@@ -132,7 +133,7 @@ def test_what_is_no_request_has_its_status_on_streams_too(
     echo_server: LiveServer, path: str, content: bytes, headers: dict[str, str], status: int
 ) -> None:
     headers = {"content-type": "application/json", **headers}
-    found = httpx.post(echo_server.url + path, content=content, headers=headers)
+    found = http.post(echo_server.url + path, content=content, headers=headers)
     assert (found.status_code, found.headers["content-type"]) == (status, "application/json")
     assert found.json().keys() == {"error", "error_type"}
     assert found.json()["error_type"] == "validation"
@@ -147,7 +148,7 @@ def test_a_bad_value_is_422(echo_server: LiveServer, path: str) -> None:
 
 def test_a_wrong_method_is_405(echo_server: LiveServer) -> None:
     for path in ("/generate", "/generate_stream", "/tokenize", "/chat_tokenize"):
-        found = httpx.get(echo_server.url + path)
+        found = http.get(echo_server.url + path)
         assert (found.status_code, found.headers["allow"]) == (405, "POST")
         assert found.json()["error_type"] == "validation"
 
@@ -225,9 +226,9 @@ def test_a_client_that_goes_away_frees_its_place(paced: LiveServer, path: str) -
     body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 5000}}
     if path == "/generate":
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(paced.url + path, json=body, timeout=0.3)
+            http.post(paced.url + path, json=body, timeout=0.3)
     else:
-        with httpx.stream("POST", paced.url + path, json=body) as found:
+        with http.stream("POST", paced.url + path, json=body) as found:
             next(found.iter_lines())
     wait_for(lambda: paced.metric(CANCELLED) == before + 1, 5, "it was not cancelled")
     wait_for(lambda: paced.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
@@ -248,7 +249,7 @@ def test_an_engine_that_dies_ends_each_stream_with_an_event(paced: LiveServer) -
         whole = pool.submit(paced.post, {"inputs": "c", "parameters": {"max_new_tokens": 1000}}, "/generate")
         wait_for(lambda: paced.metric("lmi_active_sequences") == 3, 5, "they do not run")
         time.sleep(0.2)
-        subprocess.run(["kill", "-9", str(paced.engine_pid())], check=True)
+        os.kill(paced.engine_pid(), signal.SIGKILL)
         for future in streams:
             *tokens, last = future.result()
             assert words(tokens) == ([" a", " b"] * 500)[: len(tokens)]
@@ -269,9 +270,9 @@ def test_an_answer_that_a_stop_cuts_off_is_incomplete() -> None:
             stream, whole = pool.submit(events, server, "/", long), pool.submit(server.post, long, "/")
             wait_for(lambda: server.metric("lmi_active_sequences") == 2, 5, "they do not run")
             time.sleep(0.3)
-            server.process.send_signal(signal.SIGTERM)  # lets them end
+            server.send_signal(signal.SIGTERM)  # lets them end
             time.sleep(0.3)
-            server.process.send_signal(signal.SIGTERM)  # does not
+            server.send_signal(signal.SIGTERM)  # does not
             *tokens, last = stream.result()
             assert tokens
             assert last == incomplete
@@ -312,7 +313,7 @@ def test_mindies_root_and_tgis_other_routes() -> None:
 
 
 def test_info_and_health(echo_server: LiveServer) -> None:
-    found = httpx.get(echo_server.url + "/info").json()
+    found = http.get(echo_server.url + "/info").json()
     assert list(found) == [
         "model_id", "model_sha", "model_pipeline_tag", "max_concurrent_requests", "max_best_of", "max_stop_sequences",
         "max_input_tokens", "max_total_tokens", "validation_workers", "max_client_batch_size", "router", "version",
@@ -324,7 +325,7 @@ def test_info_and_health(echo_server: LiveServer) -> None:
     for more, status in (([], 200), (["a"], 400)):
         body = {"prompt": [*prompts, *more], "max_tokens": 1}
         assert echo_server.post(body, "/v1/completions").status_code == status
-    health = httpx.get(echo_server.url + "/health")
+    health = http.get(echo_server.url + "/health")
     assert (health.status_code, health.content) == (200, b"")
 
 
@@ -337,7 +338,7 @@ def test_health_while_the_engine_hangs() -> None:
             unhealthy = []
 
             def seen() -> bool:
-                found = httpx.get(server.url + "/health")
+                found = http.get(server.url + "/health")
                 if found.status_code == 503:
                     unhealthy.append(found.json())
                 return bool(unhealthy)

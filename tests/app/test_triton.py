@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import LiveServer, post_bytes, raw, serve, wait_for
+from tests.app.server import serve
+from tests.servers import LiveServer, http, post_bytes, raw, wait_for
 
 GENERATE = "/v2/models/model/generate"
 STREAM = "/v2/models/model/generate_stream"
@@ -122,7 +123,7 @@ def test_unknown_names_are_reported(slow_server: LiveServer) -> None:
 def test_what_cannot_be_read_is_plain_json_on_both_routes(
     slow_server: LiveServer, path: str, body: bytes, says: str
 ) -> None:
-    found = httpx.post(slow_server.url + path, content=body)
+    found = http.post(slow_server.url + path, content=body)
     assert (found.status_code, found.headers["content-type"]) == (400, "application/json")
     assert found.json().keys() == {"error"}
     assert says in found.json()["error"]
@@ -142,7 +143,7 @@ def test_what_cannot_be_read_is_plain_json_on_both_routes(
     ],
 )
 def test_wrong_routes(slow_server: LiveServer, method: str, path: str, status: int, says: str) -> None:
-    found = httpx.request(method, slow_server.url + path)
+    found = http.request(method, slow_server.url + path)
     assert (found.status_code, found.headers["content-type"]) == (status, "application/json")
     assert says in found.json()["error"]
 
@@ -202,14 +203,14 @@ def test_a_client_that_leaves_ends_its_request_and_the_server_lives(slow_server:
         wait_for(lambda: slow_server.metric("lmi_active_sequences") == 1, 5, "it does not run")
     wait_for(lambda: slow_server.metric(CANCELLED) == before + 1, 5, "it was not cancelled")
     wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
-    assert httpx.get(slow_server.url + "/v2/health/live").status_code == 200
+    assert http.get(slow_server.url + "/v2/health/live").status_code == 200
 
 
 @pytest.mark.model
 def test_the_engines_process_is_killed_amid_a_stream(model_server: LiveServer) -> None:
     model_server.wait_ready()
     body = {"text_input": "Once upon a time", "max_tokens": 2000, "ignore_eos": True}
-    with httpx.stream("POST", model_server.url + STREAM, json=body, timeout=60) as found:
+    with http.stream("POST", model_server.url + STREAM, json=body, timeout=60) as found:
         lines = (line for line in found.iter_lines() if line)
         assert "text_output" in json.loads(next(lines).removeprefix("data: "))
         os.kill(model_server.engine_pid(), signal.SIGKILL)
@@ -217,7 +218,7 @@ def test_the_engines_process_is_killed_amid_a_stream(model_server: LiveServer) -
     assert found.status_code == 200
     assert json.loads(last.removeprefix("data: ")).keys() == {"error"}
     model_server.wait_ready()
-    assert httpx.get(model_server.url + "/v2/health/ready").status_code == 200
+    assert http.get(model_server.url + "/v2/health/ready").status_code == 200
 
 
 def test_a_hundred_threads_get_their_own(echo_server: LiveServer) -> None:
@@ -248,27 +249,27 @@ def test_health_and_metadata(echo_server: LiveServer) -> None:
     echo_server.wait_ready()
     url = echo_server.url
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/model/ready", "/v2/models/model/versions/1/ready"):
-        found = httpx.get(url + path)
+        found = http.get(url + path)
         assert (found.status_code, found.content) == (200, b"")
-    server = httpx.get(url + "/v2").json()
+    server = http.get(url + "/v2").json()
     assert server["name"] == "lmi-handler"
     assert "generate" in server["extensions"]
-    model = httpx.get(url + "/v2/models/model/versions/1").json()
+    model = http.get(url + "/v2/models/model/versions/1").json()
     assert (model["name"], model["versions"], model["platform"]) == ("model", ["1"], "echo")
     assert model["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
     assert {"name": "text_output", "datatype": "BYTES", "shape": [-1]} in model["outputs"]
-    config = httpx.get(url + "/v2/models/model/config").json()
+    config = http.get(url + "/v2/models/model/config").json()
     required = [one["name"] for one in config["input"] if not one["optional"]]
     assert required == ["text_input"]
     assert config["input"][0]["data_type"] == "TYPE_STRING"
-    index = httpx.post(url + "/v2/repository/index", json={}).json()
+    index = http.post(url + "/v2/repository/index", json={}).json()
     assert index == [{"name": "model", "version": "1", "state": "READY"}]
 
 
 @pytest.mark.parametrize("end", ["", "/ready", "/config", "/versions/2/ready"])
 def test_another_model_is_not_found(echo_server: LiveServer, end: str) -> None:
     name = "model" if "versions" in end else "x"
-    found = httpx.get(f"{echo_server.url}/v2/models/{name}{end}")
+    found = http.get(f"{echo_server.url}/v2/models/{name}{end}")
     assert (found.status_code, found.json()["error"].startswith("Request for unknown model")) == (404, True)
 
 
@@ -276,12 +277,12 @@ def test_another_model_is_not_found(echo_server: LiveServer, end: str) -> None:
 def test_a_server_that_is_not_ready_says_so_and_lives(demo_model: Any) -> None:
     with serve(str(demo_model)) as server:
         os.kill(server.engine_pid(), signal.SIGKILL)
-        wait_for(lambda: httpx.get(server.url + "/v2/health/ready").status_code == 503, 10, "it is ready")
-        assert httpx.get(server.url + "/v2/health/live").status_code == 200
-        assert httpx.get(server.url + "/v2/models/model/ready").status_code == 503
-        assert httpx.post(server.url + "/v2/repository/index").json()[0]["state"] == "UNAVAILABLE"
+        wait_for(lambda: http.get(server.url + "/v2/health/ready").status_code == 503, 10, "it is ready")
+        assert http.get(server.url + "/v2/health/live").status_code == 200
+        assert http.get(server.url + "/v2/models/model/ready").status_code == 503
+        assert http.post(server.url + "/v2/repository/index").json()[0]["state"] == "UNAVAILABLE"
         server.wait_ready()
-        assert httpx.get(server.url + "/v2/models/model/ready").status_code == 200
+        assert http.get(server.url + "/v2/models/model/ready").status_code == 200
 
 
 # -- the one door ------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from handler.protocols.parameters import REQUEST_FIELDS
 from handler.protocols.readers.messages import ROLES
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.triton.inputs import INPUTS
-from tests.servers import LiveServer, serve
+from tests.app.server import serve
+from tests.servers import LiveServer
 
 QUIET = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

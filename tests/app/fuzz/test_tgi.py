@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from handler.protocols.tgi.request import PARAMETERS
 from tests.app.fuzz.test_lmi import chats, prompts, values
-from tests.servers import LiveServer, serve
+from tests.app.server import serve
+from tests.servers import LiveServer
 
 QUIET = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FEW = settings(QUIET, max_examples=100)

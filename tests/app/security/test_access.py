@@ -15,8 +15,9 @@ import trustme
 
 from handler.core.errors import ConfigError
 from handler.http.security.access import Access, read_access
+from tests.app.server import serve
 from tests.environment import clean_environment
-from tests.servers import serve
+from tests.servers import http
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 
@@ -98,7 +99,7 @@ def test_https_with_a_chain(files: Files) -> None:
         with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
             httpx.post(f"{server.url}/invocations", json=ASK)
         with pytest.raises(httpx.RemoteProtocolError):
-            httpx.get(server.url.replace("https", "http") + "/ping")
+            http.get(server.url.replace("https", "http") + "/ping")
         assert "a bug" not in server.log
         assert "Traceback" not in server.log
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from handler.core.errors import ConfigError
 from handler.http.security.access import Access, read_access
 from handler.http.security.allowed_hosts import AllowedHosts
-from tests.servers import LiveServer, raw, serve
+from tests.app.server import serve
+from tests.servers import LiveServer, http, raw
 
 OWN = [
     "", "localhost", "localhost:8080", "LocalHost:1", "127.0.0.1", "127.0.0.1:8080", "127.8.9.10:80", "[::1]",
@@ -114,5 +114,5 @@ def test_a_host_that_is_allowed_is_answered(server: LiveServer) -> None:
 
 def test_all_addresses_are_unaffected() -> None:
     with serve("--engine", "echo", "--host", "0.0.0.0") as server:
-        found = httpx.get(f"http://127.0.0.1:{server.port}/ping", headers={"host": "container.internal"})
+        found = http.get(f"http://127.0.0.1:{server.port}/ping", headers={"host": "container.internal"})
         assert found.status_code == 200

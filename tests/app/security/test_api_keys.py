@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from starlette.routing import Route
 
@@ -19,7 +18,8 @@ from handler.http.asgi import Endpoint
 from handler.http.routes.pages import ASSETS
 from handler.http.security.api_keys import Keys, Lock
 from handler.protocols.registry import SCHEMAS
-from tests.servers import LiveServer, serve, wait_for
+from tests.app.server import serve
+from tests.servers import LiveServer, http, wait_for
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 NAMED = "X-Amzn-SageMaker-Custom-Attributes"
@@ -84,14 +84,14 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("key", ["one", "two", "fromflag"])
 def test_a_key_opens_the_server(locked: LiveServer, key: str) -> None:
     assert locked.post(ASK, headers=bearer(key)).json() == {"generated_text": " a b a"}
-    assert httpx.get(locked.url + "/models", headers=bearer(key)).status_code == 200
+    assert http.get(locked.url + "/models", headers=bearer(key)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/ping", "/", "/docs", *ASSETS])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_what_is_open(locked: LiveServer, method: str, path: str) -> None:
-    assert httpx.request(method, locked.url + path).status_code == 200
-    assert httpx.request(method, locked.url + path, headers=bearer("wrong")).status_code == 200
+    assert http.request(method, locked.url + path).status_code == 200
+    assert http.request(method, locked.url + path, headers=bearer("wrong")).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_is_open(locked: LiveServer, method: str, path: str) -> None:
 @pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"authorization": "one"}])
 def test_everything_else_is_locked(locked: LiveServer, method: str, path: str, headers: dict[str, str]) -> None:
     """Authenticate before reading the body and checking the method, as TGI 3.3.7 does (GET /generate: 401)."""
-    found = httpx.request(method, locked.url + path, headers=headers)
+    found = http.request(method, locked.url + path, headers=headers)
     assert (found.status_code, found.headers["www-authenticate"]) == (401, "Bearer")
     assert found.json() == {
         "code": 401,
@@ -128,13 +128,13 @@ def test_everything_else_is_locked(locked: LiveServer, method: str, path: str, h
 
 def test_every_route_that_there_is_needs_a_key(locked: LiveServer) -> None:
     """Also one that is added later: the document lists them all."""
-    api = httpx.get(locked.url + "/api-doc/openapi.json", headers=bearer("one")).json()
+    api = http.get(locked.url + "/api-doc/openapi.json", headers=bearer("one")).json()
     tried = 0
     for path, item in api["paths"].items():
         for method in item.keys() - {"parameters"}:
             is_open = item[method].get("security") == []
             where = path.replace("{", "").replace("}", "")
-            found = httpx.request(method, locked.url + where)
+            found = http.request(method, locked.url + where)
             assert (found.status_code == 401) is not is_open, (method, path)
             assert is_open or found.headers["www-authenticate"] == "Bearer"
             tried += 1
@@ -170,7 +170,7 @@ class _Plain:
 
 
 def test_a_path_that_is_not_there_is_404_for_anyone(locked: LiveServer) -> None:
-    assert httpx.get(locked.url + "/nowhere").status_code == 404
+    assert http.get(locked.url + "/nowhere").status_code == 404
 
 
 def test_the_body_is_not_waited_for(locked: LiveServer) -> None:
@@ -202,7 +202,7 @@ def test_openai_is_told_as_it_knows(locked: LiveServer) -> None:
 
 def test_refusals_are_counted(locked: LiveServer) -> None:
     def refused() -> Any:
-        text = httpx.get(locked.url + "/metrics", headers=bearer("one")).text
+        text = http.get(locked.url + "/metrics", headers=bearer("one")).text
         return next(line for line in text.splitlines() if line.startswith('lmi_requests_total{outcome="refused"}'))
 
     before = float(refused().split()[1])
@@ -238,4 +238,4 @@ def test_keys_are_written_nowhere(tmp_path: Path) -> None:
 
 def test_a_server_without_keys_is_open(echo_server: LiveServer) -> None:
     assert echo_server.post(ASK, headers=bearer("anything")).status_code == 200
-    assert "security" not in httpx.get(echo_server.url + "/api-doc/openapi.json").json()
+    assert "security" not in http.get(echo_server.url + "/api-doc/openapi.json").json()

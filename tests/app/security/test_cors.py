@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.servers import LiveServer, post_bytes, raw, serve
+from tests.app.server import serve
+from tests.servers import LiveServer, http, post_bytes, raw
 
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 FORM = b'{"inputs":"a","parameters":{"max_new_tokens":2}}'
@@ -36,13 +37,13 @@ def cors(found: httpx.Response) -> set[str]:
 def test_off_unless_asked_for(echo_server: LiveServer) -> None:
     found = echo_server.post(ASK, headers={"origin": HOME})
     assert (found.status_code, cors(found), "vary" in found.headers) == (200, set(), False)
-    asked = httpx.options(echo_server.url + "/invocations", headers={"origin": HOME, **PREFLIGHT})
+    asked = http.options(echo_server.url + "/invocations", headers={"origin": HOME, **PREFLIGHT})
     assert (asked.json(), cors(asked)) == ({}, set())  # as DJL answers OPTIONS
 
 
 @pytest.mark.parametrize("origin", [HOME, "http://localhost:3000", HOME.upper()])
 def test_a_preflight_needs_no_key(some: LiveServer, origin: str) -> None:
-    found = httpx.options(some.url + "/invocations", headers={"origin": origin, **PREFLIGHT})
+    found = http.options(some.url + "/invocations", headers={"origin": origin, **PREFLIGHT})
     assert (found.status_code, found.content) == (204, b"")
     assert found.headers["access-control-allow-origin"] == origin
     assert found.headers["access-control-allow-headers"] == "authorization,content-type"
@@ -53,7 +54,7 @@ def test_a_preflight_needs_no_key(some: LiveServer, origin: str) -> None:
 
 @pytest.mark.parametrize("origin", ["https://evil.example.com", "null", HOME + ".evil.com", HOME.replace("s:", ":")])
 def test_others_are_told_nothing(some: LiveServer, origin: str) -> None:
-    found = httpx.options(some.url + "/invocations", headers={"origin": origin, **PREFLIGHT})
+    found = http.options(some.url + "/invocations", headers={"origin": origin, **PREFLIGHT})
     assert (found.status_code, cors(found)) == (403, set())
     answered = some.post(ASK, headers={"origin": origin, "authorization": "Bearer k"})
     assert (answered.status_code, cors(answered), answered.headers["vary"]) == (200, set(), "origin")
@@ -65,7 +66,7 @@ def test_answers_and_refusals_may_be_read(some: LiveServer) -> None:
         assert (found.status_code, found.headers["access-control-allow-origin"]) == (status, HOME)
         exposed = found.headers["access-control-expose-headers"].split(", ")
         assert {"x-request-id", "x-lmi-ignored-parameters", "x-compute-time", "x-generated-tokens"} <= {*exposed}
-    assert httpx.get(some.url + "/nowhere", headers={"origin": HOME}).headers["access-control-allow-origin"] == HOME
+    assert http.get(some.url + "/nowhere", headers={"origin": HOME}).headers["access-control-allow-origin"] == HOME
     assert some.post(ASK).headers["vary"] == "origin"  # a cache must not give it to a page
 
 
@@ -74,8 +75,8 @@ def test_everyone(everyone: LiveServer) -> None:
     assert found.headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in found.headers
     assert "vary" not in found.headers
-    assert httpx.options(everyone.url + "/", headers={"origin": "null", **PREFLIGHT}).status_code == 204
-    assert httpx.options(everyone.url + "/invocations", headers={"origin": "null"}).json() == {}  # no preflight
+    assert http.options(everyone.url + "/", headers={"origin": "null", **PREFLIGHT}).status_code == 204
+    assert http.options(everyone.url + "/invocations", headers={"origin": "null"}).json() == {}  # no preflight
 
 
 def test_a_stream_is_the_same_but_for_its_head(everyone: LiveServer) -> None:
@@ -91,18 +92,18 @@ def test_a_stream_is_the_same_but_for_its_head(everyone: LiveServer) -> None:
 
 def test_header_names_that_are_none_are_not_sent_back(everyone: LiveServer) -> None:
     headers = {"origin": "https://a.b", **PREFLIGHT, "access-control-request-headers": 'x"<script>'}
-    assert "access-control-allow-headers" not in httpx.options(everyone.url + "/", headers=headers).headers
+    assert "access-control-allow-headers" not in http.options(everyone.url + "/", headers=headers).headers
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/generate", "/adapters?name=x&src=y"])
 def test_a_foreign_page_cannot_send_what_a_form_could(echo_server: LiveServer, path: str) -> None:
     form = {"content-type": "application/x-www-form-urlencoded"}
-    foreign = httpx.post(echo_server.url + path, headers={**form, "origin": HOME}, content=FORM)
+    foreign = http.post(echo_server.url + path, headers={**form, "origin": HOME}, content=FORM)
     assert (foreign.status_code, foreign.json()["type"]) == (403, "ForbiddenException")
-    own = httpx.post(echo_server.url + path, headers={**form, "origin": echo_server.url}, content=FORM)
+    own = http.post(echo_server.url + path, headers={**form, "origin": echo_server.url}, content=FORM)
     assert own.status_code != 403
 
 
 def test_an_origin_that_is_let_in_may_send_a_form(everyone: LiveServer) -> None:
     headers = {"content-type": "application/x-www-form-urlencoded", "origin": HOME}
-    assert httpx.post(everyone.url + "/invocations", headers=headers, content=b'{"inputs":"a"}').status_code == 200
+    assert http.post(everyone.url + "/invocations", headers=headers, content=b'{"inputs":"a"}').status_code == 200

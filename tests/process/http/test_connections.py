@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from handler.config.loader import load_config
-from tests.servers import LiveServer, post_bytes, raw, serve, wait_for
+from tests.servers import LiveServer, http, post_bytes, raw, serve, wait_for
 
 CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
@@ -29,7 +28,7 @@ def impatient_server() -> Iterator[LiveServer]:
 def test_a_body_over_the_limit_is_413_however_it_comes(impatient_server: LiveServer) -> None:
     assert impatient_server.post({"inputs": "a" * 200}).status_code == 413
     pieces = (b"x" * 60 for _ in range(3))
-    assert httpx.post(impatient_server.url + "/invocations", content=pieces).status_code == 413
+    assert http.post(impatient_server.url + "/invocations", content=pieces).status_code == 413
     assert impatient_server.post(ASK).status_code == 200
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, http, serve, wait_for
 
 ECHO = ("--engine", "echo", "-o", "option.echo_cues=true", "-o", "option.echo_tokens_per_second=50")
 ISOLATED = ("-o", "option.engine_isolation=process")
@@ -26,7 +26,7 @@ ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 
 
 def stream(server: LiveServer, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with httpx.stream("POST", server.url + "/invocations", json={**body, "stream": True}, timeout=60) as found:
+    with http.stream("POST", server.url + "/invocations", json={**body, "stream": True}, timeout=60) as found:
         if found.status_code != 200:
             return [json.loads(found.read())]
         return [json.loads(line) for line in found.iter_lines()]
@@ -92,7 +92,7 @@ def test_ping_says_503_and_why_while_there_is_no_engine() -> None:
     with serve(*ECHO, *ISOLATED) as server:
         os.kill(server.engine_pid(), signal.SIGKILL)
         wait_for(lambda: server.ping() == 503, 5, "the ping still says 200")
-        found = httpx.get(server.url + "/ping").json()
+        found = http.get(server.url + "/ping").json()
         assert (found["status"], found["state"]) == ("Unhealthy", "restarting")
         assert "signal 9" in found["reason"]
         server.wait_ready(10)
@@ -140,7 +140,7 @@ def test_a_hung_engine_is_noticed_though_every_client_gives_up_first() -> None:
 
         def give_up_and_look() -> bool:
             with contextlib.suppress(httpx.ReadTimeout):
-                httpx.post(server.url + "/invocations", json=ASK, timeout=0.4)
+                http.post(server.url + "/invocations", json=ASK, timeout=0.4)
             return server.ping() == 503
 
         wait_for(give_up_and_look, 15, "nobody noticed")
@@ -303,7 +303,7 @@ def _check_thirty_two_streams(model_server: LiveServer) -> None:
     def run(index: int) -> list[int] | None:
         time.sleep(dice.random() / 4)
         body = {**bodies[index], "stream": True}
-        with httpx.stream("POST", model_server.url + "/invocations", json=body, timeout=60) as found:
+        with http.stream("POST", model_server.url + "/invocations", json=body, timeout=60) as found:
             ids = []
             for line in found.iter_lines():
                 ids.append(json.loads(line)["token"]["id"])
@@ -332,7 +332,7 @@ def test_echo_streams_never_cross_under_aborts(echo_server: LiveServer) -> None:
         for round in range(10):
             word = f"w{name}-{round}"
             body = {"inputs": word, "stream": True, "parameters": {"max_new_tokens": 40}}
-            with httpx.stream("POST", echo_server.url + "/invocations", json=body, timeout=60) as found:
+            with http.stream("POST", echo_server.url + "/invocations", json=body, timeout=60) as found:
                 for count, line in enumerate(found.iter_lines()):
                     if json.loads(line)["token"]["text"] != f" {word}":
                         failures.append(line)

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.environment import clean_environment
 from tests.model.openvino.test_gguf_weights import Kind, write_small
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 SERVE = """
 import sys
@@ -56,9 +55,9 @@ def converting(tmp_path: Path, *, seconds: float) -> Iterator[tuple[subprocess.P
 
 def test_it_answers_503_while_a_model_is_converted(tmp_path: Path) -> None:
     with converting(tmp_path, seconds=60) as (_, url):
-        ping = httpx.get(f"{url}/ping")
+        ping = http.get(f"{url}/ping")
         assert (ping.status_code, ping.json()) == (503, {"status": "Unhealthy", "state": "loading"})
-        answer = httpx.post(f"{url}/invocations", json={"inputs": "x"})
+        answer = http.post(f"{url}/invocations", json={"inputs": "x"})
         assert answer.status_code == 503
         assert answer.json()["message"].startswith("Model is not ready")
         assert answer.json()["error"] == answer.json()["message"], "TGI's clients read `error`"

@@ -10,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.doubles import tiny
 from tests.doubles.requests import CASES, OPTIONS, REFUSED, body, environment, lines
 from tests.environment import clean_environment
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, http, serve, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_a_silent_engine_is_replaced(model: Path) -> None:
 
 def test_a_client_that_leaves_frees_its_place(server: LiveServer) -> None:
     long = body({"max_new_tokens": 400, "ignore_eos_token": True}, stream=True)
-    with httpx.stream("POST", server.url + "/invocations", json=long, timeout=30) as answer:
+    with http.stream("POST", server.url + "/invocations", json=long, timeout=30) as answer:
         assert json.loads(next(answer.iter_lines()))["token"]
     wait_for(lambda: server.metric("lmi_active_sequences") == 0, 5, "it runs on")
     assert server.post(body({"max_new_tokens": 3})).status_code == 200
