@@ -80,7 +80,7 @@ def test_a_component_is_in_the_path(loop: Loop) -> None:
 
 
 def test_limits_are_those_of_whole_and_streamed_answers(loop: Loop) -> None:
-    with make_local(loop, limits=Limits(invoke=0.2, stream=0.6)) as local:
+    with make_local(loop, limits=Limits(invoke=0.2, stream=2)) as local:
         slow = post(local, {"do": "wait"})
         assert (slow.status_code, slow.json()["OriginalStatusCode"]) == (424, 0)
         stall = {"do": "stream", "stream": True, "pieces": ["41"], "end": "stall"}

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,12 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
 from tests.process.engines.test_conformance import Driver, ids, start, text
 from tests.process_tree import in_session
+from tests.servers import wait_for
 
 pytestmark = pytest.mark.vllm
 
 PROMPT = "The capital of France is"
 STORY = "Once upon a time, in a small village"
-
-
-@pytest.fixture(scope="module")
-def vllm(hf_demo: Path) -> Iterator[Driver]:
-    found = start("vllm", hf_demo)
-    yield found
-    found.engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -273,29 +267,29 @@ def test_one_that_would_spoil_every_answer_is_refused(lora: Driver, hf_demo: Pat
 # -- deaths --------------------------------------------------------------------------------------------------------
 
 
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+def shared_memory(pids: Iterable[int]) -> set[Path]:
+    """The files in /dev/shm that processes have mapped: also those that had another name then."""
+    maps = (line.split() for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    mapped = {int(fields[4]) for fields in maps if fields[5:] and fields[5].startswith("/dev/shm/")}
+    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_ino in mapped}
 
 
 @pytest.mark.parametrize("victim", ["the engine", "its core"])
-def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(hf_demo: Path, victim: str) -> None:
-    before = shared_memory()
-    driver = start("vllm", hf_demo)
-    leader = driver.engine.pid
+def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(vllm: Driver, victim: str) -> None:
+    leader = vllm.engine.pid
     assert leader is not None
-    lost = driver.submit(PROMPT, max_new_tokens=1500, ignore_eos=True)
-    while not driver.batcher.step(timeout=0.5):
+    lost = vllm.submit(PROMPT, max_new_tokens=1500, ignore_eos=True)
+    while not vllm.batcher.step(timeout=0.5):
         pass
+    segments = shared_memory(in_session(leader))
+    assert segments
     core = next(pid for pid, args in in_session(leader).items() if "EngineCore" in args)
     os.kill(leader if victim == "the engine" else core, signal.SIGKILL)
     began = time.monotonic()
-    found = driver.run()
+    found = vllm.run()
     assert isinstance(found[lost][-1].error, GenerationFailed)
     assert time.monotonic() - began < 20, "it was noticed at once, not when its time was up"
-    while (in_session(leader) or shared_memory() - before) and time.monotonic() - began < 20:
-        time.sleep(0.1)
-    assert not in_session(leader), "nothing of it is left that would hold memory"
-    assert not shared_memory() - before
-    waiting = driver.submit(PROMPT, max_new_tokens=3)
-    assert driver.run()[waiting][-1].finish is Finish.LENGTH
-    driver.engine.close()
+    wait_for(lambda: not in_session(leader), 20, "something of it is left that holds memory")
+    wait_for(lambda: not any(segment.exists() for segment in segments), 20, f"one of {segments} is left")
+    waiting = vllm.submit(PROMPT, max_new_tokens=3)
+    assert vllm.run()[waiting][-1].finish is Finish.LENGTH

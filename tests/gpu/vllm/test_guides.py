@@ -18,8 +18,8 @@ from handler import engines
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from tests.gpu.vllm.test_served import PROMPT, SMALL
-from tests.servers import LiveServer, serve, wait_for
+from tests.gpu.vllm.test_served import PROMPT
+from tests.servers import LiveServer
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
 
 pytestmark = pytest.mark.vllm
@@ -138,16 +138,8 @@ def test_what_vllm_has_another_backend_for_is_refused(checks: StructuredOutputVa
     assert re.search(r"xgrammar does not know all of it; option\.guided_decoding_backend=\w+ does", why)
 
 
-@pytest.fixture(scope="module")
-def server(hf_demo: Path) -> Iterator[LiveServer]:
-    with serve(str(hf_demo), *SMALL) as found:
-        found.wait_ready(170)
-        wait_for(lambda: "guides are tried by process" in found.log, 60, "guides cannot be tried")
-        yield found
-
-
 def test_the_first_guide_of_a_client_decides_nothing_for_others(server: LiveServer) -> None:
-    """Outlines, which the first one would choose, has no grammars."""
+    """The first to use the server. Outlines, which the first one would choose, has no grammars."""
     two_patterns = {"type": "object", "patternProperties": {"^a": {"type": "string"}, "^b": {"type": "integer"}}}
     first = server.post({"inputs": PROMPT, "parameters": {"guided_json": two_patterns, "max_new_tokens": 8}})
     then = server.post({"inputs": PROMPT, "parameters": {"guided_grammar": 'root ::= "yes" | "no"'}})
@@ -173,7 +165,7 @@ def test_bad_guides_harm_no_neighbour(server: LiveServer, record_property: Any) 
     quiet = stream(server, 100)
     with ThreadPoolExecutor(24) as pool:
         neighbours = [pool.submit(stream, server, 400) for _ in range(4)]
-        time.sleep(1)
+        time.sleep(0.5)
 
         def attack(name: str, number: int) -> httpx.Response:
             return server.post({"inputs": PROMPT, "parameters": {kind(name): BAD[name](number), "max_new_tokens": 200}})

@@ -12,22 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.gpu.vllm.conftest import SMALL
 from tests.gpu.vllm.test_engine import make_adapter
 from tests.parameter_matrix import ALL, CHAT_VALUES, TGI_VALUES, check, check_chat, check_tgi
 from tests.servers import LiveServer, serve
 
 pytestmark = pytest.mark.vllm
 
-SMALL = ("--engine", "vllm", "-o", "option.enforce_eager=true", "-o", "option.kv_cache_gib=1")
-SMALL = (*SMALL, "-o", "option.max_model_len=2048", "-o", "option.model_loading_timeout=600")
 PROMPT = "Once upon a time, in a small village"
-
-
-@pytest.fixture(scope="module")
-def server(hf_demo: Path) -> Iterator[LiveServer]:
-    with serve(str(hf_demo), *SMALL) as found:
-        found.wait_ready(110)
-        yield found
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -103,6 +103,9 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
 
 @pytest.fixture(scope="module", params=["echo", "trtllm", *REAL])
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    if request.param == "vllm":
+        yield request.getfixturevalue("vllm")
+        return
     fixture = SETUPS[request.param].model
     found = start(request.param, request.getfixturevalue(fixture) if fixture else None)
     yield found

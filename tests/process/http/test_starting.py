@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 
 from tests.environment import clean_environment
 from tests.model.openvino.test_gguf_weights import Kind, write_small
+from tests.ports import free_port
 from tests.servers import http, wait_for
 
 SERVE = """
@@ -35,8 +35,7 @@ def converting(tmp_path: Path, *, seconds: float) -> Iterator[tuple[subprocess.P
     """A server whose conversion takes `seconds` and then fails; and its address."""
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     write_small(source, Kind.Q8_0)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE.format(seconds), "serve", str(source), "--port", str(port)],
         env={**clean_environment(), "LMI_CACHE": str(cache)},
