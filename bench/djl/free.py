@@ -16,7 +16,7 @@ from handler.entry import handle as handle
 
 
 class Free:
-    """Stands for `RemoteEngine`, without a worker at its other end."""
+    """Stands for `EngineSupervisor`, without a worker at its other end."""
 
     ready = True
     state = State.READY

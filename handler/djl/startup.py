@@ -13,7 +13,7 @@ from typing import Any
 from handler.config import model_files
 from handler.config.loader import Config, Setting, load_config, option_key
 from handler.core.errors import ConfigError, ServingError
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.serving.launch import (
     adapter_home,
     choose_engine,
@@ -122,7 +122,7 @@ def _own_model(directory: Path) -> str:
     return str(directory)
 
 
-def wait_ready(engine: RemoteEngine) -> None:
+def wait_ready(engine: EngineSupervisor) -> None:
     """Return when the engine is loaded.
 
     Raises:
@@ -151,7 +151,7 @@ def step_driver(loaded: LoadedModel) -> StepDriver:
     config = loaded.config
     if loaded.guides is not None:
         loaded.guides.start()
-    batcher = make_batcher(config, loaded.engine)
+    batcher = make_batcher(config, loaded.engine, loaded.adapters.registry)
     driver = StepDriver(batcher, Intake.of(loaded), log_prompts=config.log_prompts)
     driver.look_after(_TICK)
     return driver

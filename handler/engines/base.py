@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Finish, Guide, Logits, Sampling
+from handler.core.values import Adapter, Finish, Logits, Sampling, StructuredOutput
 
 
 class Output(NamedTuple):
@@ -116,7 +116,7 @@ class Interruptible(Protocol):
 
 
 class SteppedEngine(Protocol):
-    """What the batcher needs of an engine; `engines.remote.RemoteEngine` is one."""
+    """What the batcher needs of an engine; `engines.remote.EngineSupervisor` is one."""
 
     @property
     def ready(self) -> bool: ...
@@ -153,10 +153,10 @@ class Tokenizer(Protocol):
         """
 
 
-class GuideTrial(Protocol):
+class StructuredOutputCheck(Protocol):
     """Does with a guide what the engine would do, in a process that may be lost (`sandbox_tasks.py`)."""
 
-    def __call__(self, guide: Guide) -> int | None:
+    def __call__(self, structured_output: StructuredOutput) -> int | None:
         """Raises any exception that says why the engine cannot follow it.
 
         Returns:
@@ -172,13 +172,13 @@ class Capabilities:
     """Which generation parameters an engine lacks.
 
     Attributes:
-        lacks: Sampling field -> why; a value that would have an effect is refused.
-        most: Sampling field -> the largest value that it takes.
+        unsupported: Sampling field -> why; a value that would have an effect is refused.
+        limits: Sampling field -> the largest value that it takes.
         no_adapters: why it serves no LoRA adapters; "" where it does.
         sampling_defaults: Sampling fields, used with `do_sample` where a client names none: LMI's for this engine.
     """
 
-    lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    most: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

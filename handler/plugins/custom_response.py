@@ -15,15 +15,15 @@ from handler.formatters import Sequence, TextGenerationOutput, TextInput
 from handler.formatters import Token as Shown
 from handler.plugins.loading import OutputFormatter, Style
 from handler.plugins.running import failed, kind, run, users_objects
-from handler.protocols.base import Call
+from handler.protocols.base import ParsedRequest
 from handler.protocols.reply import finish_of, returned
 
 _ids = itertools.count()
 
 
 def with_formatter(
-    call: Call, formatter: OutputFormatter, body: Mapping[str, Any], given: Any, *, tgi_compat: bool
-) -> Call:
+    call: ParsedRequest, formatter: OutputFormatter, body: Mapping[str, Any], given: Any, *, tgi_compat: bool
+) -> ParsedRequest:
     """The call, its answer written by the user's function where that has a say in it.
 
     Args:
@@ -66,7 +66,7 @@ class CustomReply:
         output: what it gets, still empty.
     """
 
-    def __init__(self, call: Call, formatter: OutputFormatter, output: TextGenerationOutput) -> None:
+    def __init__(self, call: ParsedRequest, formatter: OutputFormatter, output: TextGenerationOutput) -> None:
         (self._request,) = call.requests
         self._streams = call.streams
         self._formatter = formatter

@@ -33,7 +33,7 @@ class NoAdapters:
 
 
 @dataclass(frozen=True)
-class Context:
+class ServerContext:
     """What a schema must know of the server: its options and its engine's limits.
 
     Attributes:
@@ -41,8 +41,8 @@ class Context:
         refuse_unknown: names that no dialect knows are refused, not reported.
         max_sequences: most sequences that one request may ask for.
         engine: its name.
-        lacks: Sampling field -> why the engine has no such thing.
-        most: Sampling field -> the largest value that the engine takes.
+        unsupported: Sampling field -> why the engine has no such thing.
+        limits: Sampling field -> the largest value that the engine takes.
         no_adapters: why it serves no LoRA adapters; "" where it does.
         adapters: those that there are now; thread-safe.
         sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
@@ -55,8 +55,8 @@ class Context:
     """
 
     engine: str
-    lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    most: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "it has none"
     adapters: AdapterLookup = field(default_factory=NoAdapters)
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -72,7 +72,7 @@ class Context:
     tool_call_parser: str = "auto"
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """A whole answer in one piece."""
 
     status: int
@@ -122,11 +122,11 @@ class Reply(Protocol):
     def feed(self, index: int, delta: Delta) -> bytes:
         """Bytes for one more delta of request number `index`."""
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         """The answer when nothing has been sent yet."""
 
 
-class Call(NamedTuple):
+class ParsedRequest(NamedTuple):
     """What one HTTP request asks for: one or more prompts, and how to write their answer.
 
     Attributes:
@@ -160,14 +160,14 @@ class Schema(Protocol):
     name: str
     any_media: bool
 
-    def parse(self, body: Mapping[str, Any], context: Context) -> Call:
+    def parse(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         """Read a decoded body.
 
         Raises:
             InvalidPayload, InvalidParameter: naming what is wrong and what would have been right.
         """
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         """The answer to a request that was never put to the engine.
 
         Args:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS
 from handler.core.values import Sampling
-from handler.protocols.adapters import named_adapter
-from handler.protocols.base import Context
-from handler.protocols.json_schema import takes
-from handler.protocols.structured_output import choice, grammar, json_object, json_schema, regex, tgi_grammar
+from handler.protocols.base import ServerContext
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.structured_output import choice, grammar, json_object, json_schema, regex, tgi_grammar
+from handler.protocols.readers.values import takes
 from handler.protocols.validation import DEFAULTS, Named, check_agreement, check_support
 from handler.protocols.validation import show as show
 
@@ -187,10 +187,10 @@ def _alternatives(value: Any) -> int:
 
 
 @takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
-def _top_tokens(value: Any, context: Context) -> int:
+def _top_tokens(value: Any, context: ServerContext) -> int:
     """TGI's count, of which 1 is the most likely token: when sampling, not the chosen one."""
     count = integer(0, MAX_TOP_TOKENS)(value)
-    if count and (why := context.lacks.get("top_logprobs")):
+    if count and (why := context.unsupported.get("top_logprobs")):
         raise ValueError(f"the engine {context.engine} lacks it: {why}")
     return count
 
@@ -235,11 +235,11 @@ PARAMETERS: dict[str, Parameter] = {
     "skip_special_tokens": Parameter("skip_special_tokens", boolean),
     "spaces_between_special_tokens": Parameter("", boolean),  # tokens are joined as bytes; nothing is put between
     "logit_bias": Parameter("logit_bias", logit_bias),
-    "guided_json": Parameter("guide", json_schema),
-    "guided_json_object": Parameter("guide", json_object),
-    "guided_regex": Parameter("guide", regex),
-    "guided_choice": Parameter("guide", choice),
-    "guided_grammar": Parameter("guide", grammar),
+    "guided_json": Parameter("structured_output", json_schema),
+    "guided_json_object": Parameter("structured_output", json_object),
+    "guided_regex": Parameter("structured_output", regex),
+    "guided_choice": Parameter("structured_output", choice),
+    "guided_grammar": Parameter("structured_output", grammar),
     # TensorRT-LLM
     "min_length": Parameter("min_new_tokens", integer(0)),
     "bad_sequences": Parameter("bad_sequences", strings),
@@ -247,7 +247,7 @@ PARAMETERS: dict[str, Parameter] = {
     # TGI's, which its clients send to LMI too
     "top_n_tokens": Parameter("top_logprobs", _top_tokens, informed=True),
     "watermark": Parameter("", nothing(False, "no engine here marks its text")),
-    "grammar": Parameter("guide", tgi_grammar),
+    "grammar": Parameter("structured_output", tgi_grammar),
     "adapter_id": Parameter("adapter", named_adapter, informed=True),
 }
 
@@ -263,7 +263,7 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
 """Names under `parameters` that say something of the request, not of the sampling; the schema reads them."""
 
 
-def read_all(given: Mapping[str, Any], context: Context, *, defaults: Mapping[str, Any], table: Table) -> Found:
+def read_all(given: Mapping[str, Any], context: ServerContext, *, defaults: Mapping[str, Any], table: Table) -> Found:
     """All that `given` asks for.
 
     Args:

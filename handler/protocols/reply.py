@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, Framing
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Token
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
 from handler.protocols.tensors.outputs import Generated, Lines, Wanted, document
 
 
-class Layout(Protocol):
+class ResponseFormat(Protocol):
     """The values of a dialect (`lmi.Lmi`, `tgi.TgiCompat`, `tgi_native.Tgi`).
 
     Attributes:
@@ -49,18 +49,18 @@ class Layout(Protocol):
         """The last line of a stream that broke off."""
 
     def details(
-        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
     ) -> dict[str, Any]:
         """`details` of a document."""
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         """A whole answer."""
 
-    def refused_as(self, error: ServingError, framing: Framing) -> Answer:
+    def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
         """The answer when nothing has been sent yet, to a request whose answer would have been framed so."""
 
 
-class Continuation:
+class SequenceOutput:
     """One sequence of a whole answer, as far as it has come; `index` numbers those of one request."""
 
     def __init__(self, index: int = 0, *, special_in_text: bool = True) -> None:
@@ -81,16 +81,18 @@ class Continuation:
 
 
 def finish_of(request: Request, delta: Delta) -> Finish | None:
-    """Why a sequence ended, as the client sees it: its `end_id` is the model's end token."""
-    if delta.finish is Finish.STOP and request.end_id is not None and delta.tokens:
-        return Finish.EOS if delta.tokens[-1].id == request.end_id else Finish.STOP
+    """Why a sequence ended, as the client sees it: its `eos_token_id` is the model's end token."""
+    if delta.finish is Finish.STOP and request.eos_token_id is not None and delta.tokens:
+        return Finish.EOS if delta.tokens[-1].id == request.eos_token_id else Finish.STOP
     return delta.finish
 
 
 class StreamReply:
     """A stream of lines, one a token."""
 
-    def __init__(self, layout: Layout, request: Request, framing: Framing, outputs: Wanted | None = None) -> None:
+    def __init__(
+        self, layout: ResponseFormat, request: Request, framing: Framing, outputs: Wanted | None = None
+    ) -> None:
         self._layout = layout
         self._request = request
         self._chunk = layout.chunk
@@ -157,7 +159,7 @@ class StreamReply:
                 details["prefill"] = [self._layout.prompt_token(token) for token in self._prefill]
         return self._layout.last_chunk(token, self._num_tokens, text, details, self._beside(token))
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return self._layout.refused_as(error, self._framing)
 
 
@@ -167,7 +169,7 @@ class WholeReply:
     content_type = JSON.content_type
 
     def __init__(self, num_sequences: int, *, special_in_text: bool = True) -> None:
-        self._sequences = [Continuation(index, special_in_text=special_in_text) for index in range(num_sequences)]
+        self._sequences = [SequenceOutput(index, special_in_text=special_in_text) for index in range(num_sequences)]
         self._unfinished = num_sequences
         self._num_prompt_tokens = 0
         self._context: Sequence[Sequence[float]] | None = None  # the prompt's logits
@@ -192,7 +194,7 @@ class WholeReply:
         self.finished = not self._unfinished
         return JSON.encode(self._document()) if self.finished else b""
 
-    def _of(self, index: int, delta: Delta) -> Continuation:
+    def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """The sequence that a delta of request number `index` is of."""
         return self._sequences[delta.sequence]
 
@@ -207,7 +209,7 @@ class WholeReply:
 class DocumentReply(WholeReply):
     """LMI's and TGI's whole answer."""
 
-    def __init__(self, layout: Layout, request: Request, outputs: Wanted | None = None) -> None:
+    def __init__(self, layout: ResponseFormat, request: Request, outputs: Wanted | None = None) -> None:
         super().__init__(request.sampling.num_sequences, special_in_text=layout.special_in_text)
         self._layout = layout
         self._request = request
@@ -227,16 +229,16 @@ class DocumentReply(WholeReply):
             details = self._layout.details(request, best, others, self._num_prompt_tokens)
         return self._layout.document(text, details, self._tensors(best, *others))
 
-    def _score(self, sequence: Continuation) -> float:
+    def _score(self, sequence: SequenceOutput) -> float:
         """By which the sequences are ranked."""
         return sequence.logprob
 
-    def _tensors(self, *sequences: Continuation) -> dict[str, Any] | None:
+    def _tensors(self, *sequences: SequenceOutput) -> dict[str, Any] | None:
         if self._outputs is None:
             return None
         return document(self._outputs, [Generated(one.tokens, one.rows) for one in sequences], self._context)
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return self._layout.refused_as(error, JSON)
 
 

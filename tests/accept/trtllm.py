@@ -72,7 +72,7 @@ def conformance(model: Path) -> Iterator[Result]:
     print("loading the model for 'conformance', in a pytest of its own ...", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "tests/engines/test_conformance.py", "-k", "trtllm"]
+        command = [sys.executable, "-m", "pytest", "-q", "tests/process/engines/test_conformance.py", "-k", "trtllm"]
         done = subprocess.run(
             [*command, "-p", "no:cacheprovider", "--timeout", "900", f"--junitxml={report}"],
             env={**os.environ, "ACCEPT_TRTLLM_MODEL": str(model)},

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Interrupted, Interruptible, Output, Step
-from handler.engines.process.ipc import FrameReader, HostGone, send
+from handler.engines.process.ipc import ChannelClosed, MessageReader, send
 
 
 class Add(NamedTuple):
@@ -58,7 +58,7 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
     """Load the engine, then step it until the other end of `channel` closes."""
     try:
         _load_and_step(load, channel)
-    except HostGone:
+    except ChannelClosed:
         pass  # or it has given this worker up
     finally:
         channel.close()
@@ -70,7 +70,7 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
         engine = load()
         send(channel, Ready(engine.info))
         _step_forever(engine, channel)
-    except HostGone:
+    except ChannelClosed:
         raise
     except Exception as error:  # the engine is foreign code: say why, then make room for a new one
         known = isinstance(error, ConfigError)  # it says what to change, and where
@@ -81,7 +81,7 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
 
 
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
-    reader = FrameReader()
+    reader = MessageReader()
     active: set[int] = set()
     interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
     look = True  # for commands

@@ -11,7 +11,7 @@ from handler.core import garbage
 from handler.engines import load
 from handler.engines.base import Engine
 from handler.engines.process.engine_loop import Spec, run
-from handler.engines.process.ipc import FrameReader
+from handler.engines.process.ipc import MessageReader
 
 
 def main(fd: int) -> None:
@@ -20,7 +20,7 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     channel = socket.socket(fileno=fd)
-    reader = FrameReader()
+    reader = MessageReader()
     messages: list[Spec] = []
     while not messages:
         messages = reader.receive(channel) or []

@@ -11,7 +11,7 @@ from typing import Any
 _LENGTH = struct.Struct("!I")
 
 
-class HostGone(Exception):
+class ChannelClosed(Exception):
     """The other end of the channel is closed."""
 
 
@@ -39,7 +39,7 @@ def send(channel: socket.socket, message: Any) -> None:
                 return
             data = memoryview(data)[sent:]
     except OSError as error:
-        raise HostGone from error
+        raise ChannelClosed from error
 
 
 def encode(message: Any) -> bytes:
@@ -47,7 +47,7 @@ def encode(message: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
+class MessageReader:
     """Bytes in any pieces in, whole messages out; a message that is cut off by the sender's death never appears."""
 
     def __init__(self) -> None:
@@ -60,16 +60,16 @@ class FrameReader:
         """What came whole with what lies in the channel; None where nothing does and the call must not wait.
 
         Raises:
-            HostGone: the other end is closed.
+            ChannelClosed: the other end is closed.
         """
         try:
             size = channel.recv_into(self._room, 0, flags)
         except BlockingIOError:
             return None
         except OSError as error:
-            raise HostGone from error
+            raise ChannelClosed from error
         if not size:
-            raise HostGone
+            raise ChannelClosed
         room = self._room
         if not self._rest and size == _LENGTH.size + _LENGTH.unpack_from(room)[0]:  # nearly always: one, and whole
             return [pickle.loads(room[_LENGTH.size : size])]
@@ -101,11 +101,11 @@ class Messages:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._reader = FrameReader()
+        self._reader = MessageReader()
         self._found: list[Any] = []
 
     def next(self) -> Any:
-        """Raises HostGone when there will be none, or none in time."""
+        """Raises ChannelClosed when there will be none, or none in time."""
         while not self._found:
             self._found = self._reader.receive(self._channel) or []
         return self._found.pop(0)

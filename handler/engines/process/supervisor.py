@@ -21,7 +21,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Adapter, Sampling
 from handler.engines.base import EngineInfo, Step
 from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec, run
-from handler.engines.process.ipc import FrameReader, HostGone, send, wait
+from handler.engines.process.ipc import ChannelClosed, MessageReader, send, wait
 
 log = logging.getLogger("handler.engine")
 
@@ -77,7 +77,7 @@ class Worker:
         self._commands.put(command)
 
     def _send_all(self) -> None:
-        with contextlib.suppress(HostGone, OSError, ValueError):  # closed, by its end or by ours
+        with contextlib.suppress(ChannelClosed, OSError, ValueError):  # closed, by its end or by ours
             while (command := self._commands.get()) is not None:
                 send(self.channel, command)
 
@@ -106,7 +106,7 @@ class Worker:
         return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
 
 
-class RemoteEngine:
+class EngineSupervisor:
     """An engine in a worker, supervised.
 
     `step` returns what arrived and raises `GenerationFailed` once for each death: every request that was in flight is
@@ -134,7 +134,7 @@ class RemoteEngine:
         self._on_change: Callable[[State], None] = lambda state: None
         self._watch: Callable[[int | None], None] = lambda fd: None
         self._worker: Worker | None = None
-        self._reader = FrameReader()
+        self._reader = MessageReader()
         self._active: set[int] = set()
         self._deaths = 0  # in a row, for the backoff
         self._since = 0.0  # last sign of life, or start of the load
@@ -183,7 +183,7 @@ class RemoteEngine:
         steps: list[Step] = []
         try:
             messages = self._reader.receive(self._worker.channel)
-        except HostGone:
+        except ChannelClosed:
             self._died(self._worker.exit_reason())
         if messages is None:
             self._check_clock()
@@ -252,7 +252,7 @@ class RemoteEngine:
             self._worker.send(command)
 
     def _start(self) -> None:
-        self._reader = FrameReader()
+        self._reader = MessageReader()
         self._failed = None
         self._worn = False
         self._expecting = False

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from handler.engines.process.ipc import HostGone, Messages, send
+from handler.engines.process.ipc import ChannelClosed, Messages, send
 from handler.engines.structured_output.sandbox_tasks import Begun, Done, Job, Loaded, OutOfMemory, Raised, Work
 
 log = logging.getLogger("handler.trials")
@@ -28,19 +28,19 @@ _DEATH_SECONDS = 0.01  # from the end of a trial whose process was killed until 
 _STOPPING = "the server is stopping"
 
 
-class NotTried(Exception):
+class NotRun(Exception):
     """The job was not done; the message says why."""
 
 
-class _Lost(NotTried):
+class _Lost(NotRun):
     """The process hung, or ended over another job."""
 
 
-class TooMuch(Exception):
+class LimitExceeded(Exception):
     """The job went beyond its limits, or broke the copy of the process that did it."""
 
 
-class TooMuchMemory(TooMuch):
+class MemoryLimitExceeded(LimitExceeded):
     """It needed more memory than its limit."""
 
 
@@ -56,7 +56,7 @@ class Purpose(NamedTuple):
         return f"{self.what} cannot be {self.done.removeprefix('are ')}"
 
 
-class TrialProcess:
+class Sandbox:
     """Has one job done a call; several threads may call it at the same time.
 
     The process ends with the thread that starts it (PR_SET_PDEATHSIG): call it from threads that stay.
@@ -84,8 +84,8 @@ class TrialProcess:
             data: `job.size` bytes.
 
         Raises:
-            TooMuch: it was given up.
-            NotTried: the process cannot be had, or the machine is too busy.
+            LimitExceeded: it was given up.
+            NotRun: the process cannot be had, or the machine is too busy.
             Exception: what the work raised.
         """
         try:
@@ -100,7 +100,7 @@ class TrialProcess:
                 process = self._hand_over(theirs)  # by now there may be another one
             try:
                 return self._outcome(ours, job, data)
-            except TooMuch:
+            except LimitExceeded:
                 if self._closed or _ended(process):
                     raise _Lost(f"{self._name} has ended") from None
                 raise
@@ -116,17 +116,17 @@ class TrialProcess:
         try:
             send(channel, job)
             begun = messages.next()
-        except HostGone:
+        except ChannelClosed:
             raise _Lost(f"{self._name} does not answer") from None
         assert isinstance(begun, Begun), "that is its first word"
         began = time.monotonic()
         channel.settimeout(job.limits.patience)
         try:
             return _results(channel, messages, data)
-        except HostGone:
+        except ChannelClosed:
             if time.monotonic() - began > 0.99 * job.limits.patience:
-                raise NotTried("the machine is too busy") from None
-            raise TooMuch from None
+                raise NotRun("the machine is too busy") from None
+            raise LimitExceeded from None
 
     def close(self) -> None:
         """It ends, trials under way too, when it finds its socket closed, or that this process has ended."""
@@ -141,7 +141,7 @@ class TrialProcess:
         """Start it where it is not there; returns when it is loaded.
 
         Raises:
-            NotTried: it cannot be had.
+            NotRun: it cannot be had.
         """
         with self._lock:
             self._started()
@@ -160,28 +160,28 @@ class TrialProcess:
                     return process
                 except OSError:  # it has died since the last job
                     self._forget()
-        raise NotTried(f"{self._name} does not live")
+        raise NotRun(f"{self._name} does not live")
 
     def _started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         """Called with the lock."""
         if self._closed:
-            raise NotTried(_STOPPING)
+            raise NotRun(_STOPPING)
         if self._control is None or self._process is None:
             if self._failed_at is not None and time.monotonic() - self._failed_at < _PAUSE:
-                raise NotTried(self._reason)
+                raise NotRun(self._reason)
             try:
                 self._failed_at = None
                 return self._start()
             except Exception as error:  # the system's, or foreign code's
                 self._forget()
                 if self._closed:
-                    raise NotTried(_STOPPING) from None
+                    raise NotRun(_STOPPING) from None
                 self._failed_at, self._reason = (
                     time.monotonic(),
                     f"{self._purpose.impossible}{self._purpose.otherwise}: {error}",
                 )
                 log.error("%s", self._reason)
-                raise NotTried(self._reason) from None
+                raise NotRun(self._reason) from None
         return self._control, self._process
 
     def _start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
@@ -190,7 +190,7 @@ class TrialProcess:
         began = time.monotonic()
         with contextlib.closing(theirs):
             if self._closed:  # which has not seen this socket
-                raise NotTried(_STOPPING)
+                raise NotRun(_STOPPING)
             process = self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                 pass_fds=(theirs.fileno(),),
@@ -201,11 +201,11 @@ class TrialProcess:
         try:
             send(control, self._make)
             loaded: Loaded = Messages(control).next()
-        except HostGone:
-            raise NotTried("the process ended while it was loading") from None
+        except ChannelClosed:
+            raise NotRun("the process ended while it was loading") from None
         if loaded.reason:
             log.error("%s\n%s", self._purpose.impossible, loaded.trace.rstrip())
-            raise NotTried(loaded.reason)
+            raise NotRun(loaded.reason)
         control.settimeout(None)
         seconds = time.monotonic() - began
         log.info("%s %s by process %d, loaded in %.1f s", *self._purpose[:2], process.pid, seconds)
@@ -242,14 +242,14 @@ def _results(channel: socket.socket, messages: Messages, data: bytes | memoryvie
         if data:  # else the copy may have ended already, and be no failure
             channel.sendall(data)  # frees the GIL
     except OSError as error:
-        raise HostGone from error
+        raise ChannelClosed from error
     found: list[Any] = []
     while True:
         message = messages.next()
         if isinstance(message, Done):
             return found, message.seconds
         if isinstance(message, OutOfMemory):
-            raise TooMuchMemory
+            raise MemoryLimitExceeded
         if isinstance(message, Raised):
             try:
                 raise message.error

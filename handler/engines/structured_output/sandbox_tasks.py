@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from handler.engines.process.engine_process import die_with_parent
-from handler.engines.process.ipc import HostGone, Messages, send, wait
+from handler.engines.process.ipc import ChannelClosed, Messages, send, wait
 
 Work = Callable[[Any, memoryview], Iterator[Any]]
 """Takes a job's subject and data, and yields what the host gets; what it raises is sent there too."""
@@ -78,7 +78,7 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     control = socket.socket(fileno=fd)
-    with contextlib.suppress(HostGone):
+    with contextlib.suppress(ChannelClosed):
         work = _load(control)
         if work is not None:
             _serve(control, work)
@@ -91,7 +91,7 @@ def _load(control: socket.socket) -> Work | None:
     try:
         make: Callable[[], Work] = Messages(control).next()
         work = make()
-    except HostGone:
+    except ChannelClosed:
         raise
     except Exception as error:  # foreign code: say why
         send(control, Loaded(f"{type(error).__name__}: {error}", traceback.format_exc()))
@@ -138,7 +138,7 @@ def _outcome(channel: socket.socket, work: Work, job: Job) -> Done | Raised | Ou
         return Done(time.process_time())
     except MemoryError:
         return OutOfMemory()
-    except HostGone:
+    except ChannelClosed:
         raise
     except Exception as error:
         return Raised(error.with_traceback(None))
@@ -150,7 +150,7 @@ def _received(channel: socket.socket, size: int) -> memoryview:
     while at < size:
         wait(channel)
         if not (count := channel.recv_into(data[at:])):
-            raise HostGone
+            raise ChannelClosed
         at += count
     return data
 

@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from handler.core.errors import ServingError, Unavailable, serving_error
-from handler.core.values import Guide
-from handler.engines.base import GuideTrial
-from handler.engines.structured_output.sandbox import NotTried, Purpose, TooMuch, TooMuchMemory, TrialProcess
+from handler.core.values import StructuredOutput
+from handler.engines.base import StructuredOutputCheck
+from handler.engines.structured_output.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
 
 _MEMORY = 256 << 20
@@ -58,8 +58,8 @@ class Verdict(NamedTuple):
     kept: int = 0
 
 
-class Renewable(Protocol):
-    """An engine that keeps guides for as long as it lives (`engines.remote.RemoteEngine`)."""
+class Restartable(Protocol):
+    """An engine that keeps guides for as long as it lives (`engines.remote.EngineSupervisor`)."""
 
     restarts: int
 
@@ -68,7 +68,7 @@ class Renewable(Protocol):
 
 
 class _Waiting(NamedTuple):
-    guide: Guide
+    structured_output: StructuredOutput
     since: float
 
 
@@ -78,7 +78,7 @@ class _Lane(NamedTuple):
     waiting: queue.SimpleQueue[_Waiting | None]
 
 
-class GuideChecks:
+class StructuredOutputValidator:
     """Tries guides, each once, and remembers what came of it. Thread-safe.
 
     There are lanes: every guide gets a fifth of a second of computing at first, and what needs more begins anew in a
@@ -94,15 +94,15 @@ class GuideChecks:
 
     def __init__(
         self,
-        make: Callable[[], GuideTrial],
+        make: Callable[[], StructuredOutputCheck],
         *,
         seconds: float,
         memory: int = _MEMORY,
-        engine: Renewable | None = None,
+        engine: Restartable | None = None,
     ) -> None:
         self._kept = _Kept(engine)
         self.seconds = seconds
-        self._process = TrialProcess(functools.partial(_trial_work, make), _PURPOSE)
+        self._process = Sandbox(functools.partial(_trial_work, make), _PURPOSE)
         self._excess = (
             f"the engine would need more than {seconds:g} s (option.guide_timeout) or {memory >> 20} MiB to make it "
             "ready, or break"
@@ -113,9 +113,9 @@ class GuideChecks:
             for most, room, nice in zip(allowed, _ROOM[-len(allowed) :], _NICE, strict=False)
         ]
         self._lock = threading.Lock()
-        self._known: OrderedDict[Guide, Verdict] = OrderedDict()  # the one used last comes last
+        self._known: OrderedDict[StructuredOutput, Verdict] = OrderedDict()  # the one used last comes last
         self._known_seconds = 0.0
-        self._asked: dict[Guide, list[Future[str]]] = {}
+        self._asked: dict[StructuredOutput, list[Future[str]]] = {}
         self._running = False
         self._closed = False
 
@@ -124,7 +124,7 @@ class GuideChecks:
         with self._lock:
             self._start()
 
-    def check(self, guide: Guide) -> Future[str]:
+    def check(self, structured_output: StructuredOutput) -> Future[str]:
         """What is wrong with the guide, "" where nothing is; or the future's exception is `Unavailable`.
 
         The future is the caller's own, and cannot be cancelled.
@@ -132,22 +132,22 @@ class GuideChecks:
         found: Future[str] = Future()
         found.set_running_or_notify_cancel()
         with self._lock:
-            if not guide.value:  # nothing of it is the client's
+            if not structured_output.value:  # nothing of it is the client's
                 found.set_result("")
             elif self._closed:
                 found.set_exception(_stopping())
-            elif guide in self._known:
-                self._known.move_to_end(guide)
-                if self._kept.add(guide, self._known[guide]):
-                    found.set_result(self._known[guide].refusal)
+            elif structured_output in self._known:
+                self._known.move_to_end(structured_output)
+                if self._kept.add(structured_output, self._known[structured_output]):
+                    found.set_result(self._known[structured_output].refusal)
                 else:
                     found.set_exception(Unavailable(_NO_ROOM))
-            elif guide in self._asked:
-                self._asked[guide].append(found)
-            elif not self._enter(self._lanes[0], _Waiting(guide, time.monotonic())):
+            elif structured_output in self._asked:
+                self._asked[structured_output].append(found)
+            elif not self._enter(self._lanes[0], _Waiting(structured_output, time.monotonic())):
                 found.set_exception(_busy())
             else:
-                self._asked[guide] = [found]
+                self._asked[structured_output] = [found]
                 self._start()
         return found
 
@@ -194,30 +194,30 @@ class GuideChecks:
         while (waiting := lane.waiting.get()) is not None:
             try:
                 if time.monotonic() - waiting.since > _WAIT:
-                    raise NotTried("too many others are tried first")
-                (verdict,), seconds = self._process.done(Job(waiting.guide, lane.limits))
-                self._settle(waiting.guide, verdict._replace(seconds=seconds))
-            except TooMuchMemory:
-                self._settle(waiting.guide, Verdict(self._excess))
-            except TooMuch:
+                    raise NotRun("too many others are tried first")
+                (verdict,), seconds = self._process.done(Job(waiting.structured_output, lane.limits))
+                self._settle(waiting.structured_output, verdict._replace(seconds=seconds))
+            except MemoryLimitExceeded:
+                self._settle(waiting.structured_output, Verdict(self._excess))
+            except LimitExceeded:
                 self._go_on(waiting, number + 1)
-            except NotTried as error:
-                self._settle(waiting.guide, Unavailable(f"guides: {error}"))
+            except NotRun as error:
+                self._settle(waiting.structured_output, Unavailable(f"guides: {error}"))
             except Exception as error:  # a bug; the lane must go on
-                self._settle(waiting.guide, serving_error(error))
+                self._settle(waiting.structured_output, serving_error(error))
 
     def _go_on(self, waiting: _Waiting, number: int) -> None:
         if number == len(self._lanes):
-            self._settle(waiting.guide, Verdict(self._excess))
+            self._settle(waiting.structured_output, Verdict(self._excess))
         elif not self._enter(self._lanes[number], waiting):
-            self._settle(waiting.guide, _busy())
+            self._settle(waiting.structured_output, _busy())
 
-    def _settle(self, guide: Guide, outcome: Verdict | ServingError) -> None:
+    def _settle(self, structured_output: StructuredOutput, outcome: Verdict | ServingError) -> None:
         with self._lock:
-            asked = self._asked.pop(guide, ())  # none: it is closed, and they know
+            asked = self._asked.pop(structured_output, ())  # none: it is closed, and they know
             if isinstance(outcome, Verdict):
-                self._remember(guide, outcome)
-                if not self._kept.add(guide, outcome):
+                self._remember(structured_output, outcome)
+                if not self._kept.add(structured_output, outcome):
                     outcome = Unavailable(_NO_ROOM)
         for future in asked:
             if isinstance(outcome, Verdict):
@@ -225,10 +225,10 @@ class GuideChecks:
             else:
                 future.set_exception(outcome)
 
-    def _remember(self, guide: Guide, verdict: Verdict) -> None:
+    def _remember(self, structured_output: StructuredOutput, verdict: Verdict) -> None:
         if not verdict.refusal:
             self._known_seconds += verdict.seconds
-        self._known[guide] = verdict
+        self._known[structured_output] = verdict
         while len(self._known) > _MAX_KNOWN or self._known_seconds > _MAX_SECONDS:
             _, gone = self._known.popitem(last=False)
             self._known_seconds -= 0.0 if gone.refusal else gone.seconds
@@ -237,26 +237,26 @@ class GuideChecks:
 class _Kept:
     """What an engine keeps of guides in this life of it."""
 
-    def __init__(self, engine: Renewable | None) -> None:
+    def __init__(self, engine: Restartable | None) -> None:
         self._engine = engine
         self._life = 0
         self._guides: set[int] = set()  # hashes
         self._bytes = 0
 
-    def add(self, guide: Guide, verdict: Verdict) -> bool:
+    def add(self, structured_output: StructuredOutput, verdict: Verdict) -> bool:
         """Whether the engine may have it; false where there is no room for what it would keep."""
         if self._engine is None or not verdict.kept:
             return True
         if self._engine.restarts != self._life:
             self._life, self._bytes = self._engine.restarts, 0
             self._guides.clear()
-        if hash(guide) in self._guides:
+        if hash(structured_output) in self._guides:
             return True
         if self._bytes + verdict.kept > _WORN:
             self._engine.renew()
         if self._bytes + verdict.kept > _FULL:
             return False
-        self._guides.add(hash(guide))
+        self._guides.add(hash(structured_output))
         self._bytes += verdict.kept
         return True
 
@@ -269,12 +269,12 @@ def _busy() -> Unavailable:
     return Unavailable("too many guides are to be tried at once")
 
 
-def _trial_work(make: Callable[[], GuideTrial]) -> Work:
+def _trial_work(make: Callable[[], StructuredOutputCheck]) -> Work:
     trial = make()
 
-    def work(guide: Guide, data: memoryview) -> Iterator[Verdict]:
+    def work(structured_output: StructuredOutput, data: memoryview) -> Iterator[Verdict]:
         try:
-            yield Verdict(kept=trial(guide) or 0)
+            yield Verdict(kept=trial(structured_output) or 0)
         except MemoryError:
             raise
         except Exception as error:  # as the engine itself would say of the request

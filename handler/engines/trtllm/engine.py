@@ -25,7 +25,7 @@ from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.stepped_loop import SteppedLoop
-from handler.engines.trtllm.structured_output import guide_trial as guide_trial
+from handler.engines.trtllm.structured_output import structured_output_check as structured_output_check
 from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
 
 _PATIENCE = 0.02  # seconds that a step waits for news, before it lets new commands be taken

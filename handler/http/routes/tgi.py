@@ -16,16 +16,16 @@ from handler.core.framing import dumps
 from handler.core.text import Prompt, spans
 from handler.engines.base import Tokenizer
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
-from handler.protocols.base import Answer
-from handler.protocols.messages import read_messages
+from handler.protocols.base import HttpResponse
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, HARMLESS
+from handler.protocols.openai.tools.formats import plain_messages, takes_tools
 from handler.protocols.parameters import show
+from handler.protocols.readers.messages import read_messages
 from handler.protocols.registry import ROUTES
 from handler.protocols.tgi.errors import UNHEALTHY, Misshapen, Rejected
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.request import read_body as read_generate
-from handler.protocols.tools.formats import plain_messages, takes_tools
 from handler.serving.preprocess import ignored_header
 from handler.serving.service import TOKENIZER_THREADS, Service
 from handler.serving.stats import Record
@@ -66,7 +66,7 @@ class TgiRoutes:
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._service.healthy:
-            await send_answer(scope, send, Answer(200, "text/plain; charset=utf-8", b""))
+            await send_answer(scope, send, HttpResponse(200, "text/plain; charset=utf-8", b""))
         else:
             await send_json(scope, send, 503, UNHEALTHY)
 
@@ -106,7 +106,7 @@ class TgiRoutes:
             with self._place():
                 value = (await service.decode(body, headers, _SCHEMA)).value
                 use, ignored = await service.aside(len(body), functools.partial(read, value))
-                found = Answer(200, "application/json", await service.with_tokenizer(use))
+                found = HttpResponse(200, "application/json", await service.with_tokenizer(use))
         except Exception as error:
             await send_answer(scope, send, service.refuse(serving_error(error), id, value, _SCHEMA))
         else:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, Framing, around
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
 from handler.protocols.openai.response import Usage, usage
-from handler.protocols.reply import Continuation, WholeReply
+from handler.protocols.reply import SequenceOutput, WholeReply
 
 
 class Failures(Protocol):
@@ -18,7 +18,7 @@ class Failures(Protocol):
     def stream_failure(self, error: ServingError) -> Any:
         """The last value of a stream that broke off."""
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         """The answer when nothing has been sent yet."""
 
 
@@ -112,7 +112,7 @@ class ChatStream:
     def _count(self) -> dict[str, int]:
         return usage(self._num_prompt_tokens, self._num_tokens)
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return self._failures.refused(error)
 
 
@@ -130,7 +130,7 @@ class ChatDocument(WholeReply):
         count = usage(self._num_prompt_tokens, num_tokens)
         return {**self._completion.object("chat.completion", choices), "usage": count}
 
-    def _choice(self, sequence: Continuation) -> dict[str, Any]:
+    def _choice(self, sequence: SequenceOutput) -> dict[str, Any]:
         return {
             "index": sequence.index,
             "message": {"role": "assistant", "content": sequence.text},
@@ -138,5 +138,5 @@ class ChatDocument(WholeReply):
             "finish_reason": sequence.finish.value,
         }
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return self._failures.refused(error)

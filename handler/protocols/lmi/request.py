@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
-from handler.core.values import LMI_NAMES, Adapter, Finish, Names, Request, Sampling, Token
-from handler.protocols.adapters import agreed, read_adapters
-from handler.protocols.base import Answer, Call, Context, Reply, front_end_error
+from handler.core.values import LMI_NAMES, Adapter, FieldNames, Finish, Request, Sampling, Token
+from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext, front_end_error
+from handler.protocols.lmi.postprocess import Reshaped
 from handler.protocols.parameters import Found, read_all, show
-from handler.protocols.postprocess import Reshaped
-from handler.protocols.readers import read_field, read_object, read_parameters_field, read_stream, unknown_names
-from handler.protocols.reply import Continuation, DocumentReply, Layout, StreamReply
+from handler.protocols.readers.adapters import agreed, read_adapters
+from handler.protocols.readers.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
 from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.tensors.outputs import Wanted, wanted
 
@@ -45,7 +45,7 @@ class Lmi:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def parse(self, body: Any, context: Context) -> Call:
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)
         parameters = read_parameters_field(body)
         prompt = body.get("inputs")
@@ -68,7 +68,7 @@ class Lmi:
                 "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more"
             )
 
-        def reply(layout: Layout) -> Reply:
+        def reply(layout: ResponseFormat) -> Reply:
             if streams:
                 return StreamReply(layout, request, framing, outputs)
             return DocumentReply(layout, request, outputs)
@@ -76,12 +76,12 @@ class Lmi:
         def reshape(change: Callable[[Any], Any]) -> Reply:
             return reply(Reshaped(self, change))
 
-        return Call((request,), reply(self), ignored, streams, None if named else reshape)
+        return ParsedRequest((request,), reply(self), ignored, streams, None if named else reshape)
 
-    def _framing(self, named: Framing | None, context: Context, stream: bool | None) -> Framing:
+    def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
         return named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
 
-    def _framing_of_refused(self, body: Any, context: Context) -> Framing:
+    def _framing_of_refused(self, body: Any, context: ServerContext) -> Framing:
         """How the answer to a body that may be wrong would have been framed, as far as that can be read."""
         body = body if isinstance(body, dict) else {}
         found = body.get("parameters")
@@ -94,7 +94,7 @@ class Lmi:
         return self._framing(_readable(lambda: _read_formatter(parameters)), context, _readable(stream))
 
     def asked(
-        self, prompt: str | None, parameters: Mapping[str, Any], context: Context, adapter: Adapter | None = None
+        self, prompt: str | None, parameters: Mapping[str, Any], context: ServerContext, adapter: Adapter | None = None
     ) -> Asked:
         """What one prompt with `parameters` asks for.
 
@@ -123,7 +123,7 @@ class Lmi:
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
             adapter=agreed(adapter, others.get("adapter"), found.names.get("adapter", "")),
-            end_id=end_id,
+            eos_token_id=end_id,
             names=_names(found),
         )
         return Asked(request, _wanted(found), others.get("stream"))
@@ -167,7 +167,7 @@ class Lmi:
         return {"finish_reason": finish.value, "generated_tokens": num_tokens, "inputs": request.prompt}
 
     def details(
-        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
     ) -> dict[str, Any]:
         value: dict[str, Any] = {
             "finish_reason": best.finish.value,
@@ -183,7 +183,7 @@ class Lmi:
             value["best_of_sequences"] = [self.other(request, other) for other in others]
         return value
 
-    def other(self, request: Request, other: Continuation) -> dict[str, Any]:
+    def other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
         """One of `best_of_sequences`."""
         tops = {"top_tokens": [self.top_tokens(token) for token in other.tokens]}
         return {
@@ -200,21 +200,23 @@ class Lmi:
             value["details"] = details
         return value if outputs is None else {**value, "outputs": outputs}
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
 
-    def refused_as(self, error: ServingError, framing: Framing) -> Answer:
+    def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
         """Payload problems are `{"error", "code"}`; the rest has the error document or the error line around that."""
         value: dict[str, Any] = {"error": error.message, "code": error.status}
         if isinstance(error, InvalidPayload):
             pass
         elif error.status == 424 and framing is not JSON:
-            return Answer(error.status, framing.content_type, framing.encode(self.stream_failure(error)) + framing.end)
+            return HttpResponse(
+                error.status, framing.content_type, framing.encode(self.stream_failure(error)) + framing.end
+            )
         elif error.status == 424:
             value = {"generated_text": "", "details": _NO_DETAILS, **value}
         else:
             value = front_end_error(error)
-        return Answer(error.status, JSON.content_type, JSON.encode(value))
+        return HttpResponse(error.status, JSON.content_type, JSON.encode(value))
 
     def stream_failure(self, error: ServingError) -> Any:
         return {
@@ -245,7 +247,7 @@ def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
     raise InvalidParameter(f"parameters.output_formatter={show(name)}: must be one of {', '.join(FRAMINGS)}")
 
 
-def _prompt(prompt: str | None, ids: Sequence[int] | None, context: Context) -> str:
+def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContext) -> str:
     """The prompt's text; of ids, what they stand for, special marks included."""
     if ids is None:
         assert prompt is not None, "a body without either is refused by read_object()"
@@ -282,15 +284,15 @@ def _wanted(found: Found) -> Wanted | None:
     return wanted(named, flags, others.get("pad_id", others.get("end_id", -1)))
 
 
-def _names(found: Found) -> Names:
+def _names(found: Found) -> FieldNames:
     """What the client calls what is checked later on; of stop tokens that an `end_id` made, that."""
     names, default = found.names, LMI_NAMES
-    return Names(
+    return FieldNames(
         prompt=names.get("prompt_ids", default.prompt),
         max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),
         stop_token_ids=names.get("stop_token_ids", names.get("end_id", default.stop_token_ids)),
         bad_token_ids=names.get("bad_token_ids", default.bad_token_ids),
         logit_bias=names.get("logit_bias", default.logit_bias),
         logits=names.get("return_generation_logits", names.get("return_context_logits", default.logits)),
-        guide=names.get("guide", default.guide),
+        structured_output=names.get("structured_output", default.structured_output),
     )

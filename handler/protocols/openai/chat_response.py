@@ -10,8 +10,8 @@ from handler.core.framing import JSON, around
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.lmi.chat_response import Completion
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
-from handler.protocols.reply import Continuation
-from handler.protocols.tools.parsing import Arguments, Begun, Parser, Piece
+from handler.protocols.openai.tools.parsing import Arguments, Begun, Parser, Piece
+from handler.protocols.reply import SequenceOutput
 
 
 class Form(NamedTuple):
@@ -161,7 +161,7 @@ class ChatDocument(Whole):
     def _choices(self) -> list[dict[str, Any]]:
         return [self._choice(sequence) for sequence in self._sequences]
 
-    def _choice(self, sequence: Continuation) -> dict[str, Any]:
+    def _choice(self, sequence: SequenceOutput) -> dict[str, Any]:
         message = self._message("".join([self._form.text(token) for token in sequence.tokens]))
         return {
             "index": sequence.index,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.base import Reply
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
-from handler.protocols.reply import Continuation
+from handler.protocols.reply import SequenceOutput
 
 
 class Form(NamedTuple):
@@ -111,7 +111,7 @@ class TextDocument(Whole):
             choices += [self._choice(len(choices) + place, prompt, one, prefill) for place, one in enumerate(tries)]
         return choices
 
-    def _choice(self, index: int, prompt: str, sequence: Continuation, prefill: Sequence[Token]) -> dict[str, Any]:
+    def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> dict[str, Any]:
         at = 0 if prefill else len(prompt)
         return {
             "index": index,
@@ -121,7 +121,7 @@ class TextDocument(Whole):
         }
 
 
-def _mean(sequence: Continuation) -> float:
+def _mean(sequence: SequenceOutput) -> float:
     return sequence.logprob / max(len(sequence.tokens), 1)
 
 

@@ -20,7 +20,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.framing import JSON, SSE_DONE
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
 
 _INVALID = "invalid_request_error"
 
@@ -57,8 +57,8 @@ def failure(error: ServingError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
 
 
-def refused(error: ServingError, body: Any = None) -> Answer:
-    return Answer(status(error), JSON.content_type, JSON.encode(failure(error)))
+def refused(error: ServingError, body: Any = None) -> HttpResponse:
+    return HttpResponse(status(error), JSON.content_type, JSON.encode(failure(error)))
 
 
 def stream_end(error: ServingError) -> bytes:

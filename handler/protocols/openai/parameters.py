@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter, ModelNotFound
-from handler.core.values import Adapter, Guide
-from handler.protocols.base import Context
-from handler.protocols.json_schema import takes
+from handler.core.values import Adapter, StructuredOutput
+from handler.protocols.base import ServerContext
 from handler.protocols.parameters import (
     MAX_NAME,
     MAX_TOP_TOKENS,
@@ -23,7 +22,7 @@ from handler.protocols.parameters import (
     string,
     strings,
 )
-from handler.protocols.structured_output import (
+from handler.protocols.readers.structured_output import (
     choice,
     grammar,
     json_object,
@@ -32,17 +31,18 @@ from handler.protocols.structured_output import (
     response_format,
     tgi_grammar,
 )
+from handler.protocols.readers.values import takes
 
 
 @takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
-def top_logprobs(value: Any, context: Context) -> int:
+def top_logprobs(value: Any, context: ServerContext) -> int:
     """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
     count = integer(0, MAX_TOP_TOKENS)(value)
-    return 0 if count == 1 and "top_logprobs" in context.lacks else count
+    return 0 if count == 1 and "top_logprobs" in context.unsupported else count
 
 
 @takes(type="object", required=["type"], properties={"type": {"type": "string"}})
-def _format(value: Any) -> Guide | None:
+def _format(value: Any) -> StructuredOutput | None:
     """OpenAI's, or TGI's with `value`, into which huggingface_hub's client turns OpenAI's."""
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
 
@@ -51,7 +51,7 @@ _GUIDES = {"json": json_schema, "regex": regex, "choice": choice, "grammar": gra
 
 
 @takes(type="object", properties={name: {} for name in _GUIDES})
-def _structured_outputs(value: Any) -> Guide | None:
+def _structured_outputs(value: Any) -> StructuredOutput | None:
     """vLLM's, which has one of several names."""
     wanted = f"must be an object with one of {', '.join(_GUIDES)}"
     given = {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else {}
@@ -89,7 +89,7 @@ CHAT_OF_LMI: Mapping[str, Parameter] = {
     "logprobs": Parameter("", boolean),
     "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
     "logit_bias": PARAMETERS["logit_bias"],
-    "response_format": Parameter("guide", response_format),
+    "response_format": Parameter("structured_output", response_format),
 }
 """Those that LMI's chat completions have too."""
 
@@ -104,7 +104,7 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "spaces_between_special_tokens": PARAMETERS["spaces_between_special_tokens"],
     "bad_words": PARAMETERS["bad_sequences"],
     "truncate_prompt_tokens": Parameter("truncate", integer(1)),
-    "structured_outputs": Parameter("guide", _structured_outputs),
+    "structured_outputs": Parameter("structured_output", _structured_outputs),
     **{name: PARAMETERS[name] for name in PARAMETERS if name.startswith("guided_")},
     "use_beam_search": Parameter("", nothing(False, "there is no beam search on this route")),
     "prompt_logprobs": Parameter("", _none_of("ask for echo with logprobs on /v1/completions")),
@@ -114,7 +114,12 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "logits_processors": Parameter("", _none_of("requests bring no code")),
 }
 
-_BOTH = {**CHAT_OF_LMI, **_OF_VLLM, "seed": Parameter("seed", _seed), "response_format": Parameter("guide", _format)}
+_BOTH = {
+    **CHAT_OF_LMI,
+    **_OF_VLLM,
+    "seed": Parameter("seed", _seed),
+    "response_format": Parameter("structured_output", _format),
+}
 
 CHAT = Table(
     {
@@ -161,7 +166,7 @@ _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
 """What @huggingface/inference sends when it was told none: the address that it sends to."""
 
 
-def read_model(body: Mapping[str, Any], context: Context) -> tuple[str, Adapter | None]:
+def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
     """`model`, as the answer repeats it, and the adapter whose name it is. An http address is the model itself.
 
     Raises:

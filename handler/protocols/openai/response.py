@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, SSE_DONE, around
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
 from handler.protocols.openai import errors
-from handler.protocols.reply import Continuation, WholeReply
+from handler.protocols.reply import SequenceOutput, WholeReply
 
 REASONS: Mapping[Finish | None, str | None] = {
     None: None,
@@ -173,7 +173,7 @@ class Stream:
     def _count(self) -> dict[str, int]:
         return usage(self._num_prompt_tokens, self._num_tokens)
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)
 
 
@@ -194,7 +194,7 @@ class Whole(WholeReply):
     def start(self, index: int, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens += num_prompt_tokens
 
-    def _of(self, index: int, delta: Delta) -> Continuation:
+    def _of(self, index: int, delta: Delta) -> SequenceOutput:
         return self._sequences[index * self._each + delta.sequence]
 
     def _document(self) -> dict[str, Any]:
@@ -204,5 +204,5 @@ class Whole(WholeReply):
     def _choices(self) -> list[dict[str, Any]]:
         raise NotImplementedError
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.openapi.shapes import Shape
 
-Components = Mapping[str, Callable[[Context], Shape]]
+Components = Mapping[str, Callable[[ServerContext], Shape]]
 """Schemas by name; one that holds parameters is made for the engine that is served."""
 
 
-def always(shape: Shape) -> Callable[[Context], Shape]:
+def always(shape: Shape) -> Callable[[ServerContext], Shape]:
     """One that is the same for every engine."""
     return lambda context: shape
 

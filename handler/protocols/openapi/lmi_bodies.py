@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.lmi import chat
 from handler.protocols.openapi.base import Components, Dialect, always
 from handler.protocols.openapi.shapes import (
@@ -28,8 +28,8 @@ _LOGPROB = nullable(NUMBER)
 _ADAPTERS = {"anyOf": [TEXT, listing(TEXT), NULL], "description": "The name of a LoRA adapter, or one for each prompt"}
 
 
-def _lmi_request(inputs: Shape) -> Callable[[Context], Shape]:
-    def shape(context: Context) -> Shape:
+def _lmi_request(inputs: Shape) -> Callable[[ServerContext], Shape]:
+    def shape(context: ServerContext) -> Shape:
         known = {**parameters(tensors.TABLE.parameters, context), **request_fields()}
         return record(
             {},
@@ -44,7 +44,7 @@ def _lmi_request(inputs: Shape) -> Callable[[Context], Shape]:
     return shape
 
 
-def _chat_request(context: Context) -> Shape:
+def _chat_request(context: ServerContext) -> Shape:
     part = record({"type": {"const": "text"}, "text": TEXT})
     message = record(
         {"role": {"enum": ["system", "user", "assistant"]}, "content": {"anyOf": [TEXT, listing(part, minItems=1)]}}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, COMPLETIONS
+from handler.protocols.openai.tools.request import MAX_TOOLS
 from handler.protocols.openapi.base import Components, Dialect, always
 from handler.protocols.openapi.shapes import (
     COUNT,
@@ -20,7 +21,6 @@ from handler.protocols.openapi.shapes import (
     record,
     ref,
 )
-from handler.protocols.tools.request import MAX_TOOLS
 
 _FINISH = nullable({"enum": ["stop", "length", "tool_calls", "content_filter", "function_call"]})
 _STREAM = {
@@ -50,7 +50,7 @@ _COLUMNS = nullable(
 )
 
 
-def _chat_request(context: Context) -> Shape:
+def _chat_request(context: ServerContext) -> Shape:
     tool = record(
         {
             "type": {"const": "function"},
@@ -67,7 +67,7 @@ def _chat_request(context: Context) -> Shape:
     )
 
 
-def _completion_request(context: Context) -> Shape:
+def _completion_request(context: ServerContext) -> Shape:
     ids = listing(COUNT, minItems=1)
     several = listing({"anyOf": [TEXT, ids]}, minItems=1, maxItems=MAX_PROMPTS)
     known = parameters(COMPLETIONS.parameters, context)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handler.protocols import structured_output
-from handler.protocols.adapters import named_adapter
-from handler.protocols.base import Context
-from handler.protocols.json_schema import taken
+from handler.protocols.base import ServerContext
 from handler.protocols.parameters import MAX_TOP_TOKENS, REQUEST_FIELDS, Parameter
+from handler.protocols.readers import structured_output
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.values import taken
 
 Shape = dict[str, Any]
 
@@ -75,15 +75,15 @@ def taken_by(found: Parameter) -> Shape:
     return taken(found.read) or _GUIDES.get(found.read) or _FIELDS.get(found.field) or {}
 
 
-def parameter(found: Parameter, context: Context) -> Shape:
+def parameter(found: Parameter, context: ServerContext) -> Shape:
     """What one takes; null means absent. What the engine lacks is said with it."""
     shape = dict(taken_by(found))
-    if why := context.lacks.get(found.field):
+    if why := context.unsupported.get(found.field):
         shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
     return nullable(shape) if shape else shape
 
 
-def parameters(table: Mapping[str, Parameter], context: Context) -> dict[str, Shape]:
+def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[str, Shape]:
     return {name: parameter(found, context) for name, found in table.items()}
 
 

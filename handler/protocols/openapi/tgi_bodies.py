@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.openapi.base import Components, Dialect, always
 from handler.protocols.openapi.shapes import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.tgi import request
@@ -42,28 +42,28 @@ _NOT_LIMITED = {"typical_p", "stop"}
 """Of MindIE, which takes any."""
 
 
-def _fields(kinds: Mapping[str, Kind], limits: Mapping[str, Shape], context: Context) -> dict[str, Shape]:
+def _fields(kinds: Mapping[str, Kind], limits: Mapping[str, Shape], context: ServerContext) -> dict[str, Shape]:
     found = {}
     for name, kind in kinds.items():
         shape = {**_TYPES[kind.name], **limits.get(name, {})}
-        if why := context.lacks.get(_SETS.get(name, name)):
+        if why := context.unsupported.get(_SETS.get(name, name)):
             shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
         found[name] = nullable(shape) if kind.null else shape
     return found
 
 
-_SETS = {"grammar": "guide", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
+_SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
 """Fields of Sampling that have other names."""
 
 
-def _tgi_request(context: Context) -> Shape:
+def _tgi_request(context: ServerContext) -> Shape:
     known = _fields(request.PARAMETERS, _LIMITS, context)
     return record(
         {"inputs": {**TEXT, "minLength": 1}}, {"parameters": {"type": "object", "properties": known}, "stream": FLAG}
     )
 
 
-def _mindie_request(context: Context) -> Shape:
+def _mindie_request(context: ServerContext) -> Shape:
     limits = {name: limit for name, limit in _LIMITS.items() if name not in _NOT_LIMITED}
     known = _fields(KINDS, limits, context)
     inputs = {**TEXT, "minLength": 1, "maxLength": MAX_CHARACTERS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.openapi.base import Components, Dialect, always
 from handler.protocols.openapi.shapes import COUNT, NUMBER, TEXT, Shape, listing, nullable, parameters, record
 from handler.protocols.triton.inputs import TABLE
@@ -14,7 +14,7 @@ _TEXTS = {"anyOf": [TEXT, listing(TEXT)]}
 _COUNTS = {"anyOf": [COUNT, listing(COUNT)]}
 
 
-def _request(context: Context) -> Shape:
+def _request(context: ServerContext) -> Shape:
     inputs = parameters(TABLE.parameters, context)
     text = {"text_input": {"anyOf": [TEXT, listing(TEXT, minItems=1, maxItems=1)]}}
     return record(

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from handler.protocols.adapters import numbered_adapter
-from handler.protocols.base import Context
-from handler.protocols.json_schema import taken, takes
+from handler.protocols.base import ServerContext
 from handler.protocols.parameters import MAX_STOPS, PARAMETERS, SEVERAL, Parameter, Table, boolean, integer, number
+from handler.protocols.readers.adapters import numbered_adapter
+from handler.protocols.readers.values import taken, takes
 from handler.protocols.tensors.outputs import LOGITS, OUTPUTS
 
 _INT32 = (1 << 31) - 1
@@ -72,18 +72,18 @@ def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
 # -- what needs more than its own value ----------------------------------------------------------------------------
 
 
-def _known(ids: Sequence[int], context: Context) -> None:
+def _known(ids: Sequence[int], context: ServerContext) -> None:
     """Refuse ids that no prompt could have; where each prompt brings its own vocabulary, intake does."""
     if context.vocabulary is not None and (worst := max(ids, default=0)) >= len(context.vocabulary):
         raise ValueError(f"{worst} is not in the vocabulary of {len(context.vocabulary)} tokens")
 
 
-def _no_vocabulary(context: Context) -> ValueError:
+def _no_vocabulary(context: ServerContext) -> ValueError:
     return ValueError(f"the engine {context.engine} lacks it: it has no vocabulary of its own")
 
 
 @takes(**_TENSOR, items={"type": ["integer", "array"]})
-def input_ids(value: Any, context: Context) -> tuple[int, ...]:
+def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
     ids = _ids(_row(value, "[1, num_input_tokens] or [num_input_tokens]"))
     if not ids:
         raise ValueError("must hold a token")
@@ -94,7 +94,7 @@ def input_ids(value: Any, context: Context) -> tuple[int, ...]:
 
 
 @takes(anyOf=one_of(_ID))
-def end_id(value: Any, context: Context) -> dict[str, Any]:
+def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
     """-1 is no end token at all; another one takes the place of the model's own."""
     id = single(integer(-1))(value)
     if id < 0:
@@ -104,14 +104,14 @@ def end_id(value: Any, context: Context) -> dict[str, Any]:
 
 
 @takes(anyOf=one_of(_ID))
-def pad_id(value: Any, context: Context) -> int:
+def pad_id(value: Any, context: ServerContext) -> int:
     id: int = single(integer(-1))(value)
     _known((id,), context)
     return id
 
 
 @takes(**_TENSOR, items={"type": ["number", "array"]})
-def embedding_bias(value: Any, context: Context) -> tuple[tuple[int, float], ...]:
+def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float], ...]:
     read = number(-math.inf)
     bias = [read(item) for item in _row(value, "[1, vocab_size] or [vocab_size]")]
     found = tuple((id, item) for id, item in enumerate(bias) if item)
@@ -143,11 +143,11 @@ def word_list(value: Any) -> Words:
     return tuple(tuple(ids[a:b]) for a, b in spans)
 
 
-def words(strings: str, singles: str) -> Callable[[Any, Context], dict[str, Any]]:
+def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str, Any]]:
     """Words of one token go to the field `singles`, as they are; longer ones, as their text, to `strings`."""
 
     @takes(**_TENSOR, maxItems=2, items={"type": "array"})
-    def read(value: Any, context: Context) -> dict[str, Any]:
+    def read(value: Any, context: ServerContext) -> dict[str, Any]:
         found = word_list(value)
         for word in found:
             _known(word, context)
@@ -158,7 +158,7 @@ def words(strings: str, singles: str) -> Callable[[Any, Context], dict[str, Any]
     return read
 
 
-def _text(word: tuple[int, ...], context: Context) -> str:
+def _text(word: tuple[int, ...], context: ServerContext) -> str:
     """What a word of several tokens is as text: engines and stop strings know words by that."""
     vocabulary = context.vocabulary
     if vocabulary is None:

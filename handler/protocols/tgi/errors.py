@@ -96,7 +96,7 @@ def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> 
     most = error.most
     if isinstance(error, PromptTooLong):
         most += 1
-        wanted = 0 if request is None or request.fill else min(request.sampling.max_new_tokens, SLICE)
+        wanted = 0 if request is None or request.fill_context else min(request.sampling.max_new_tokens, SLICE)
         if error.num_prompt + wanted <= most:
             return f"`inputs` must have less than {error.most} tokens. Given: {error.given}"
     else:

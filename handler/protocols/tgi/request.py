@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from handler.protocols.base import Context
-from handler.protocols.readers import reported
-from handler.protocols.structured_output import tgi_grammar
+from handler.protocols.base import ServerContext
+from handler.protocols.readers.body import reported
+from handler.protocols.readers.structured_output import tgi_grammar
 from handler.protocols.tgi.errors import Misshapen, Rejected
 from handler.protocols.validation import show
 
@@ -139,7 +139,7 @@ def _said(value: Any, kind: Kind) -> str:
     return "invalid type: map"
 
 
-def unknown(body: Mapping[str, Any], context: Context, parameters: Mapping[str, Kind] = PARAMETERS) -> list[str]:
+def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping[str, Kind] = PARAMETERS) -> list[str]:
     """Names that mean nothing here, to be reported."""
     found = [name for name in body if name not in TOP_LEVEL]
     found += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
@@ -154,7 +154,7 @@ def require(right: bool, otherwise: str) -> None:
         raise Rejected(otherwise)
 
 
-def check_limits(body: Body, context: Context, *, stream: bool) -> None:
+def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
     """What TGI refuses, the first thing that it would.
 
     Raises:
@@ -196,7 +196,7 @@ def check_sampling(given: Mapping[str, Any]) -> None:
     require(given.get("top_k", 1) > 0, "`top_k` must be strictly positive")
 
 
-def check_truncate(given: Mapping[str, Any], context: Context) -> None:
+def check_truncate(given: Mapping[str, Any], context: ServerContext) -> None:
     """The prompt has to leave room for one token."""
     truncate, total = given.get("truncate", 1), context.most_tokens()
     most = (1 << 32) if total is None else total - 1

@@ -7,7 +7,7 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import Framing
 from handler.core.values import Finish, Request, Token
-from handler.protocols.base import Answer, Context
+from handler.protocols.base import HttpResponse, ServerContext
 
 
 class TgiLayout:
@@ -53,11 +53,11 @@ class TgiLayout:
             "input_length": num_prompt_tokens,
         }
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         """The dialect's own."""
         raise NotImplementedError
 
-    def refused_as(self, error: ServingError, framing: Framing) -> Answer:
+    def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
         """A JSON object also where a stream was asked for: TGI's clients read no other body under an error's status."""
         return self.refused(error)
 
@@ -69,4 +69,4 @@ def seed_of(request: Request, index: int = 0) -> int | None:
 
 def finish_shown(request: Request, finish: Finish, num_tokens: int) -> Finish:
     """In TGI the last token that was asked for ends an answer by length, whatever it is."""
-    return Finish.LENGTH if not request.fill and num_tokens >= request.sampling.max_new_tokens else finish
+    return Finish.LENGTH if not request.fill_context and num_tokens >= request.sampling.max_new_tokens else finish

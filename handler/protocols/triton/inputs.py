@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import Adapter, Guide
-from handler.protocols.adapters import named_adapter
-from handler.protocols.base import Context
-from handler.protocols.json_schema import takes
+from handler.core.values import Adapter, StructuredOutput
+from handler.protocols.base import ServerContext
 from handler.protocols.parameters import (
     PARAMETERS,
     Parameter,
@@ -27,7 +25,9 @@ from handler.protocols.parameters import (
     strings,
     top_k,
 )
-from handler.protocols.structured_output import grammar, json_schema, regex
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.structured_output import grammar, json_schema, regex
+from handler.protocols.readers.values import takes
 from handler.protocols.tensors.inputs import TENSORS, one_of, single
 
 
@@ -64,17 +64,17 @@ def _top_p(value: Any) -> float:
 
 
 @takes(anyOf=one_of({"type": "string"}))
-def _adapter_name(value: Any, context: Context) -> Adapter | None:
+def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
     return named_adapter(single(string)(value), context)
 
 
-def _any_json(value: Any) -> Guide:
+def _any_json(value: Any) -> StructuredOutput:
     if value != "":
         raise ValueError("must be left out with guided_decoding_guide_type=json, which is any JSON object")
-    return Guide("json_object", "")
+    return StructuredOutput("json_object", "")
 
 
-_GUIDES: Mapping[str, Callable[[Any], Guide]] = {
+_GUIDES: Mapping[str, Callable[[Any], StructuredOutput]] = {
     "json": _any_json,
     "json_schema": json_schema,
     "regex": regex,
@@ -84,7 +84,7 @@ _GUIDES: Mapping[str, Callable[[Any], Guide]] = {
 
 
 @takes(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
-def _guide(value: Mapping[str, Any]) -> Guide:
+def _guide(value: Mapping[str, Any]) -> StructuredOutput:
     """`{type: guide}`, which `joined` makes of two inputs."""
     ((kind, content),) = value.items()
     return _GUIDES[kind](content)
@@ -155,7 +155,7 @@ INPUTS: Mapping[str, Input] = {
     "return_num_input_tokens": Input("BOOL", Parameter("num_input_tokens", _FLAG)),
     "return_num_output_tokens": Input("BOOL", Parameter("num_output_tokens", _FLAG)),
     "guided_decoding_guide_type": Input("BYTES", Parameter("", _guide)),  # `joined` takes it away
-    "guided_decoding_guide": Input("BYTES", Parameter("guide", _guide)),
+    "guided_decoding_guide": Input("BYTES", Parameter("structured_output", _guide)),
     "lora_task_id": Input("UINT64", TENSORS["lora_task_id"]),
     "lora_id": Input("UINT64", TENSORS["lora_task_id"]),
     "lora_name": Input("BYTES", Parameter("adapter", _adapter_name, informed=True)),
@@ -209,14 +209,14 @@ def joined(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(given)
     kind = _unpacked(found.pop("guided_decoding_guide_type", ""))
-    guide = _unpacked(found.pop("guided_decoding_guide", ""))
+    structured_output = _unpacked(found.pop("guided_decoding_guide", ""))
     if kind == "":
-        if guide != "":
-            raise InvalidParameter(f"guided_decoding_guide={show(guide)}: needs guided_decoding_guide_type")
+        if structured_output != "":
+            raise InvalidParameter(f"guided_decoding_guide={show(structured_output)}: needs guided_decoding_guide_type")
         return found
     if not isinstance(kind, str) or kind not in _GUIDES:
         raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDES)}")
-    return {**found, "guided_decoding_guide": {kind: guide}}
+    return {**found, "guided_decoding_guide": {kind: structured_output}}
 
 
 def samples(given: Mapping[str, Any]) -> bool:

@@ -11,10 +11,10 @@ from enum import Enum
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.values import Names, Request, Sampling
-from handler.protocols.base import Answer, Call, Context
+from handler.core.values import FieldNames, Request, Sampling
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.parameters import MAX_NAME, Found, read_all, show
-from handler.protocols.readers import reported
+from handler.protocols.readers.body import reported
 from handler.protocols.tensors.outputs import wanted
 from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, joined, samples
 from handler.protocols.triton.response import Asked, OneEventReply, OneResponse, ResponseReply, StreamReply, refusal
@@ -45,7 +45,7 @@ class Triton:
         self.name = f"triton_{route.value}"
         self._route = route
 
-    def parse(self, body: Any, context: Context) -> Call:
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("attempt to get members for non-object")
         id = body.get("id", "")
@@ -70,10 +70,10 @@ class Triton:
         )
         if streams:
             _check_one(request.sampling, found)
-            return Call((request,), StreamReply(asked), ignored, streams=True)
+            return ParsedRequest((request,), StreamReply(asked), ignored, streams=True)
         if self._route is Route.STREAM:
-            return Call((request,), OneEventReply(asked), ignored, streams=True)
-        return Call((request,), ResponseReply(asked), ignored)
+            return ParsedRequest((request,), OneEventReply(asked), ignored, streams=True)
+        return ParsedRequest((request,), ResponseReply(asked), ignored)
 
     def _streams(self, found: Found) -> bool:
         """Whether there is a response a token.
@@ -87,7 +87,7 @@ class Triton:
             raise OneResponse
         return bool(stream)
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return refusal(error)
 
 
@@ -125,7 +125,7 @@ def _is_input(name: str) -> bool:
     return name == PROMPT or name in INPUTS
 
 
-def _read_prompt(given: dict[str, Any], id: str, context: Context) -> str:
+def _read_prompt(given: dict[str, Any], id: str, context: ServerContext) -> str:
     """Takes the prompt from the inputs."""
     if PROMPT not in given:
         one = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(given)} inputs"
@@ -154,13 +154,13 @@ def _request(prompt: str, found: Found, *, ignores_end: bool) -> Request:
         prompt=prompt,
         sampling=replace(sampling, logprobs=ranked or bool(found.others.get("return_log_probs"))),
         adapter=found.others.get("adapter"),
-        end_id=end_id,
-        names=Names(
+        eos_token_id=end_id,
+        names=FieldNames(
             prompt=PROMPT,
             max_new_tokens=names.get("max_new_tokens", "max_tokens"),
             stop_token_ids="end_id",
             logits=names.get("return_generation_logits", "return_context_logits"),
-            guide="guided_decoding_guide",
+            structured_output="guided_decoding_guide",
         ),
     )
 

@@ -19,8 +19,8 @@ from handler.core.errors import (
 )
 from handler.core.framing import JSON, SSE, around
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.base import Answer
-from handler.protocols.reply import Continuation, WholeReply, finish_of, returned
+from handler.protocols.base import HttpResponse
+from handler.protocols.reply import SequenceOutput, WholeReply, finish_of, returned
 from handler.protocols.tensors.outputs import Generated, Lines, Wanted, document
 
 EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")
@@ -44,7 +44,7 @@ class OneResponse(InvalidPayload):
         )
 
 
-def refusal(error: ServingError) -> Answer:
+def refusal(error: ServingError) -> HttpResponse:
     """The answer to a request that no response has been sent to.
 
     Triton itself has 500 for values of a wrong type and for bodies that are not JSON; its own document says 400.
@@ -58,7 +58,7 @@ def refusal(error: ServingError) -> Answer:
         message = "Method Not Allowed"
     elif isinstance(error, ModelNotFound):
         message = _not_found(error)
-    return Answer(status, JSON.content_type, JSON.encode({"error": message}))
+    return HttpResponse(status, JSON.content_type, JSON.encode({"error": message}))
 
 
 def _not_found(error: ModelNotFound) -> str:
@@ -129,7 +129,7 @@ class ResponseReply(WholeReply):
             values |= document(asked.tensors, generated, self._context)
         return asked.response(texts[0] if len(texts) == 1 else texts, values)
 
-    def _returned(self) -> list[Continuation]:
+    def _returned(self) -> list[SequenceOutput]:
         """In the order of their seeds, unless the best of more were asked for; beams as the engine ranks them."""
         sampling = self._asked.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
@@ -138,7 +138,7 @@ class ResponseReply(WholeReply):
         count = sampling.n if sampling.n > 1 or sampling.num_beams == 1 else sampling.num_beams
         return [self._sequences[index] for index in ranked[:count]]
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return refusal(error)
 
 
@@ -147,12 +147,12 @@ class _Events:
 
     content_type = EVENTS.content_type
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         """An event where the model failed, as its first response; what comes before the model is plain JSON."""
         answer = refusal(error)
         if not isinstance(error, GenerationFailed):
             return answer
-        return Answer(answer.status, self.content_type, EVENTS.before + answer.body + EVENTS.after)
+        return HttpResponse(answer.status, self.content_type, EVENTS.before + answer.body + EVENTS.after)
 
 
 class OneEventReply(_Events, ResponseReply):

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import pydantic
-from tensorrt_llm._api import API, kind, model
-from tensorrt_llm._manners import MANNERS
+from tensorrt_llm._double.api import API, kind, model
+from tensorrt_llm._double.manners import MANNERS
 from tensorrt_llm.lora_helper import LoraConfig
 
 KvCacheConfig: Any = model("KvCacheConfig", API["KvCacheConfig"]["params"], {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pydantic
-from tensorrt_llm._api import API, model
+from tensorrt_llm._double.api import API, model
 from tensorrt_llm.executor import CompletionOutput, LoRARequest, RequestError
 from tensorrt_llm.llm import LLM, RequestOutput
 from tensorrt_llm.llm_args import CudaGraphConfig, KvCacheConfig, PeftCacheConfig, SchedulerConfig

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import numpy
-from tensorrt_llm._api import record
-from tensorrt_llm._manners import MANNERS
+from tensorrt_llm._double.api import record
+from tensorrt_llm._double.manners import MANNERS
 
 
 class _Guided:

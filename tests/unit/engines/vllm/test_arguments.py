@@ -1,0 +1,210 @@
+"""What our options and parameters become as vLLM's, without vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.config.loader import load_config
+from handler.config.options import OPTIONS
+from handler.core.errors import ConfigError
+from handler.core.values import Sampling, StructuredOutput
+from handler.engines.base import EngineConfig
+from handler.engines.vllm.arguments import (
+    engine_arguments,
+    environment,
+    sampling_arguments,
+    structured_output_arguments,
+)
+from handler.engines.vllm.engine import capabilities
+
+CONFIG = EngineConfig(model=Path("model"), max_sequences=7)
+
+# An option as serving.properties writes it, and what it adds to vLLM's arguments.
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "option.trust_remote_code": ("true", {"trust_remote_code": True}),
+    "option.revision": ("main", {}),  # the directory that is loaded is that revision's
+    "option.pipeline_parallel_degree": ("2", {"pipeline_parallel_size": 2}),
+    "option.enable_chunked_prefill": ("false", {"enable_chunked_prefill": False}),
+    "option.enable_lora": ("true", {"enable_lora": True, "max_loras": 4, "max_lora_rank": 16}),
+    "option.max_loras": ("2", {}),  # with enable_lora only
+    "option.max_cpu_loras": ("8", {}),
+    "option.max_lora_rank": ("64", {}),
+    "option.guided_decoding": ("false", {}),  # we refuse them
+    "option.guide_timeout": ("2", {}),  # ours
+    "option.guided_decoding_backend": ("guidance", {"structured_outputs_config": {"backend": "guidance"}}),
+    "option.engine_args": ('{"seed": 5, "max_num_seqs": 9}', {"seed": 5, "max_num_seqs": 9}),
+    "option.gpu_memory_utilization": ("0.8", {"gpu_memory_utilization": 0.8}),
+    "option.enforce_eager": ("true", {"enforce_eager": True}),
+    "option.load_format": ("dummy", {"load_format": "dummy"}),
+    "option.kv_cache_dtype": ("fp8", {"kv_cache_dtype": "fp8"}),
+    "option.block_size": ("32", {"block_size": 32}),
+    "option.max_logprobs": ("5", {"max_logprobs": 5}),
+    "option.tokenizer_mode": ("hf", {"tokenizer_mode": "hf"}),
+    "option.quantize": ("awq", {"quantization": "awq"}),
+    "option.cpu_offload_gb_per_gpu": ("1.5", {"cpu_offload_gb": 1.5}),
+    "option.disable_sliding_window": ("true", {"disable_sliding_window": True}),
+    "option.disable_custom_all_reduce": ("true", {"disable_custom_all_reduce": True}),
+    "option.distributed_executor_backend": ("ray", {"distributed_executor_backend": "ray"}),
+    "option.fully_sharded_loras": ("true", {"fully_sharded_loras": True}),
+    "option.lora_dtype": ("bfloat16", {"lora_dtype": "bfloat16"}),
+    "option.speculative_config": ('{"method": "ngram"}', {"speculative_config": {"method": "ngram"}}),
+    "option.speculative_draft_model": (
+        "draft",
+        {"speculative_config": {"model": "draft", "num_speculative_tokens": 5}},
+    ),
+    "option.override_generation_config": ('{"eos_token_id": 3}', {"override_generation_config": {"eos_token_id": 3}}),
+}
+
+
+def arguments(*overrides: str) -> dict[str, Any]:
+    config = load_config(overrides=["option.llm_engine=vllm", *overrides], environ={})
+    return engine_arguments(replace(CONFIG, options=config.engine_options), 1, cpu=True)
+
+
+PLAIN = arguments()
+
+
+def test_the_defaults() -> None:
+    assert PLAIN == {
+        "model": "model",
+        "dtype": "auto",
+        "max_num_seqs": 7,
+        "tensor_parallel_size": 1,
+        "disable_log_stats": True,
+        "generation_config": "auto",
+        "trust_remote_code": False,
+        "enable_lora": False,
+        "max_logprobs": -1,
+    }
+
+
+def test_every_option_of_vllm_has_its_row_or_is_refused() -> None:
+    refused = set()
+    for option in OPTIONS:
+        if "vllm" in option.engines and option.help.startswith("refused: "):
+            with pytest.raises(ConfigError, match=option.key):
+                arguments(f"{option.key}=1")
+            refused.add(option.key)
+    rest = {option.key for option in OPTIONS if "vllm" in option.engines} - refused
+    assert rest == set(ROWS) | {"option.num_speculative_tokens"}
+
+
+@pytest.mark.parametrize("key", ROWS)
+def test_an_option_becomes_an_argument(key: str) -> None:
+    text, added = ROWS[key]
+    assert arguments(f"{key}={text}") == {**PLAIN, **added}
+
+
+def test_what_belongs_together() -> None:
+    lora = arguments(
+        "option.enable_lora=true", "option.max_loras=2", "option.max_cpu_loras=8", "option.max_lora_rank=64"
+    )
+    assert (lora["max_loras"], lora["max_cpu_loras"], lora["max_lora_rank"]) == (2, 8, 64)
+    draft = arguments("option.speculative_draft_model=d", "option.num_speculative_tokens=2")
+    assert draft["speculative_config"] == {"model": "d", "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match=r"needs option\.speculative_draft_model"):
+        arguments("option.num_speculative_tokens=2")
+    with pytest.raises(ConfigError, match="twice"):
+        arguments("option.speculative_draft_model=d", 'option.speculative_config={"model": "d"}')
+
+
+def test_what_all_engines_have() -> None:
+    config = replace(
+        CONFIG, dtype="fp32", max_tokens_per_step=64, max_total_tokens=512, prefix_cache=False, devices="max"
+    )
+    found = engine_arguments(config, 4, cpu=True)
+    assert found["dtype"] == "float32"
+    assert (found["max_num_batched_tokens"], found["max_model_len"]) == (64, 512)
+    assert (found["enable_prefix_caching"], found["tensor_parallel_size"]) == (False, 4)
+    assert engine_arguments(replace(CONFIG, devices="2"), 4, cpu=True)["tensor_parallel_size"] == 2
+
+
+def test_statistics_that_nobody_keeps_are_refused() -> None:
+    with pytest.raises(ConfigError, match="disable_log_stats"):
+        arguments('option.engine_args={"disable_log_stats": false}')
+    assert arguments('option.engine_args={"disable_log_stats": true}') == PLAIN
+
+
+def test_further_arguments_beat_options_setting_by_setting_but_not_the_model() -> None:
+    more = 'option.engine_args={"structured_outputs_config": {"disable_any_whitespace": true}, "enable_lora": true}'
+    found = arguments("option.guided_decoding_backend=xgrammar", more)
+    assert found["structured_outputs_config"] == {"backend": "xgrammar", "disable_any_whitespace": True}
+    assert found["enable_lora"]
+    with pytest.raises(ConfigError, match="the model is"):
+        arguments('option.engine_args={"model": "other"}')
+
+
+def test_the_cache_is_the_gpus_by_argument_and_the_cpus_by_environment() -> None:
+    small = replace(CONFIG, cache_gib=2)
+    assert engine_arguments(small, 1, cpu=False)["kv_cache_memory_bytes"] == 2 << 30
+    assert "kv_cache_memory_bytes" not in engine_arguments(small, 1, cpu=True)
+    space = "VLLM_CPU_KVCACHE_SPACE"
+    assert environment(small, {space: "7"})[space] == "2"
+    assert environment(CONFIG, {space: "7"})[space] == "7"
+    assert environment(CONFIG, {})[space] == "4"
+    shared = replace(CONFIG, options={"gpu_memory_utilization": 0.5})
+    assert space not in environment(shared, {})
+    assert environment(CONFIG, {"VLLM_LOGGING_LEVEL": "DEBUG"})["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_adapters_are_served_however_they_were_asked_for() -> None:
+    assert capabilities(CONFIG).no_adapters
+    assert not capabilities(replace(CONFIG, options={"enable_lora": True})).no_adapters
+    assert not capabilities(replace(CONFIG, options={"engine_args": {"enable_lora": True}})).no_adapters
+
+
+def test_guides_can_be_switched_off() -> None:
+    assert "structured_output" not in capabilities(CONFIG).unsupported
+    assert "structured_output" in capabilities(replace(CONFIG, options={"guided_decoding": False})).unsupported
+
+
+def test_a_token_is_forbidden_by_its_weight() -> None:
+    found = sampling_arguments(Sampling(bad_token_ids=(3,), logit_bias=((3, 5.0), (4, 5.0))))["logit_bias"]
+    assert found[4] == 5.0
+    assert found[3] < -1e8
+
+
+def test_greedy_has_no_sampling() -> None:
+    found = sampling_arguments(Sampling(temperature=0.5, top_k=3, top_p=0.5, seed=1))
+    assert found["temperature"] == 0.0
+    assert not {"top_k", "top_p", "min_p", "seed"} & set(found)
+
+
+@pytest.mark.parametrize(("seed", "theirs"), [(0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1)])
+def test_every_seed_fits_a_signed_number(seed: int, theirs: int) -> None:
+    assert sampling_arguments(Sampling(do_sample=True, seed=seed))["seed"] == theirs
+
+
+def test_a_nucleus_of_nothing_is_the_most_likely_token() -> None:
+    found = sampling_arguments(Sampling(do_sample=True, top_p=0.0, top_k=9))
+    assert (found["top_p"], found["top_k"]) == (1.0, 1)
+
+
+def test_the_rest_of_the_parameters() -> None:
+    sampling = Sampling(
+        stop_token_ids=(4,), bad_sequences=("x",), logit_bias=((3, -1.0),), prompt_logprobs=True, ignore_eos=True,
+        min_new_tokens=2, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25, top_logprobs=3,
+    )  # fmt: skip
+    assert sampling_arguments(sampling) == {
+        "max_tokens": 30, "min_tokens": 2, "repetition_penalty": 1.5, "presence_penalty": 0.5,
+        "frequency_penalty": 0.25, "ignore_eos": True, "logprobs": 3, "detokenize": False, "temperature": 0.0,
+        "stop_token_ids": [4], "bad_words": ["x"], "logit_bias": {3: -1.0}, "prompt_logprobs": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("structured_output", "theirs"),
+    [
+        (StructuredOutput("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),
+        (StructuredOutput("json_object", ""), {"json_object": True}),
+        (StructuredOutput("regex", "a+"), {"regex": "a+"}),
+        (StructuredOutput("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
+        (StructuredOutput("choice", '["a", "b"]'), {"choice": ["a", "b"]}),
+    ],
+)
+def test_guides(structured_output: StructuredOutput, theirs: dict[str, Any]) -> None:
+    assert structured_output_arguments(structured_output) == theirs

@@ -1,0 +1,168 @@
+"""What every host does with a request: adapters in headers, prompts as ids, ids that no vocabulary has, sizes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Adapter, Request, Sampling
+from handler.engines.base import EngineInfo
+from handler.engines.echo import EchoTokenizer
+from handler.protocols.base import ServerContext
+from handler.protocols.registry import SCHEMAS
+from handler.serving.preprocess import MAX_LOGITS, Intake
+
+IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
+BIG = Vocabulary([b"a", b"b"] * 10_000)
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary: Vocabulary | None = vocabulary
+        self.chat_template = ""
+
+    def encode(self, text: str) -> Prompt:
+        assert self.vocabulary is not None
+        return Prompt(text, [self.vocabulary.pieces.index(letter.encode()) for letter in text], self.vocabulary)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+        return self.encode(messages[-1]["content"])
+
+
+class Adapters:
+    """Two adapters."""
+
+    one, two = Adapter("one", 1, "/one"), Adapter("two", 2, "/two")
+
+    def find(self, name: str) -> Adapter | None:
+        return {"one": self.one, "two": self.two}.get(name)
+
+    def by_number(self, number: int) -> Adapter | None:
+        return {1: self.one, 2: self.two}.get(number)
+
+
+CONTEXT = ServerContext(engine="able", adapters=Adapters(), no_adapters="")
+
+
+def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) -> Intake:
+    info = EngineInfo("able", "1", "none", "none", 1000)
+    return Intake(SCHEMAS[schema], replace(CONTEXT, **context), Letters(vocabulary), lambda: info)
+
+
+def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi") -> list[str | None]:
+    made = intake(schema)
+    made.check_headers(headers)
+    requests = made.read(json.dumps(body).encode(), headers).requests
+    return [request.adapter and request.adapter.name for request in requests]
+
+
+@pytest.mark.parametrize("name", [IDENTIFIER, "adapter"])
+def test_a_header_names_the_adapter(name: str) -> None:
+    assert adapters({"inputs": "a"}, {name: "one"}) == ["one"]
+    assert adapters({"inputs": "a", "adapters": "one"}, {name: "one"}) == ["one"]
+    assert adapters({"inputs": "a"}, {name: ""}) == [None]
+    assert adapters({"messages": [{"role": "user", "content": "a"}]}, {name: "two"}) == ["two"]
+    assert adapters({"inputs": ["a", "b"]}, {name: "two"}, "dynamic_batch") == ["two", "two"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "wanted"),
+    [
+        ({}, {IDENTIFIER: "three"}, f"header {IDENTIFIER}: 'three': no adapter of that name is registered"),
+        (
+            {},
+            {"adapter": "\t" + "x" * 1000},
+            f"header adapter: '\\t{'x' * 79}...': no adapter of that name is registered",
+        ),
+        ({}, {IDENTIFIER: "one", "adapter": "two"}, "header adapter: 'two' contradicts the adapter 'one'"),
+        ({"adapters": "two"}, {IDENTIFIER: "one"}, "the body: 'two' contradicts the adapter 'one'"),
+        ({"parameters": {"lora_task_id": 2}}, {"adapter": "one"}, "the body: 'two' contradicts the adapter 'one'"),
+    ],
+)
+def test_what_no_adapter_has_or_another_place_denies_is_refused(
+    body: dict[str, Any], headers: dict[str, str], wanted: str
+) -> None:
+    with pytest.raises(InvalidPayload) as caught:
+        adapters({"inputs": "a", **body}, headers)
+    assert str(caught.value) == wanted
+
+
+def test_where_there_are_no_adapters_a_header_is_refused_before_the_body_is_read() -> None:
+    with pytest.raises(
+        InvalidPayload, match=rf"^header {IDENTIFIER}: 'one': the engine able serves no LoRA adapters: no\.$"
+    ):
+        intake(no_adapters="no.").check_headers({IDENTIFIER: "one"})
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------
+
+
+def encode(request: Request, vocabulary: Vocabulary = BIG) -> Prompt:
+    return intake(vocabulary=vocabulary).encode(request)[1]
+
+
+def refusal(request: Request, vocabulary: Vocabulary = BIG) -> str:
+    with pytest.raises(ServingError) as caught:
+        encode(request, vocabulary)
+    return caught.value.message
+
+
+def test_ids_are_the_prompt_as_they_are() -> None:
+    found = encode(Request("as shown", prompt_ids=(1, 0, 1)))
+    assert (found.text, found.ids, found.vocabulary) == ("as shown", [1, 0, 1], BIG)
+    assert encode(Request("", prompt_ids=(1, 0, 1), truncate=2)).ids == [0, 1]
+
+
+def test_a_body_of_ids_goes_through_to_the_prompt() -> None:
+    made = intake()
+    (request,) = made.read(b'{"parameters": {"input_ids": [[0, 1, 0]]}}', {}).requests
+    assert request.prompt == "aba"
+    assert made.encode(request)[1].ids == [0, 1, 0]
+
+
+def test_ids_that_are_none_are_refused() -> None:
+    assert refusal(Request("", prompt_ids=())) == "'inputs' has no tokens"
+    assert "inputs: 20000 is not in the vocabulary" in refusal(Request("", prompt_ids=(20_000,)))
+    assert "inputs: -1 is not in the vocabulary" in refusal(Request("", prompt_ids=(-1,)))
+    bare = Intake(SCHEMAS["lmi"], CONTEXT, EchoTokenizer(), lambda: None)
+    with pytest.raises(InvalidPayload, match="no vocabulary of its own; send text"):
+        bare.encode(Request("", prompt_ids=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted"),
+    [
+        (Sampling(stop_token_ids=(20_000,)), "parameters.stop_token_ids: 20000 is not in the vocabulary of 20000"),
+        (Sampling(bad_token_ids=(20_000,)), "parameters.bad_words_list: 20000 is not"),
+        (Sampling(logit_bias=((20_000, 1.0),)), "parameters.logit_bias: 20000 is not"),
+    ],
+)
+def test_ids_beyond_the_vocabulary_are_refused_by_name(sampling: Sampling, wanted: str) -> None:
+    assert refusal(Request("a", sampling)).startswith(wanted)
+
+
+def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
+    rows = MAX_LOGITS // len(BIG)
+    generation = {"return_generation_logits": True}
+    encode(Request("a", Sampling(max_new_tokens=rows, **generation)))
+    message = refusal(Request("a", Sampling(max_new_tokens=rows + 1, **generation)))
+    assert message == (
+        f"parameters.outputs: {rows + 1} rows of 20000 logits are too many for an answer; at most {rows} "
+        "by a shorter prompt or a smaller parameters.max_new_tokens"
+    )
+    assert f"{2 * rows} rows" in refusal(Request("a", Sampling(max_new_tokens=rows, n=2, **generation)))
+    both = Sampling(max_new_tokens=rows, return_context_logits=True, **generation)
+    assert f"{rows + 1} rows" in refusal(Request("a", both))
+    assert f"{rows + 1} rows" in refusal(Request("a" * (rows + 1), Sampling(return_context_logits=True)))
+    body = {"inputs": "a" * 60, "parameters": {"return_context_logits": [True]}}
+    (request,) = intake().read(json.dumps(body).encode(), {}).requests
+    with pytest.raises(InvalidParameter, match=r"^parameters\.return_context_logits: 60 rows"):
+        encode(request)
