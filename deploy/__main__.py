@@ -11,7 +11,7 @@ _EXTRA = ("aiohttp", "boto3", "botocore", "pydantic", "rich", "yaml")
 def main(argv: Sequence[str] | None = None, prog: str = "python -m deploy") -> int:
     """What the extra `deploy` brings may not be installed: say so."""
     try:
-        from deploy.cli import main as run
+        from deploy.cli.main import main as run
 
         return run(argv, prog)
     except ModuleNotFoundError as error:

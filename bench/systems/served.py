@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from handler.bench.client import Target
-from handler.bench.load import Closed, measure
+from handler.bench.load import Closed
+from handler.bench.processes import measure
 from systems.base import Sample, Work
 from systems.processes import UsedMeter
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from handler.bench.load import WARM_UP_PROMPT, WARM_UP_TOKENS
+from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS
 from handler.engines.base import EngineConfig
 from systems import vllm_settings
 from systems.base import Sample, Work

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 from botocore.config import Config
 
 from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
-from deploy.client.bearer import BearerToken
+from deploy.client.aws.bearer import BearerToken
+from deploy.client.aws.failures import FROM_AWS, failure
+from deploy.client.aws.runtime import TIMEOUTS, Runtime, Timeouts
 from deploy.client.errors import NotSent, NotStarted
-from deploy.client.failures import FROM_AWS, failure
 from deploy.client.openai_route import OpenAIRoute
 from deploy.client.retry import PATIENT, Patience
-from deploy.client.runtime import TIMEOUTS, Runtime, Timeouts
 from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialized
 from deploy.client.session import Session
-from deploy.client.stream import Stream, of_response
+from deploy.client.streaming.stream import Stream, of_response
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

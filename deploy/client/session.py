@@ -11,7 +11,7 @@ from deploy.client.errors import ModelFailed, RequestFailed
 
 if TYPE_CHECKING:
     from deploy.client.predictor import Predictor
-    from deploy.client.stream import Stream
+    from deploy.client.streaming.stream import Stream
 
 
 class Session:

@@ -50,8 +50,7 @@ SecretArn = Annotated[
     ),
 ]
 TopicArn = Annotated[
-    str,
-    text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms"),
+    str, text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms")
 ]
 ArtifactUri = Annotated[
     str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$", "an object, as s3://bucket/adapter.tar.gz", 1024)

@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """Every option, typed and checked; the fields are described in `handler.options` and docs/options.md."""
+    """Every option, typed and checked; the fields are described in `handler.config.options` and docs/options.md."""
 
     model_id: str | None
     model_name: str

@@ -109,7 +109,7 @@ def _merged(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     """Keywords of SamplingParams, but for the output kind and the guide.
 
-    Stop strings are not among them: `handler.generation` looks for those, so that vLLM need not make text at all.
+    Stop strings are not among them: `core.sequence` looks for those, so that vLLM need not make text at all.
     """
     arguments: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,

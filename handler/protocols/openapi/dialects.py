@@ -1,4 +1,4 @@
-"""All dialects: a line for each schema of `handler.schemas`, by its name. docs/wire.md is the text beside this."""
+"""All dialects: a line for each schema of `protocols.registry`, by its name. docs/wire.md is the text beside this."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.client import Predictor
-from deploy.client.account import boto_session
+from deploy.client.aws.account import boto_session
 from tests.clients.checks import PARIS
 from tests.clients.driver import Driver, driving
 from tests.clients.emulator import emulated

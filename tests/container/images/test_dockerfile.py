@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 from deploy.data import table
-from deploy.settling.images import push_instructions
+from deploy.resolve.images import push_instructions
 from handler import __version__
 from handler.config.model_files import _DEMO_MEMBER
 from tests.container.images.dockerfile import ROOT, context, read

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from deploy.cli import main
-from deploy.commands import local as local_command
+from deploy.cli.endpoint import local as local_command
+from deploy.cli.main import main
 from deploy.local.serving import Plan
 from tests.adapter_files import write_adapter
 from tests.deploy.local.processes import LocalProcess, alive, descendants, environment, local_process

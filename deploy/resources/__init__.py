@@ -1,0 +1,1 @@
+"""What a deployment consists of in AWS, and the builders that make it from a specification."""
