@@ -1,4 +1,4 @@
-"""The second part: tokens a second through DJL's Java side, for every handler and number of clients, in turns."""
+"""Benchmark tokens a second through DJL's Java side, for every handler and number of clients, in turns."""
 
 from __future__ import annotations
 

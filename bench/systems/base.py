@@ -1,4 +1,4 @@
-"""What is compared: systems that all do the same work, and what one measurement of one of them says."""
+"""The interface of a compared system, and the result of one measurement."""
 
 from __future__ import annotations
 

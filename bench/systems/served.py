@@ -1,4 +1,4 @@
-"""A server, measured from outside: what its clients see, and the CPU that it takes meanwhile."""
+"""Measure a server from outside: its clients' times, and the CPU time of its processes."""
 
 from __future__ import annotations
 

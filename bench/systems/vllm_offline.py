@@ -1,4 +1,4 @@
-"""vLLM without a server: `vllm.LLM.generate`, all requests of a round at once, in a process of its own."""
+"""vLLM without a server: `vllm.LLM.generate`, all requests of a round at once, in its own process."""
 
 from __future__ import annotations
 
