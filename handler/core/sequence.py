@@ -8,8 +8,8 @@ from handler.core.text import Detokenizer, Prompt, StopMatcher, Vocabulary
 from handler.core.values import Finish, Sampling, Token
 
 
-class Generation:
-    """Turns one sequence's ids into tokens with text, and notices its end.
+class SequenceState:
+    """LoraExclusion one sequence's ids into tokens with text, and notices its end.
 
     Stop strings are found here and not in the engines, so that they mean the same with all of them; when a STOP is
     reported that the engine does not know of, the caller cancels the sequence there. The texts of all tokens add up to

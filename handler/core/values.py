@@ -19,7 +19,7 @@ class Finish(str, Enum):
     ERROR = "error"
 
 
-class Guide(NamedTuple):
+class StructuredOutput(NamedTuple):
     """What an answer must be, from its first token on.
 
     `kind` is json_schema (`value` is the schema as JSON text), json_object (any; `value` is ""), regex, grammar (EBNF)
@@ -79,7 +79,7 @@ class Sampling:
     top_logprobs: int = 0  # the most likely tokens reported beside each generated one
     prompt_logprobs: bool = False
     prompt_top_logprobs: int = 0  # with `prompt_logprobs`: the most likely tokens reported beside each of the prompt's
-    guide: Guide | None = None
+    structured_output: StructuredOutput | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
 
@@ -93,7 +93,7 @@ class Sampling:
         return max(self.n, self.best_of, self.num_beams)
 
 
-class Names(NamedTuple):
+class FieldNames(NamedTuple):
     """What the client's dialect calls things, for messages about them."""
 
     prompt: str = "inputs"
@@ -102,10 +102,10 @@ class Names(NamedTuple):
     bad_token_ids: str = "parameters.bad_words_list"
     logit_bias: str = "parameters.logit_bias"
     logits: str = "parameters.outputs"
-    guide: str = "parameters.grammar"
+    structured_output: str = "parameters.grammar"
 
 
-LMI_NAMES = Names()
+LMI_NAMES = FieldNames()
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,12 @@ class Request:
     tools: tuple[Mapping[str, Any], ...] = ()  # what the chat template is to show; it has a place for them
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
-    end_id: int | None = None  # one of the stop tokens, whose end is shown as EOS
-    fill: bool = False  # as many new tokens as the model's context leaves, whatever the sampling says
-    room: int | None = None  # of the new tokens so many must fit, of those beyond as many as do; None: all must fit
-    names: Names = LMI_NAMES
+    eos_token_id: int | None = None  # one of the stop tokens, whose end is shown as EOS
+    fill_context: bool = False  # as many new tokens as the model's context leaves, whatever the sampling says
+    min_free_tokens: int | None = (
+        None  # of the new tokens so many must fit, of those beyond as many as do; None: all must fit
+    )
+    names: FieldNames = LMI_NAMES
 
 
 class Token(NamedTuple):

@@ -14,7 +14,7 @@ from handler.djl.replies import PieceWriter, Sent, headers_of, output, refusal, 
 from handler.djl.requests import batched, is_batch, single
 from handler.djl.versions import MAX_FIELD, Dialect
 from handler.http.streaming import GatheredBody
-from handler.protocols.base import Answer, Call
+from handler.protocols.base import HttpResponse, ParsedRequest
 from handler.serving.preprocess import ignored_header, request_id
 from handler.serving.rolling import RollingHost
 from handler.serving.route_override import named_dialect
@@ -147,7 +147,7 @@ class Async:
             failure = serving_error(error)
             yield self._failed(service.refuse(failure, id, body, schema))
 
-    async def _answer(self, call: Call, id: str) -> AsyncIterator[Output]:
+    async def _answer(self, call: ParsedRequest, id: str) -> AsyncIterator[Output]:
         service = self._service
         exchange = service.exchange(call, id)
         headers = {"Content-Type": call.reply.content_type, **ignored_header(call.ignored)}
@@ -170,5 +170,5 @@ class Async:
         finally:
             exchange.cancel()
 
-    def _failed(self, answer: Answer) -> Output:
+    def _failed(self, answer: HttpResponse) -> Output:
         return output(self._writer.failure(answer), {"Content-Type": answer.content_type})

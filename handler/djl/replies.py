@@ -12,7 +12,7 @@ from djl_python import Output
 from handler.core.errors import ServingError
 from handler.core.framing import dumps
 from handler.djl.versions import MAX_FIELD, Dialect
-from handler.protocols.base import Answer, front_end_error
+from handler.protocols.base import HttpResponse, front_end_error
 from handler.serving.preprocess import ignored_header
 from handler.serving.rolling import Piece
 from handler.serving.slots import Place
@@ -75,14 +75,14 @@ class PieceWriter:
     def value(self, piece: Piece) -> bytes:
         """What Java reads of one request."""
         if piece.first and piece.place.error is not None:
-            return self.failure(Answer(piece.place.status, piece.place.content_type, piece.data))
+            return self.failure(HttpResponse(piece.place.status, piece.place.content_type, piece.data))
         return self.piece(piece.data, last=piece.last)
 
     def piece(self, data: bytes, *, last: bool) -> bytes:
         end = self._last if last else self._more
         return b"".join((self._map, self._dialect.length.pack(len(data)), data, end))
 
-    def failure(self, answer: Answer) -> bytes:
+    def failure(self, answer: HttpResponse) -> bytes:
         """Nothing was sent of this request: its HTTP status can still be its own."""
         if answer.status < 400:  # some dialects tell errors under 200
             return self.piece(answer.body, last=True)

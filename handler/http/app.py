@@ -23,7 +23,7 @@ from handler.http.security.access import OPEN, Access
 from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import Lock
 from handler.http.security.cors import Cors
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
 from handler.serving.preprocess import request_id
 from handler.serving.route_override import INVOKE
 from handler.serving.service import Service
@@ -136,7 +136,7 @@ class App:
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         metrics = self._service.metrics
-        await send_answer(scope, send, Answer(200, metrics.content_type, metrics.render()))
+        await send_answer(scope, send, HttpResponse(200, metrics.content_type, metrics.render()))
 
 
 # -- requests ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
 from handler.core.framing import dumps
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -31,7 +31,7 @@ class Endpoint:
     """
 
     handlers: Mapping[str, Handle]
-    refused: Callable[[ServingError], Answer] | None = None
+    refused: Callable[[ServingError], HttpResponse] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope["method"]
@@ -99,7 +99,7 @@ async def send_start(scope: Scope, send: Send, status: int, content_type: str, e
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def send_answer(scope: Scope, send: Send, answer: Answer, extra: Headers | None = None) -> None:
+async def send_answer(scope: Scope, send: Send, answer: HttpResponse, extra: Headers | None = None) -> None:
     headers = [(b"content-length", str(len(answer.body)).encode()), *(extra or [])]
     if _GIVEN_UP in scope:
         headers.append((b"connection", b"close"))
@@ -108,7 +108,7 @@ async def send_answer(scope: Scope, send: Send, answer: Answer, extra: Headers |
 
 
 async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: Headers | None = None) -> None:
-    await send_answer(scope, send, Answer(status, "application/json", dumps(value)), extra)
+    await send_answer(scope, send, HttpResponse(status, "application/json", dumps(value)), extra)
 
 
 async def send_error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
@@ -33,7 +33,7 @@ class NoAdapters:
 
 
 @dataclass(frozen=True)
-class Context:
+class ServerContext:
     """What a schema must know of the server: its options and its engine's limits.
 
     Attributes:
@@ -41,8 +41,8 @@ class Context:
         refuse_unknown: names that no dialect knows are refused, not reported.
         max_sequences: most sequences that one request may ask for.
         engine: its name.
-        lacks: Sampling field -> why the engine has no such thing.
-        most: Sampling field -> the largest value that the engine takes.
+        unsupported: Sampling field -> why the engine has no such thing.
+        limits: Sampling field -> the largest value that the engine takes.
         no_adapters: why it serves no LoRA adapters; "" where it does.
         adapters: those that there are now; thread-safe.
         sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
@@ -55,8 +55,8 @@ class Context:
     """
 
     engine: str
-    lacks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    most: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "it has none"
     adapters: AdapterLookup = field(default_factory=NoAdapters)
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -72,7 +72,7 @@ class Context:
     tool_call_parser: str = "auto"
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """A whole answer in one piece."""
 
     status: int
@@ -101,8 +101,24 @@ def no_headers(timing: Timing | None) -> Headers:
     return ()
 
 
-def front_end_error(error: ServingError) -> dict[str, Any]:
-    """What DJL's front end says of a request that it turns away (contract djl.md, section 2), with our `error`."""
+Count = Annotated[int, ("minimum", 0)]
+"""A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
+
+
+class _FrontEndError(TypedDict):
+    code: Count
+    type: str
+    message: str
+
+
+class FrontEndError(_FrontEndError, total=False):
+    """The error of DJL Serving's front end (`code`, `type`, `message`), with our `error`."""
+
+    error: str
+
+
+def front_end_error(error: ServingError) -> FrontEndError:
+    """Render an error as DJL Serving's front end renders a request that it turns away."""
     return {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
 
 
@@ -122,28 +138,29 @@ class Reply(Protocol):
     def feed(self, index: int, delta: Delta) -> bytes:
         """Bytes for one more delta of request number `index`."""
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         """The answer when nothing has been sent yet."""
 
 
-class Call(NamedTuple):
-    """What one HTTP request asks for: one or more prompts, and how to write their answer.
+class ParsedRequest(NamedTuple):
+    """One HTTP request: its prompts, and the reply that writes their answer.
 
     Attributes:
-        reshape: makes the same reply, its values changed by a function before they are framed. None: a user's output
-            formatter has no say in this answer.
-        formatter: the user's function that the reply runs, for messages; "" where there is none. `feed` may take its
-            time then, and raises FormatterFailed; it is fed a delta with that error, as with any other failure.
-        headers: the dialect's own, of the answer asked for; `None` stands for the timing at a stream's start.
-        keep_alive: what a stream sends when nothing has come for a while; b"" where the dialect has no such thing.
-        failed: a stream's end, where all that it has sent are such signs; None: as `Reply.refused` has it.
+        ignored: names in the body that no dialect knows.
+        postprocess: makes the same reply with a function that changes its values before framing. None: a user's
+            output formatter does not apply to this answer.
+        formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
+            takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
+        headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
+        keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
+        failed: renders the end of a stream that has sent nothing but `keep_alive`. None: use `Reply.refused`.
     """
 
     requests: Sequence[Request]
     reply: Reply
     ignored: Sequence[str] = ()
     streams: bool = False
-    reshape: Callable[[Callable[[Any], Any]], Reply] | None = None
+    postprocess: Callable[[Callable[[Any], Any]], Reply] | None = None
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
@@ -160,14 +177,14 @@ class Schema(Protocol):
     name: str
     any_media: bool
 
-    def parse(self, body: Mapping[str, Any], context: Context) -> Call:
+    def parse(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         """Read a decoded body.
 
         Raises:
             InvalidPayload, InvalidParameter: naming what is wrong and what would have been right.
         """
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         """The answer to a request that was never put to the engine.
 
         Args:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import Sampling
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 
 SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
 """Sampling fields that have no effect on a greedy choice."""
 
 _NOT_WITH_BEAMS: Sequence[str] = (
-    "prompt_logprobs", "top_logprobs", "min_new_tokens", "ignore_eos", "guide", "logit_bias",
+    "prompt_logprobs", "top_logprobs", "min_new_tokens", "ignore_eos", "structured_output", "logit_bias",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "bad_sequences",
     "bad_token_ids",
 )  # fmt: skip
@@ -39,7 +39,7 @@ class Named(NamedTuple):
         return InvalidParameter(f"{self}: {why}")
 
 
-def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Context) -> None:
+def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: ServerContext) -> None:
     """What parameters must be to each other."""
 
     def named(field: str) -> Named:
@@ -52,10 +52,12 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Con
     for field in ("n", "best_of", "num_beams"):
         if getattr(sampling, field) > context.max_sequences:
             raise named(field).refused(f"must be at most {context.max_sequences} (option.max_rolling_batch_size)")
-    if sampling.guide is not None:
+    if sampling.structured_output is not None:
         for field in ("ignore_eos", "min_new_tokens"):
             if getattr(sampling, field) != DEFAULTS[field]:
-                raise named(field).refused(f"a guide says itself where an answer ends; leave out {named('guide').name}")
+                raise named(field).refused(
+                    f"a guide says itself where an answer ends; leave out {named('structured_output').name}"
+                )
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")
@@ -69,9 +71,9 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Con
             raise named(field).refused(why)
 
 
-def check_support(sampling: Sampling, names: Mapping[str, Named], context: Context) -> None:
+def check_support(sampling: Sampling, names: Mapping[str, Named], context: ServerContext) -> None:
     """What the engine lacks must not be asked for."""
-    for field, why in context.lacks.items():
+    for field, why in context.unsupported.items():
         value = getattr(sampling, field)
         greedy = field in SAMPLED and not sampling.do_sample
         # The chosen token's own log-probability comes with every answer: one "alternative" asks for no more than that.
@@ -79,7 +81,7 @@ def check_support(sampling: Sampling, names: Mapping[str, Named], context: Conte
         if not greedy and not neutral:
             raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} lacks it: {why}")
 
-    for field, most in context.most.items():
+    for field, most in context.limits.items():
         value = getattr(sampling, field)
         if value > most and not (field in SAMPLED and not sampling.do_sample):
             raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} takes at most {most:g}")

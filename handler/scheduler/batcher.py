@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from handler.core.errors import GenerationFailed, Overloaded, ServingError
-from handler.core.sequence import Generation, alternatives
+from handler.core.sequence import SequenceState, alternatives
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Delta, Finish, Request, Token
+from handler.core.values import Delta, Finish, Request, Token
 from handler.engines.base import Output, Step, SteppedEngine
-from handler.scheduler.lora.engine_adapters import EngineAdapters
+from handler.scheduler.lora.registry import AdapterRegistry
 
 log = logging.getLogger("handler.batcher")
 
@@ -41,15 +41,15 @@ class _Place:
 
     __slots__ = ("active", "first", "generations", "single")
 
-    def __init__(self, active: _Active, first: int, generations: list[Generation]) -> None:
+    def __init__(self, active: _Active, first: int, generations: list[SequenceState]) -> None:
         self.active = active
         self.first = first  # the number of its first sequence
-        self.generations: list[Generation | None] = list(generations)  # None: that sequence has ended
+        self.generations: list[SequenceState | None] = list(generations)  # None: that sequence has ended
         self.single = generations[0]
 
 
 class Batcher:
-    """Submit, step, cancel, reset; load and drop adapters.
+    """Submit, step, cancel, reset.
 
     Ids are unique for the life of the process. Each request needs as many places in the engine as it has sequences;
     requests wait in order until there is room. A request's failure ends that request; an engine's failure ends those
@@ -57,6 +57,7 @@ class Batcher:
 
     Args:
         engine: where the requests go.
+        adapters: the model's; by default it has none.
         max_active: sequences in the engine at once (`option.max_rolling_batch_size`).
         max_queued: requests that may wait (`job_queue_size`).
         queue_timeout: seconds that a request may wait for its first step (`option.predict_timeout`).
@@ -66,6 +67,7 @@ class Batcher:
     def __init__(
         self,
         engine: SteppedEngine,
+        adapters: AdapterRegistry | None = None,
         *,
         max_active: int = 32,
         max_queued: int = 1000,
@@ -83,7 +85,12 @@ class Batcher:
         self._queue: dict[int, _Active] = {}  # in order of arrival
         self._places: dict[int, _Place] = {}  # by the engine's key
         self._running: dict[int, _Active] = {}
-        self._adapters = EngineAdapters(engine, self._ids, self._keys)
+        self._adapters = AdapterRegistry() if adapters is None else adapters
+        self._adapters.bind(
+            engine,
+            self._keys,
+            lambda: [active.request for active in (*self._running.values(), *self._queue.values())],
+        )
 
     @property
     def ready(self) -> bool:
@@ -116,7 +123,7 @@ class Batcher:
 
         Raises:
             Overloaded: the queue is full.
-            InvalidPayload: its adapter was dropped since it was read.
+            InvalidPayload: its adapter was unregistered since the request was read.
         """
         self.check_room()
         request = self._adapters.current(request)
@@ -143,24 +150,6 @@ class Batcher:
         for active in list(self._running.values()):
             self.cancel(active.id)
 
-    def load_adapter(self, adapter: Adapter) -> int:
-        """Have the engine load an adapter, beside the requests: one last delta comes under the id returned, with an
-        error where the adapter could not be loaded.
-
-        Raises:
-            Unavailable: there is no engine at the moment.
-        """
-        return self._adapters.load(adapter)
-
-    def drop_adapter(self, adapter: Adapter, successor: Adapter | None = None) -> None:
-        """Have the engine drop an adapter when the requests that use it have ended.
-
-        Args:
-            successor: what requests that come with it from now on get in its place; None: they are refused.
-        """
-        self._adapters.drop(adapter, successor)
-        self._drop_unused()
-
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """What the engine's steps have brought, waiting up to `timeout` seconds for it."""
         try:
@@ -178,8 +167,7 @@ class Batcher:
             deltas += self._expire(now)
         if self._queue:
             self._admit()
-        if self._adapters.leaving:
-            self._drop_unused()
+        self._adapters.drop_unused()
         return deltas
 
     def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:
@@ -200,9 +188,7 @@ class Batcher:
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         place = self._places.get(output.key)
         if place is None:
-            if delta := self._adapters.delta(output):
-                deltas.append(delta)
-            return
+            return self._adapters.take(output)
         id, sequence = place.active.id, place.first + output.sequence
         if output.finish is Finish.ERROR:
             self.cancel(id)
@@ -221,9 +207,6 @@ class Batcher:
                 self._engine.cancel(output.key)
             self._end_sequence(place, output.key, output.sequence)
         deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits))
-
-    def _drop_unused(self) -> None:
-        self._adapters.drop_unused(active.request for active in (*self._running.values(), *self._queue.values()))
 
     def _admit(self) -> None:
         """Move waiting requests into the engine, in order, as long as they fit."""
@@ -247,7 +230,7 @@ class Batcher:
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._places[key] = _Place(active, first, [Generation(active.prompt, sampling) for _ in range(width)])
+            self._places[key] = _Place(active, first, [SequenceState(active.prompt, sampling) for _ in range(width)])
             own = replace(
                 sampling,
                 seed=sampling.seed_of(first),
@@ -275,8 +258,8 @@ class Batcher:
         lost = list(self._running.values())
         for active in lost:
             self._forget(active)
-        ids = [active.id for active in lost] + self._adapters.lost(active.request for active in self._queue.values())
-        return [Delta(id, 0, (), Finish.ERROR, error) for id in ids]
+        self._adapters.lose_engine(error)
+        return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
         """End requests that waited too long, or took too long."""

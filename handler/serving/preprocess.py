@@ -14,14 +14,14 @@ from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload,
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.loading import Formatters
 from handler.protocols import registry
-from handler.protocols.adapters import agreed, named_adapter, shown
-from handler.protocols.base import Call, Context, Schema
-from handler.protocols.readers import decode, decode_text
+from handler.protocols.base import ParsedRequest, Schema, ServerContext
+from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
+from handler.protocols.readers.body import decode, decode_text
 from handler.serving.large_bodies import LARGE, LargeBodies
 from handler.serving.model import LoadedModel
 
@@ -70,11 +70,11 @@ class Intake:
     def __init__(
         self,
         schema: Schema,
-        context: Context,
+        context: ServerContext,
         tokenizer: Tokenizer,
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
-        guides: GuideChecks | None = None,
+        guides: StructuredOutputValidator | None = None,
         routes: Mapping[str, Schema] | None = None,
     ) -> None:
         self.schema = schema
@@ -137,7 +137,7 @@ class Intake:
             others = "" if schema is not None else " or text/plain"
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json{others}")
 
-    def read(self, body: bytes, headers: Headers) -> Call:
+    def read(self, body: bytes, headers: Headers) -> ParsedRequest:
         """What the body asks for, plain text being a prompt.
 
         Raises:
@@ -163,7 +163,7 @@ class Intake:
     def close(self) -> None:
         self.large_bodies.close()
 
-    def parse(self, body: Decoded, headers: Headers, schema: Schema | None = None) -> Call:
+    def parse(self, body: Decoded, headers: Headers, schema: Schema | None = None) -> ParsedRequest:
         """What a decoded body asks for.
 
         Raises:
@@ -199,8 +199,8 @@ class Intake:
 
     def try_guide(self, request: Request) -> Future[str] | None:
         """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""
-        guide = request.sampling.guide
-        return None if guide is None or self._guides is None else self._guides.check(guide)
+        structured_output = request.sampling.structured_output
+        return None if structured_output is None or self._guides is None else self._guides.check(structured_output)
 
     def _given(self, request: Request, ids: Sequence[int]) -> Prompt:
         """A prompt that came as ids."""
@@ -218,8 +218,8 @@ class Intake:
             try:
                 one = named_adapter(given, self.context)
             except ValueError as error:
-                raise InvalidPayload(f"header {name}: {shown(given)}: {error}") from None
-            found = agreed(found, one, f"header {name}")
+                raise InvalidPayload(f"header {name}: {quote(given)}: {error}") from None
+            found = merge_adapters(found, one, f"header {name}")
         return found
 
     def _check(self, request: Request, prompt: Prompt) -> None:
@@ -243,8 +243,8 @@ class Intake:
         limit = info.max_total_tokens
         if num_prompt >= limit:
             raise PromptTooLong(names.prompt, num_prompt, limit - 1)
-        needed = wanted if request.room is None else min(wanted, request.room)
-        if num_prompt + needed > limit and not request.fill:
+        needed = wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
+        if num_prompt + needed > limit and not request.fill_context:
             raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
@@ -252,7 +252,7 @@ class Intake:
         if limit is None:
             return request
         left = limit - len(prompt.ids)
-        if not request.fill and wanted <= left:
+        if not request.fill_context and wanted <= left:
             return request
         return replace(request, sampling=replace(request.sampling, max_new_tokens=left))
 
@@ -264,11 +264,11 @@ class Intake:
 def check_guide(request: Request, why: str) -> None:
     """Raises InvalidParameter where a guide was tried, and `why` says what is wrong with it."""
     if why:
-        raise InvalidParameter(f"{request.names.guide}: the engine cannot follow it: {why}")
+        raise InvalidParameter(f"{request.names.structured_output}: the engine cannot follow it: {why}")
 
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
-    return replace(request, adapter=agreed(adapter, request.adapter, "the body"))
+    return replace(request, adapter=merge_adapters(adapter, request.adapter, "the body"))
 
 
 def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:

@@ -13,7 +13,7 @@ from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
 from handler.http.streaming import Writer
 from handler.plugins.formatter_thread import FormatterThread, ThreadedReply
-from handler.protocols.base import Answer, Call, Headers
+from handler.protocols.base import Headers, HttpResponse, ParsedRequest
 from handler.serving.engine_driver import Pump
 from handler.serving.stats import Record
 
@@ -37,7 +37,7 @@ class Exchange:
 
     def __init__(
         self,
-        call: Call,
+        call: ParsedRequest,
         *,
         encode: Encode,
         gate: AbstractAsyncContextManager[object],
@@ -58,7 +58,7 @@ class Exchange:
         self._ended = asyncio.Event()
         self._pending: list[bytes] = []
         self._writer: Writer | None = None
-        self.answer: Answer | None = None
+        self.answer: HttpResponse | None = None
         self.failure: ServingError | None = None  # what `answer` is about, where it is not the answer asked for
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._run())
@@ -99,7 +99,7 @@ class Exchange:
                 if not self.begun.done():
                     self.begun.set_result(None)
             else:
-                self.answer = Answer(200, self._reply.content_type, data)
+                self.answer = HttpResponse(200, self._reply.content_type, data)
                 self.begun.set_result(None)
         if self._reply.finished:
             self._end("failed" if delta.error is not None else "ok")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from handler.core.errors import ServingError
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.base import Answer, Call
+from handler.protocols.base import HttpResponse, ParsedRequest
 from handler.serving.stats import Record
 
 
@@ -32,7 +32,7 @@ class Place:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._call: Call | None = None
+        self._call: ParsedRequest | None = None
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []
         self.unsent: list[bytes] = []
@@ -58,7 +58,7 @@ class Place:
         self.committed = True
         return data
 
-    def refuse(self, answer: Answer, error: ServingError) -> None:
+    def refuse(self, answer: HttpResponse, error: ServingError) -> None:
         """Nothing was sent yet: the whole answer is `answer`."""
         # Without its traceback, which names this place: a cycle.
         self.status, self.content_type, self.error = answer.status, answer.content_type, error.with_traceback(None)

@@ -6,7 +6,7 @@ import logging
 import time
 
 from handler.core.values import Delta
-from handler.protocols.base import Call, Timing
+from handler.protocols.base import ParsedRequest, Timing
 from handler.serving.metrics import Metrics
 
 log = logging.getLogger("handler.request")
@@ -23,7 +23,12 @@ class Record:
     """
 
     def __init__(
-        self, request_id: str, call: Call | None = None, *, log_prompts: bool = False, metrics: Metrics | None = None
+        self,
+        request_id: str,
+        call: ParsedRequest | None = None,
+        *,
+        log_prompts: bool = False,
+        metrics: Metrics | None = None,
     ) -> None:
         self._request_id = request_id
         self.call = call

@@ -15,7 +15,7 @@ from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
 from handler.plugins.formatter_thread import SteppedFormatterThread, ThreadedReply
-from handler.protocols.base import Answer, Call, Schema
+from handler.protocols.base import HttpResponse, ParsedRequest, Schema
 from handler.scheduler.batcher import Batcher
 from handler.serving.large_bodies import LARGE
 from handler.serving.preprocess import Decoded, Intake, check_guide, request_id
@@ -36,7 +36,7 @@ class _Read(NamedTuple):
 
     item: Item
     schema: Schema | None
-    outcome: Call | Exception
+    outcome: ParsedRequest | Exception
     body: Any
 
 
@@ -221,7 +221,7 @@ class StepDriver:
         refused = functools.partial((schema or self._intake.schema).refused, body=body, context=self._intake.context)
         self._fail(place, serving_error(error), refused)
 
-    def _start(self, place: Place, item: Item, call: Call) -> None:
+    def _start(self, place: Place, item: Item, call: ParsedRequest) -> None:
         if self._formatters is not None and call.formatter:
             deliver = functools.partial(self._deliver, place)
             place._threaded = ThreadedReply(call.reply, call.formatter, self._formatters, deliver)
@@ -238,7 +238,7 @@ class StepDriver:
         else:
             self._encoding[place] = encoding
 
-    def _encode(self, call: Call) -> list[Encoded]:
+    def _encode(self, call: ParsedRequest) -> list[Encoded]:
         return [self._intake.encode(request) for request in call.requests]
 
     def _submit_encoded(self) -> None:
@@ -252,7 +252,7 @@ class StepDriver:
                 except Exception as error:
                     self._fail(place, serving_error(error))
 
-    def _submit(self, place: Place, call: Call, encoding: _Encoding) -> None:
+    def _submit(self, place: Place, call: ParsedRequest, encoding: _Encoding) -> None:
         encoded = encoding.encoded.result()
         for request, trial in zip(call.requests, encoding.trials, strict=True):
             if trial is not None:
@@ -281,7 +281,9 @@ class StepDriver:
         except Exception as error:  # one client's answer must not stop the others'
             self._fail(place, serving_error(error))
 
-    def _fail(self, place: Place, error: ServingError, refused: Callable[[ServingError], Answer] | None = None) -> None:
+    def _fail(
+        self, place: Place, error: ServingError, refused: Callable[[ServingError], HttpResponse] | None = None
+    ) -> None:
         """End one request with `error`, in the way that what was sent so far allows.
 
         Args:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from handler.core.values import Adapter, Finish, Guide
+from handler.core.values import Adapter, Finish, StructuredOutput
 from tests.accept.served import Served, Skip, kill
 
 Point = Callable[[Served], None]
@@ -47,7 +47,7 @@ def alternatives_come_the_most_likely_first(served: Served) -> None:
 def narrow_sampling_is_greedy(served: Served) -> None:
     greedy = served.one(ignore_eos=True).ids
     for change in ({"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-6}, {"temperature": 0.0}, {"min_p": 1.0}):
-        if "min_p" in change and "min_p" in served.lacks:
+        if "min_p" in change and "min_p" in served.unsupported:
             continue
         assert served.one(**{**SAMPLED, **change}).ids == greedy, change
 
@@ -193,27 +193,27 @@ def beams_come_the_best_first(served: Served) -> None:
 
 def a_schema_holds(served: Served) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    found = _guided(served, Guide("json_schema", json.dumps(schema)))
+    found = _guided(served, StructuredOutput("json_schema", json.dumps(schema)))
     assert isinstance(json.loads(found)["name"], str)
 
 
 def an_expression_holds(served: Served) -> None:
-    assert re.fullmatch(r"[0-9]{3}-(a|b)", _guided(served, Guide("regex", r"[0-9]{3}-(a|b)")))
+    assert re.fullmatch(r"[0-9]{3}-(a|b)", _guided(served, StructuredOutput("regex", r"[0-9]{3}-(a|b)")))
 
 
 def a_choice_holds(served: Served) -> None:
     choices = ["yes.", "no (or not)"]
-    assert _guided(served, Guide("choice", json.dumps(choices))) in choices
+    assert _guided(served, StructuredOutput("choice", json.dumps(choices))) in choices
 
 
 def a_grammar_holds(served: Served) -> None:
-    assert _guided(served, Guide("grammar", 'root ::= "left" | "right"')) in ("left", "right")
+    assert _guided(served, StructuredOutput("grammar", 'root ::= "left" | "right"')) in ("left", "right")
 
 
 def a_bad_guide_ends_its_request_alone(served: Served) -> None:
-    served.needs("guide")
+    served.needs("structured_output")
     alone = served.one(ignore_eos=True).ids
-    broken, good = served.submit(guide=Guide("regex", "(")), served.submit(ignore_eos=True)
+    broken, good = served.submit(structured_output=StructuredOutput("regex", "(")), served.submit(ignore_eos=True)
     found = served.run()
     assert found[broken].error
     assert found[good].ids == alone
@@ -255,9 +255,9 @@ def _need_log_probabilities(served: Served) -> None:
     served.needs("top_logprobs")
 
 
-def _guided(served: Served, guide: Guide) -> str:
-    served.needs("guide")
-    answer = served.one("Answer: ", guide=guide, max_new_tokens=64)
+def _guided(served: Served, structured_output: StructuredOutput) -> str:
+    served.needs("structured_output")
+    answer = served.one("Answer: ", structured_output=structured_output, max_new_tokens=64)
     assert not answer.error, answer.error
     return answer.text
 

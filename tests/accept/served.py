@@ -13,7 +13,7 @@ from handler import engines
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 from tests.process_tree import descendants
 
@@ -53,7 +53,7 @@ class Answer:
 
 class Served:
     def __init__(self, config: EngineConfig, load_timeout: float) -> None:
-        self.engine = RemoteEngine(Spec("trtllm", config), load_timeout=load_timeout)
+        self.engine = EngineSupervisor(Spec("trtllm", config), load_timeout=load_timeout)
         try:
             while self.engine.state is State.LOADING:
                 self.engine.step(timeout=1)
@@ -61,13 +61,13 @@ class Served:
         except BaseException:
             self.engine.close()
             raise
-        self.lacks = engines.capabilities("trtllm", config).lacks
+        self.unsupported = engines.capabilities("trtllm", config).unsupported
         self.batcher = Batcher(self.engine, max_active=config.max_sequences)
 
     def needs(self, *fields: str) -> None:
         for field in fields:
-            if field in self.lacks:
-                raise Skip(f"lacks {field}: {self.lacks[field]}")
+            if field in self.unsupported:
+                raise Skip(f"lacks {field}: {self.unsupported[field]}")
 
     def submit(self, prompt: str = PROMPT, adapter: Adapter | None = None, **sampling: Any) -> int:
         sampling.setdefault("max_new_tokens", 16)

@@ -119,7 +119,11 @@ def _verdict(point: Point, found: Any) -> tuple[str, str]:
 
 
 def log_probabilities_of_the_other_sampler(model: Path, timeout: float) -> Result:
-    """Whether TRTLLMSampler's log-probabilities could be asked for after all (contract trtllm.md, 0.2, item 3)."""
+    """Try log-probabilities with TRTLLMSampler, which the engine refuses.
+
+    TensorRT-LLM 1.2.1 (executor/result.py) asserts as many log-probabilities as tokens, unless it searches beams.
+    This sampler returns a growing list, so the second token may fail: only a GPU can tell.
+    """
     script = """
 import asyncio, sys
 from tensorrt_llm import LLM, SamplingParams

@@ -15,15 +15,20 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from handler.core.framing import dumps
-from handler.protocols.base import Context, Schema
-from handler.protocols.dispatch import ByShape
+from handler.protocols.base import Schema, ServerContext
 from handler.protocols.lmi import chat
 from handler.protocols.openai import parameters as openai_parameters
-from handler.protocols.openapi import ALL_OPERATIONS, Served, document
-from handler.protocols.openapi.dialects import COMPONENTS, DIALECTS, NOT_SERVED
-from handler.protocols.openapi.shapes import parameters, taken_by
-from handler.protocols.parameters import Parameter, integer, number
-from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS
+from handler.protocols.openapi.document import (
+    DESCRIPTIONS,
+    NOT_SERVED,
+    OPERATIONS,
+    DocumentedRoute,
+    components,
+    document,
+)
+from handler.protocols.openapi.json_schema import parameters, ref, schema_of_type
+from handler.protocols.readers.values import integer, number, schema_of_reader
+from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS, DispatchByField
 from handler.protocols.tensors import inputs as tensors
 from handler.protocols.triton import inputs as triton_inputs
 from tests.app.server import serve
@@ -31,13 +36,19 @@ from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
 from tests.servers import LiveServer, http
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-ECHO = Context("echo")
+ECHO = ServerContext("echo")
 
 
-def validator(name: str, context: Context = ECHO) -> Draft202012Validator:
-    """Of one component, among the others."""
-    shapes = {one: shape(context) for one, shape in COMPONENTS.items()}
-    return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": {"schemas": shapes}})
+def validator(schema: Any, *, closed: bool = False) -> Draft202012Validator:
+    """Of a schema that may refer to components.
+
+    Args:
+        closed: names that a component does not list are refused.
+    """
+    shapes = components(ECHO)
+    if closed:
+        shapes = {name: {**shape, "additionalProperties": False} for name, shape in shapes.items()}
+    return Draft202012Validator({**schema, "components": {"schemas": shapes}})
 
 
 def values_of(kind: str, body: str) -> list[Any]:
@@ -53,7 +64,7 @@ def values_of(kind: str, body: str) -> list[Any]:
 
 def known_schemas() -> Iterator[Schema]:
     for schema in (*SCHEMAS.values(), *ROUTES.values(), *ROOTS.values()):
-        yield from schema.dialects if isinstance(schema, ByShape) else (schema,)
+        yield from schema.dialects if isinstance(schema, DispatchByField) else (schema,)
 
 
 # -- the document ------------------------------------------------------------------------------------------------
@@ -63,8 +74,8 @@ def known_schemas() -> Iterator[Schema]:
 @pytest.mark.parametrize("locked", [False, True])
 def test_it_is_valid(mode: str, locked: bool) -> None:
     routes = [
-        Served("/invocations", ["POST"], SCHEMAS[mode]),
-        *(Served(path, [method]) for method, path in ALL_OPERATIONS),
+        DocumentedRoute("/invocations", ["POST"], SCHEMAS[mode]),
+        *(DocumentedRoute(path, [method]) for method, path in OPERATIONS),
     ]
     found = json.loads(dumps(document(routes, ECHO, locked=locked)))
     assert [str(error) for error in OpenAPIV31SpecValidator(found).iter_errors()] == []
@@ -72,7 +83,7 @@ def test_it_is_valid(mode: str, locked: bool) -> None:
 
 
 def test_every_dialect_is_described() -> None:
-    assert {schema.name for schema in known_schemas()} - NOT_SERVED == set(DIALECTS)
+    assert {schema.name for schema in known_schemas()} - NOT_SERVED == set(DESCRIPTIONS)
 
 
 def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: LiveServer) -> None:
@@ -82,7 +93,7 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
         ("POST", path)
         for path in ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
     }
-    assert served == set(ALL_OPERATIONS) | inference
+    assert served == set(OPERATIONS) | inference
     for path, item in api["paths"].items():
         names = {one["name"] for one in item.get("parameters", [])}
         assert names == set(re.findall(r"\{(\w+)\}", path))
@@ -137,7 +148,7 @@ def dialect_of(path: Path) -> str:
     if mode == "tgi":
         return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
     if mode == "triton":
-        return "triton_shape"
+        return "dynamic_batch" if path.stem.endswith("dynamic_batch") else "triton_shape"
     if mode != "chat":
         return mode
     if path.stem.startswith("dynamic_batch"):
@@ -150,30 +161,32 @@ def test_golden_files_are_as_described(path: Path) -> None:
     asked, _, answered = path.read_text().partition("\n< ")
     head, _, body = answered.partition("\n")
     status, kind = head.partition(";")[0].split(" ", 1)
-    dialect, values = DIALECTS[dialect_of(path)], values_of(kind, body)
+    dialect, values = DESCRIPTIONS[dialect_of(path)], values_of(kind, body)
     if status != "200":
+        framed = kind != "application/json" and dialect.refuses_in_frame
         for value in values:
-            validator(dialect.error).validate(value)
+            validator(schema_of_type(dialect.chunk if framed else dialect.error), closed=True).validate(value)
         return
     if "error" not in values[0]:  # TGI refuses under 200 where a stream was asked for
-        validator(dialect.request).validate(json.loads(asked.removeprefix("> ")))
+        validator(ref(dialect.request)).validate(json.loads(asked.removeprefix("> ")))
     assert kind == "application/json" or kind in dialect.streams
+    answer = dialect.answer if kind == "application/json" else dialect.chunk
     for value in values:
-        validator(dialect.answer if kind == "application/json" else dialect.chunk).validate(value)
+        validator(schema_of_type(answer), closed=True).validate(value)
 
 
 def test_the_shapes_refuse_what_is_something_else() -> None:
     wrong = {
         "LmiAnswer": {"text": "x"},
         "LmiLine": {"token": {"id": "1", "text": "", "log_prob": 0}},
-        "TgiAnswer": {"generated_text": "x"},
+        "TgiAnswer": {"generated_text": 1},
         "TgiEvent": {"index": 0, "token": {}, "generated_text": None, "details": None},
-        "ChatAnswer": {"choices": []},
+        "LmiChatAnswer": {"choices": []},
         "LmiRequest": {"inputs": 1},
         "ChatRequest": {"messages": []},
     }
     for name, value in wrong.items():
-        assert not validator(name).is_valid(value), name
+        assert not validator(ref(name)).is_valid(value), name
 
 
 # -- parameters, held against their readers ----------------------------------------------------------------------
@@ -191,7 +204,7 @@ TABLES = {
 def test_every_parameter_says_what_it_takes(name: str) -> None:
     table, values = TABLES[name]
     for parameter, found in table.items():
-        assert taken_by(found), parameter
+        assert schema_of_reader(found.read), parameter
         shape = parameters({parameter: found}, ECHO)[parameter]
         assert Draft202012Validator(shape).is_valid(None), parameter
         if parameter in values and values[parameter][0] is not None and not _is_refused_by_all(parameter):
@@ -235,7 +248,7 @@ def test_what_a_reader_takes_its_shape_takes(value: Any) -> None:
 def test_numbers_have_the_bounds_that_are_described(value: Any) -> None:
     """Both ways, but for what is nothing in 32 bits, and 1.0, which JSON does not tell from 1."""
     for read in (integer(-2, 3), number(-1, 2), number(0, 1, above=True), number(0, 1, below=True), number(0)):
-        shape = taken_by(Parameter("", read))
+        shape = schema_of_reader(read)
         try:
             read(value)
             taken = True
@@ -246,7 +259,7 @@ def test_numbers_have_the_bounds_that_are_described(value: Any) -> None:
 
 
 def test_what_the_engine_lacks_is_said() -> None:
-    lacking = Context("some", lacks={"min_p": "it cannot"})
+    lacking = ServerContext("some", unsupported={"min_p": "it cannot"})
     found = parameters(tensors.TABLE.parameters, lacking)
     assert found["min_p"]["description"] == "Refused: the engine some lacks it: it cannot"
     assert "description" not in found["top_p"]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from handler.bench.client import Target, prompt
-from handler.bench.load import WARM_UP_TOKENS, Closed, Open, measure
+from handler.bench.load import Closed, Open
+from handler.bench.processes import WARM_UP_TOKENS, measure
 from handler.cli import main
 from handler.core.errors import ConfigError
 

@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError
-from handler.core.values import Adapter, Finish, Guide, Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.openvino.grammar_compiler import GuideCompiler
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
+from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
 from handler.engines.openvino.scorer import NO_TOPS, Scorer
-from handler.engines.openvino.structured_output import OpenVinoGuideTrial, guide_trial, structured_output
-from handler.engines.process.warm_up import warm_up
+from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments, structured_output_check
 
-__all__ = ["OpenVino", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
+__all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
 _CAPABILITIES = Capabilities(
-    lacks={
+    unsupported={
         "typical_p": "it has no typical decoding",
         "bad_sequences": "it cannot forbid token sequences",
         "bad_token_ids": "it cannot forbid tokens",
@@ -68,8 +67,8 @@ class OpenVino:
         self._ignored = openvino_genai.GenerationStatus.IGNORED
         self._max_beams = config.max_tokens_per_step or _TOKENS_PER_STEP
         self._pipeline = _pipeline(config)
-        self._guides = GuideCompiler(partial(self._compile, config.model))
-        self._trial: OpenVinoGuideTrial | None = None
+        self._guides = GrammarCompiler(partial(self._compile, config.model))
+        self._trial: OpenVinoCheck | None = None
         self._unguided: dict[int, Callable[[], None]] = {}  # what starts them, once their guides are ready
         self._scorer = _scorer(config, config.model)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # what starts them, given the scores
@@ -95,9 +94,9 @@ class OpenVino:
         if sampling.prompt_logprobs:
             self._scorer.check(sampling.prompt_top_logprobs)
         start = partial(self._start, key, tensor, self._generation_config(sampling), sampling)
-        if sampling.guide is not None:
+        if sampling.structured_output is not None:
             self._unguided[key] = partial(self._score, key, ids, sampling, start)
-            self._guides.add(key, sampling.guide)
+            self._guides.add(key, sampling.structured_output)
         else:
             self._score(key, ids, sampling, start)
 
@@ -108,18 +107,18 @@ class OpenVino:
         else:
             start(None)
 
-    def _compile(self, model: Path, guide: Guide) -> None:
+    def _compile(self, model: Path, structured_output: StructuredOutput) -> None:
         """On a thread; the trial, which costs a quarter of a second to make, is made for the first guide."""
         if self._trial is None:
-            self._trial = OpenVinoGuideTrial(model, self._pipeline.get_tokenizer())
-        self._trial.compile(guide)
+            self._trial = OpenVinoCheck(model, self._pipeline.get_tokenizer())
+        self._trial.compile(structured_output)
 
     def _start(self, key: int, tensor: Any, config: Any, sampling: Sampling, scores: Scores | None) -> None:
         self._running[key] = _Running(
             self._pipeline.add_request(key, tensor, config),
             eos=frozenset() if sampling.ignore_eos else self._eos,
             stops=frozenset(sampling.stop_token_ids),
-            own_stops=bool(sampling.stop_token_ids) and (sampling.ignore_eos or sampling.guide is not None),
+            own_stops=bool(sampling.stop_token_ids) and (sampling.ignore_eos or sampling.structured_output is not None),
             scores=scores,
             least=sampling.min_new_tokens,
         )
@@ -234,12 +233,14 @@ class OpenVino:
         else:
             config.eos_token_id = min(self._eos) if self._eos else -1
             # To xgrammar stop ids mean nothing but the end, so with a guide, too, the others are looked for in _output.
-            others = set() if sampling.guide is not None else set(sampling.stop_token_ids)
+            others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
             config.stop_token_ids = set(self._eos) | others
-        if sampling.guide is not None:
+        if sampling.structured_output is not None:
             if sampling.num_beams > 1 or sampling.ignore_eos or sampling.min_new_tokens:
                 raise ValueError("a guide excludes num_beams > 1, ignore_eos and a least length")
-            config.structured_output_config = self._genai.StructuredOutputConfig(**structured_output(sampling.guide))
+            config.structured_output_config = self._genai.StructuredOutputConfig(
+                **genai_arguments(sampling.structured_output)
+            )
         if sampling.num_beams > 1:
             config.num_beams = config.num_return_sequences = sampling.num_beams
             config.length_penalty = sampling.length_penalty
@@ -308,7 +309,7 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
 def capabilities(config: EngineConfig) -> Capabilities:
     if config.model is None or has_logits(config.model):
         return _CAPABILITIES
-    return replace(_CAPABILITIES, lacks={**_CAPABILITIES.lacks, "prompt_top_logprobs": NO_TOPS})
+    return replace(_CAPABILITIES, unsupported={**_CAPABILITIES.unsupported, "prompt_top_logprobs": NO_TOPS})
 
 
 def load(config: EngineConfig) -> OpenVino:

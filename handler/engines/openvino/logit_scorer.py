@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.engines.logit_scores import Tops, score
+from handler.core.logprobs import Tops, score
 
 MODEL = "openvino_model.xml"
 

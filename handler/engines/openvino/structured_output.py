@@ -15,52 +15,52 @@ import time
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
-from handler.engines.structured_output.schema_keywords import Follows, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, dropped
 
 MASK_SECONDS = 0.05
 """Of computing that finding a step's allowed tokens may take on average: all in the batch wait for it."""
 
-_GRAMMAR = Follows(bounds=True, others=True)
-_CONVERTER = Follows(bounds=False, others=False)
+_GRAMMAR = XgrammarSupport(bounds=True, others=True)
+_CONVERTER = XgrammarSupport(bounds=False, others=False)
 """What is lost in a grammar of ours, which takes only what it follows, and in GenAI's xgrammar."""
 
 _WALKS = (1, 2)  # seeds
 _STEPS = 64  # that each of them goes at most
 
-_FIRST = Guide("choice", '["a"]')
+_FIRST = StructuredOutput("choice", '["a"]')
 """Compiled before a guide is measured: what all guides share is made then."""
 
 
-def structured_output(guide: Guide) -> dict[str, str]:
+def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
     """What `openvino_genai.StructuredOutputConfig` is told; ValueError where it has no such thing."""
-    match guide.kind:
+    match structured_output.kind:
         case "json_schema":
-            schema = json.loads(guide.value)
+            schema = json.loads(structured_output.value)
             grammar = json_grammar(schema)
             if found := dropped(schema, _CONVERTER if grammar is None else _GRAMMAR):
                 raise ValueError(f"the schema's {found} cannot be followed by OpenVINO GenAI's xgrammar")
-            return {"json_schema": guide.value} if grammar is None else {"grammar": grammar}
+            return {"json_schema": structured_output.value} if grammar is None else {"grammar": grammar}
         case "json_object":
-            return structured_output(Guide("json_schema", '{"type": "object"}'))
+            return genai_arguments(StructuredOutput("json_schema", '{"type": "object"}'))
         case "regex":
-            return {"regex": guide.value}
+            return {"regex": structured_output.value}
         case "grammar":
-            return {"grammar": guide.value}
+            return {"grammar": structured_output.value}
         case "choice":
-            choices = json.loads(guide.value)
+            choices = json.loads(structured_output.value)
             if any("\0" in choice for choice in choices):
                 raise ValueError("xgrammar has no NUL")  # it would leave it out
             return {"grammar": f"root ::= {one_of(choices)}"}
-    raise ValueError(f"OpenVINO GenAI has no guide of the kind {guide.kind!r}")
+    raise ValueError(f"OpenVINO GenAI has no guide of the kind {structured_output.kind!r}")
 
 
-class OpenVinoGuideTrial:
-    """See `engines.base.GuideTrial`. A process may be forked from the one that made it, before its first use.
+class OpenVinoCheck:
+    """See `engines.base.StructuredOutputCheck`. A process may be forked from its own before the first call.
 
     Args:
         model: the model's files.
@@ -76,7 +76,7 @@ class OpenVinoGuideTrial:
         self._num_logits = _num_logits(model) or len(self._tokenizer.get_vocab())
         self._pipeline: Any = None  # it has threads, which no fork takes along
 
-    def __call__(self, guide: Guide) -> int:
+    def __call__(self, structured_output: StructuredOutput) -> int:
         """Bytes that the engine will keep of it: GenAI never frees what it has compiled.
 
         Raises:
@@ -84,13 +84,13 @@ class OpenVinoGuideTrial:
         """
         self.compile(_FIRST)
         before = _anonymous_bytes()
-        self.compile(guide)
+        self.compile(structured_output)
         kept = max(_anonymous_bytes() - before, 0)
         for seed in _WALKS:
-            self._walk(guide, seed)
+            self._walk(structured_output, seed)
         return kept
 
-    def compile(self, guide: Guide) -> None:
+    def compile(self, structured_output: StructuredOutput) -> None:
         """Have the guide made ready for all pipelines that have this tokenizer; other threads run meanwhile.
 
         Raises:
@@ -100,14 +100,14 @@ class OpenVinoGuideTrial:
             raise ValueError("the model names no end token, which a guide needs")
         try:
             # `step` would keep the GIL.
-            self._blank_pipeline().generate([self._prompt()], [self._config(guide, 0, max_new_tokens=1)])
+            self._blank_pipeline().generate([self._prompt()], [self._config(structured_output, 0, max_new_tokens=1)])
         except RuntimeError as error:
             raise ValueError(_reason(error)) from None
 
-    def _walk(self, guide: Guide, seed: int) -> None:
+    def _walk(self, structured_output: StructuredOutput, seed: int) -> None:
         """Some of the way along an answer: each of its states may need an allowed set of its own."""
         pipeline = self._blank_pipeline()
-        handle = pipeline.add_request(0, self._prompt(), self._config(guide, seed, max_new_tokens=_STEPS))
+        handle = pipeline.add_request(0, self._prompt(), self._config(structured_output, seed, max_new_tokens=_STEPS))
         began, steps = time.process_time(), 0
         while pipeline.has_non_finished_requests():
             pipeline.step()
@@ -133,18 +133,18 @@ class OpenVinoGuideTrial:
 
         return openvino.Tensor(numpy.zeros((1, 1), dtype=numpy.int64))
 
-    def _config(self, guide: Guide, seed: int, *, max_new_tokens: int) -> Any:
+    def _config(self, structured_output: StructuredOutput, seed: int, *, max_new_tokens: int) -> Any:
         """All that is allowed is as likely, so walks go where a model might not, too."""
         config = self._genai.GenerationConfig(max_new_tokens=max_new_tokens, do_sample=True, rng_seed=seed)
         config.eos_token_id = min(self._eos)
         config.stop_token_ids = set(self._eos)
-        config.structured_output_config = self._genai.StructuredOutputConfig(**structured_output(guide))
+        config.structured_output_config = self._genai.StructuredOutputConfig(**genai_arguments(structured_output))
         return config
 
 
-def guide_trial(config: EngineConfig) -> OpenVinoGuideTrial:
+def structured_output_check(config: EngineConfig) -> OpenVinoCheck:
     assert config.model is not None
-    return OpenVinoGuideTrial(config.model)
+    return OpenVinoCheck(config.model)
 
 
 def _num_logits(model: Path) -> int | None:

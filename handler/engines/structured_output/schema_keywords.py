@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-class Follows(NamedTuple):
+class XgrammarSupport(NamedTuple):
     """What one xgrammar does, and another does not.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Place(NamedTuple):
     rebased: bool = False  # references in it are to another document
 
 
-def dropped(schema: Any, follows: Follows) -> str | None:
+def dropped(schema: Any, follows: XgrammarSupport) -> str | None:
     """The first keyword of a decoded schema that xgrammar would leave out, by its path; None where there is none."""
     places, seen = [_Place(schema)], set[int]()
     while places:
@@ -115,7 +115,7 @@ def _below(place: _Place, root: Any) -> Iterator[_Place]:
         yield _Place(said.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
-def _lost(place: _Place, root: Any, follows: Follows) -> str | None:
+def _lost(place: _Place, root: Any, follows: XgrammarSupport) -> str | None:
     """A keyword of this very subschema, and what makes it one that is lost."""
     said = {name: value for name, value in place.schema.items() if name in _LIMITING and not _idle(name, value)}
     for name in _NEVER:
@@ -234,7 +234,7 @@ def _type_of(value: Any) -> str:
 # -- what belongs to a type -------------------------------------------------------------------------------------------
 
 
-def _lost_of_string(said: Mapping[str, Any], _: Follows) -> str | None:
+def _lost_of_string(said: Mapping[str, Any], _: XgrammarSupport) -> str | None:
     """xgrammar takes the format, else the pattern, else the lengths."""
     if isinstance(said.get("format"), str) and said["format"] not in _FORMATS:
         return "format"
@@ -242,15 +242,15 @@ def _lost_of_string(said: Mapping[str, Any], _: Follows) -> str | None:
     return next((f"{name} beside {first}" for name in said if first and name != first), None)
 
 
-def _lost_of_number(said: Mapping[str, Any], follows: Follows) -> str | None:
+def _lost_of_number(said: Mapping[str, Any], follows: XgrammarSupport) -> str | None:
     return next((name for name in said if name == "multipleOf" or not follows.bounds), None)
 
 
-def _lost_of_array(said: Mapping[str, Any], _: Follows) -> str | None:
+def _lost_of_array(said: Mapping[str, Any], _: XgrammarSupport) -> str | None:
     return next((name for name in ("uniqueItems", "contains") if name in said), None)
 
 
-def _lost_of_object(said: Mapping[str, Any], follows: Follows) -> str | None:
+def _lost_of_object(said: Mapping[str, Any], follows: XgrammarSupport) -> str | None:
     for name in ("dependentRequired", "dependentSchemas", "dependencies"):
         if name in said:
             return name
@@ -270,7 +270,7 @@ def _lost_of_patterns(said: Mapping[str, Any]) -> str | None:
     return "patternProperties of several patterns" if several else None
 
 
-def _lost_of_names(said: Mapping[str, Any], follows: Follows) -> str | None:
+def _lost_of_names(said: Mapping[str, Any], follows: XgrammarSupport) -> str | None:
     if "propertyNames" not in said:
         return None
     for name in ("properties", "patternProperties"):
@@ -282,7 +282,7 @@ def _lost_of_names(said: Mapping[str, Any], follows: Follows) -> str | None:
     return None
 
 
-def _lost_of_others(said: Mapping[str, Any], follows: Follows) -> str | None:
+def _lost_of_others(said: Mapping[str, Any], follows: XgrammarSupport) -> str | None:
     others = next((name for name in _OTHERS if name in said), None)
     is_open = others is not None and said[others] is not False
     if is_open and said.get("properties") and not follows.others:
@@ -296,7 +296,7 @@ def _lost_of_others(said: Mapping[str, Any], follows: Follows) -> str | None:
 
 _OTHERS = ("additionalProperties", "unevaluatedProperties")
 
-_LOST: Mapping[str, Callable[[Mapping[str, Any], Follows], str | None]] = {
+_LOST: Mapping[str, Callable[[Mapping[str, Any], XgrammarSupport], str | None]] = {
     "string": _lost_of_string,
     "number": _lost_of_number,
     "integer": _lost_of_number,

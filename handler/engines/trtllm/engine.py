@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.values import Adapter, Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
-from handler.engines.process.warm_up import warm_up
 from handler.engines.trtllm.arguments import constructed, llm_arguments, named
 from handler.engines.trtllm.results import Asked, Running
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.stepped_loop import SteppedLoop
-from handler.engines.trtllm.structured_output import guide_trial as guide_trial
+from handler.engines.trtllm.structured_output import structured_output_check as structured_output_check
 from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
 
 _PATIENCE = 0.02  # seconds that a step waits for news, before it lets new commands be taken

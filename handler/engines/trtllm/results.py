@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from handler.core.logprobs import score
 from handler.core.values import Finish, Logits
 from handler.engines.base import Output, Step
-from handler.engines.logit_scores import score
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from handler.core.values import Guide, Sampling
+from handler.core.values import Sampling, StructuredOutput
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 _ESCAPED = r"\\\g<0>"  # with a backslash in front
@@ -76,8 +76,8 @@ def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
         found["return_context_logits"] = True
     if sampling.return_generation_logits:
         found["return_generation_logits"] = True
-    if sampling.guide is not None:
-        found["guided_decoding"] = guided(sampling.guide)
+    if sampling.structured_output is not None:
+        found["guided_decoding"] = guided(sampling.structured_output)
     if (bias := _bias(sampling, model)) is not None:
         found["embedding_bias"] = bias
     return found
@@ -146,25 +146,25 @@ def _bias(sampling: Sampling, model: Model) -> Any:
     return found
 
 
-def guided(guide: Guide) -> dict[str, Any]:
+def guided(structured_output: StructuredOutput) -> dict[str, Any]:
     """Keywords of GuidedDecodingParams.
 
     Raises:
         ValueError: it has no such kind.
     """
-    match guide.kind:
+    match structured_output.kind:
         case "json_schema":
-            return {"json": guide.value}
+            return {"json": structured_output.value}
         case "json_object":
             return {"json_object": True}
         case "regex":
-            return {"regex": guide.value}
+            return {"regex": structured_output.value}
         case "grammar":
-            return {"grammar": guide.value}
+            return {"grammar": structured_output.value}
         case "choice":  # it has none: one of several texts is a regular expression
-            choices = json.loads(guide.value)
+            choices = json.loads(structured_output.value)
             return {"regex": f"({'|'.join(_SPECIAL.sub(_ESCAPED, one) for one in choices)})"}
-    raise ValueError(f"TensorRT-LLM has no guide of the kind {guide.kind!r}")
+    raise ValueError(f"TensorRT-LLM has no guide of the kind {structured_output.kind!r}")
 
 
 def _check(sampling: Sampling, model: Model) -> None:
@@ -186,7 +186,7 @@ def _check(sampling: Sampling, model: Model) -> None:
         width = model.max_beam_width
         _require(sampling.num_beams <= width, f"num_beams must be at most {width} (option.max_beam_width)")
         _require(0 <= sampling.length_penalty < math.inf, "length_penalty must be at least 0 with TensorRT-LLM")
-    if sampling.guide is not None:
+    if sampling.structured_output is not None:
         _require(not sampling.ignore_eos, "ignore_eos and a guide exclude each other: after its end nothing may come")
         _require(not sampling.min_new_tokens, "a least length and a guide exclude each other: it says when the end is")
     if _by_tokenizer(sampling) and sampling.ignore_eos:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 
-from handler.core.values import Guide
-from handler.engines.base import EngineConfig, GuideTrial
+from handler.core.values import StructuredOutput
+from handler.engines.base import EngineConfig, StructuredOutputCheck
 
 _CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which Python's expressions lack and the engine's have
 
 
-def check(guide: Guide) -> None:
+def check(structured_output: StructuredOutput) -> None:
     """Raises ValueError: it is no regular expression. Some take seconds to tell, so this needs limits about it."""
-    if guide.kind == "regex":
+    if structured_output.kind == "regex":
         try:
-            re.compile(_CLASS.sub("x", guide.value))
+            re.compile(_CLASS.sub("x", structured_output.value))
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"it is no regular expression: {str(error) or 'nested too deeply'}") from None
 
 
-def guide_trial(config: EngineConfig) -> GuideTrial:
+def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
     return check

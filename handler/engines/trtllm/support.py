@@ -56,21 +56,23 @@ def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
 
 
 def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilities:
-    lacks = {"typical_p": "it has no typical decoding"}
+    unsupported = {"typical_p": "it has no typical decoding"}
     if torch_sampler(arguments):
-        lacks["bad_sequences"] = f"TorchSampler cannot forbid sequences of tokens; {_OTHER_SAMPLER}"
+        unsupported["bad_sequences"] = f"TorchSampler cannot forbid sequences of tokens; {_OTHER_SAMPLER}"
         if release < (1, 3):
-            lacks |= dict.fromkeys(_IGNORED if release >= (1, 2) else (*_IGNORED, "min_p"), _IGNORES)
+            unsupported |= dict.fromkeys(_IGNORED if release >= (1, 2) else (*_IGNORED, "min_p"), _IGNORES)
     else:
-        lacks |= {"top_logprobs": _NO_LOGPROBS, "best_of": f"{_NO_LOGPROBS}, by which the best would be chosen"}
+        unsupported |= {"top_logprobs": _NO_LOGPROBS, "best_of": f"{_NO_LOGPROBS}, by which the best would be chosen"}
     if (arguments.get("max_beam_width") or 1) < 2:
-        lacks["num_beams"] = "it was started without option.max_beam_width"
+        unsupported["num_beams"] = "it was started without option.max_beam_width"
     if not arguments.get("guided_decoding_backend"):
-        lacks["guide"] = "it was started without option.guided_decoding_backend=xgrammar or llguidance"
+        unsupported["structured_output"] = (
+            "it was started without option.guided_decoding_backend=xgrammar or llguidance"
+        )
     if not arguments.get("gather_generation_logits"):
-        lacks["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
+        unsupported["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
     if not whole_prompts(arguments, release):
         why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
-        lacks |= {"prompt_logprobs": why, "return_context_logits": why}
+        unsupported |= {"prompt_logprobs": why, "return_context_logits": why}
     lora = arguments.get("enable_lora") or arguments.get("lora_config")
-    return Capabilities(lacks, no_adapters="" if lora else NO_LORA, sampling_defaults=SAMPLING_DEFAULTS)
+    return Capabilities(unsupported, no_adapters="" if lora else NO_LORA, sampling_defaults=SAMPLING_DEFAULTS)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import ConfigError
-from handler.core.values import Guide, Sampling
+from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 
 _OWN = frozenset(
@@ -109,7 +109,7 @@ def _merged(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     """Keywords of SamplingParams, but for the output kind and the guide.
 
-    Stop strings are not among them: `handler.generation` looks for those, so that vLLM need not make text at all.
+    Stop strings are not among them: `core.sequence` looks for those, so that vLLM need not make text at all.
     """
     arguments: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
@@ -144,14 +144,14 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     return arguments
 
 
-def guide_arguments(guide: Guide) -> dict[str, Any]:
+def structured_output_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
     """Keywords of StructuredOutputsParams."""
-    match guide.kind:
+    match structured_output.kind:
         case "json_schema":
-            return {"json": guide.value}
+            return {"json": structured_output.value}
         case "json_object":
             return {"json_object": True}
         case "choice":
-            return {"choice": json.loads(guide.value)}
+            return {"choice": json.loads(structured_output.value)}
         case kind:
-            return {kind: guide.value}
+            return {kind: structured_output.value}

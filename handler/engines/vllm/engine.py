@@ -15,20 +15,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.values import Adapter, Finish, Guide, Sampling
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
 from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepared
 from handler.engines.process.process_group import end_with_children, end_with_this_process
-from handler.engines.process.warm_up import warm_up
 from handler.engines.vllm.adapter_weights import check_weights
-from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments, sampling_arguments
+from handler.engines.vllm.arguments import (
+    engine_arguments,
+    environment,
+    sampling_arguments,
+    structured_output_arguments,
+)
 from handler.engines.vllm.beam import BeamSearch
-from handler.engines.vllm.lora_exclusion import Turns
-from handler.engines.vllm.patches.sync_client import polled_clients
+from handler.engines.vllm.lora_exclusion import LoraExclusion
+from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
-from handler.engines.vllm.structured_output import guide_trial
+from handler.engines.vllm.structured_output import structured_output_check
 
-__all__ = ["Vllm", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
+__all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _LACKS = {
     "typical_p": "it has no typical decoding",
@@ -70,7 +74,7 @@ class Vllm:
         arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
         # As a server: vLLM chooses by that how many tokens a step computes.
         context = UsageContext.OPENAI_API_SERVER
-        with polled_clients():
+        with patch_sync_client():
             self._engine: Any = LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
             )
@@ -79,10 +83,10 @@ class Vllm:
         self._leave = end_with_children()  # it notices its core's death only when it sends something
         self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know
         self._max_adapters = int(arguments.get("max_cpu_loras") or arguments.get("max_loras") or 0)
-        self._turns: Turns | None = None
+        self._turns: LoraExclusion | None = None
         if arguments.get("enable_lora") and current_platform.is_cpu():
             # Measured with 0.32: in a batch with others, a request that names no adapter gets one's weights.
-            self._turns = Turns()
+            self._turns = LoraExclusion()
         self._late: list[Output] = []  # of requests that failed when their turn came
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, _Beams] = {}
@@ -104,7 +108,7 @@ class Vllm:
     def _warm_up_guides(self, id: int) -> None:
         """The first guide decides with which backend vLLM's core compiles all others, so that is not a client's."""
         try:
-            warm_up(self, id, Sampling(max_new_tokens=2, guide=Guide("json_object", "")))
+            warm_up(self, id, Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
         except (RuntimeError, ValueError) as error:
             print(f"guides cannot be followed with this model: {error}", file=sys.stderr, flush=True)
 
@@ -146,8 +150,10 @@ class Vllm:
 
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
-        if sampling.guide is not None:
-            arguments["structured_outputs"] = self._structured_outputs(**guide_arguments(sampling.guide))
+        if sampling.structured_output is not None:
+            arguments["structured_outputs"] = self._structured_outputs(
+                **structured_output_arguments(sampling.structured_output)
+            )
         return self._sampling_params(**arguments)
 
     def _submit(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
@@ -257,14 +263,14 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    lacks, no_adapters = dict(_LACKS), NO_LORA
+    unsupported, no_adapters = dict(_LACKS), NO_LORA
     if engine_arguments(config, 1, cpu=False).get("enable_lora"):
         # Measured with 0.32: in company of other requests such a one brings the whole engine down.
-        lacks["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
+        unsupported["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
     if not config.options.get("guided_decoding", True):
-        lacks["guide"] = "option.guided_decoding=false"
-    return Capabilities(lacks, most={"temperature": 2.0}, no_adapters=no_adapters)
+        unsupported["structured_output"] = "option.guided_decoding=false"
+    return Capabilities(unsupported, limits={"temperature": 2.0}, no_adapters=no_adapters)
 
 
 def load(config: EngineConfig) -> Vllm:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Turns:
+class LoraExclusion:
     """`enter` starts a request at once where that is possible, `leave` those whose turn has come."""
 
     def __init__(self) -> None:

@@ -16,10 +16,10 @@ from collections import deque
 from importlib.metadata import version
 from typing import Any
 
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.structured_output.schema_keywords import Follows, dropped
-from handler.engines.vllm.arguments import engine_arguments, environment, guide_arguments
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, dropped
+from handler.engines.vllm.arguments import engine_arguments, environment, structured_output_arguments
 
 _OF_AUTO = "xgrammar"
 """What vLLM's core compiles with where it may choose: whatever the first guide that it gets needs, from then on. That
@@ -49,20 +49,20 @@ _BACKENDS = {
     "lm-format-enforcer": "backend_lm_format_enforcer.LMFormatEnforcerBackend",
 }
 
-_ODD = Guide("json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}')
+_ODD = StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}')
 """vLLM has each backend look at it that may check."""
 
 _SAMPLES = (
-    Guide("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
-    Guide("regex", "[a-z]{1,4}"),
-    Guide("choice", '["a", "b"]'),
-    Guide("grammar", 'root ::= "a" | "b"'),
+    StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+    StructuredOutput("regex", "[a-z]{1,4}"),
+    StructuredOutput("choice", '["a", "b"]'),
+    StructuredOutput("grammar", 'root ::= "a" | "b"'),
 )
 """One of each kind: what cannot try these can try none."""
 
 
-class VllmGuideTrial:
-    """See `engines.base.GuideTrial`."""
+class VllmCheck:
+    """See `engines.base.StructuredOutputCheck`."""
 
     def __init__(self, config: EngineConfig) -> None:
         os.environ.update(environment(config, os.environ))
@@ -95,16 +95,16 @@ class VllmGuideTrial:
         for sample in _SAMPLES:
             self(sample)
 
-    def __call__(self, guide: Guide) -> None:
+    def __call__(self, structured_output: StructuredOutput) -> None:
         try:
-            self._try(guide)
+            self._try(structured_output)
         except Exception as error:  # foreign code says it as it likes
             raise ValueError(_PLACE.sub("", str(error).strip())) from None
 
-    def _try(self, guide: Guide) -> None:
-        self._check_keywords(guide)
+    def _try(self, structured_output: StructuredOutput) -> None:
+        self._check_keywords(structured_output)
         began = time.process_time()
-        params = self._checked(guide)
+        params = self._checked(structured_output)
         if time.process_time() - began > CHECK_SECONDS:
             raise ValueError(f"checking it takes the engine more than {CHECK_SECONDS:g} s")
         own = getattr(params.structured_outputs, "_backend", self._name)
@@ -116,16 +116,18 @@ class VllmGuideTrial:
             grammar.reset()
             self._walk(grammar, longest=longest)
 
-    def _check_keywords(self, guide: Guide) -> None:
-        if self._name != _OF_AUTO or guide.kind != "json_schema":
+    def _check_keywords(self, structured_output: StructuredOutput) -> None:
+        if self._name != _OF_AUTO or structured_output.kind != "json_schema":
             return
-        if found := dropped(json.loads(guide.value), self._follows):
-            other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(guide) else ""
+        if found := dropped(json.loads(structured_output.value), self._follows):
+            other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(structured_output) else ""
             raise ValueError(f"the schema's {found} cannot be followed by xgrammar{other}")
 
-    def _guidance_takes(self, guide: Guide) -> bool:
+    def _guidance_takes(self, structured_output: StructuredOutput) -> bool:
         """Guidance says itself what it does not know."""
-        params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
+        params = self._sampling_params(
+            structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
+        )
         try:
             from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
 
@@ -134,9 +136,11 @@ class VllmGuideTrial:
             return False
         return True
 
-    def _checked(self, guide: Guide) -> Any:
+    def _checked(self, structured_output: StructuredOutput) -> Any:
         """A guide after what `SamplingParams.verify` does; it may write another guide in its place."""
-        params = self._sampling_params(structured_outputs=self._guide_params(**guide_arguments(guide)))
+        params = self._sampling_params(
+            structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
+        )
         check = params._validate_structured_outputs
         known = {
             "model_config": self._config.model_config,
@@ -182,11 +186,11 @@ class VllmGuideTrial:
                 return
 
 
-def _follows() -> Follows:
+def _follows() -> XgrammarSupport:
     """Found out of xgrammar 0.2.8; of an older one, OpenVINO GenAI's, that it does neither."""
     recent = [int(part) for part in re.findall(r"\d+", version("xgrammar"))[:2]] >= [0, 2]
-    return Follows(bounds=recent, others=recent)
+    return XgrammarSupport(bounds=recent, others=recent)
 
 
-def guide_trial(config: EngineConfig) -> VllmGuideTrial:
-    return VllmGuideTrial(config)
+def structured_output_check(config: EngineConfig) -> VllmCheck:
+    return VllmCheck(config)

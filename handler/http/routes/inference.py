@@ -13,7 +13,7 @@ from handler.core.errors import GenerationFailed, InternalError, ModelNotFound, 
 from handler.http.asgi import Headers, read_body, send_answer, send_start
 from handler.http.protocol import CHUNK, WHOLE
 from handler.http.streaming import BodyWriter, WholeBody
-from handler.protocols.base import Answer, Call, Schema
+from handler.protocols.base import HttpResponse, ParsedRequest, Schema
 from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import Exchange
 from handler.serving.service import Service
@@ -60,7 +60,7 @@ class Inference:
             gone.cancel()
             exchange.cancel()
 
-    async def _read(self, scope: Scope, receive: Receive, send: Send) -> Call | None:
+    async def _read(self, scope: Scope, receive: Receive, send: Send) -> ParsedRequest | None:
         """What is asked for; None where that has been refused, or the client has gone.
 
         The body and what was read from it are not kept while the answer is sent.
@@ -89,7 +89,7 @@ class Inference:
     async def _refuse(self, scope: Scope, send: Send, error: ServingError, body: Any) -> None:
         await send_answer(scope, send, self.refused(error, scope["request_id"], body))
 
-    def refused(self, error: ServingError, request_id: str, body: Any = None) -> Answer:
+    def refused(self, error: ServingError, request_id: str, body: Any = None) -> HttpResponse:
         """The dialect's answer to a request that was never put to the engine, which is counted."""
         return self._service.refuse(error, request_id, body, self._schema)
 
@@ -100,7 +100,7 @@ class Inference:
             raise ModelNotFound(name or "", version)
 
 
-async def _send(scope: Scope, send: Send, call: Call, exchange: Exchange, gone: asyncio.Future[None]) -> None:
+async def _send(scope: Scope, send: Send, call: ParsedRequest, exchange: Exchange, gone: asyncio.Future[None]) -> None:
     """Write a call's answer as it comes."""
     ignored = list(ignored_header(call.ignored).items())
     started = False
@@ -129,7 +129,7 @@ async def _send(scope: Scope, send: Send, call: Call, exchange: Exchange, gone: 
             if body is None:
                 error = GenerationFailed("the answer is too large to be sent whole; HTTP/1.1 has streams")
                 return await send_answer(scope, send, call.reply.refused(error))
-            answer = Answer(200, call.reply.content_type, body)
+            answer = HttpResponse(200, call.reply.content_type, body)
             await send_answer(scope, send, answer, _bytes([*exchange.headers(), *ignored]))
     else:
         if not started:
@@ -139,7 +139,7 @@ async def _send(scope: Scope, send: Send, call: Call, exchange: Exchange, gone: 
         await _keep_alive(writer, gone, call.keep_alive)
 
 
-async def _start_stream(scope: Scope, send: Send, call: Call, extra: Headers) -> None:
+async def _start_stream(scope: Scope, send: Send, call: ParsedRequest, extra: Headers) -> None:
     extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
     await send_start(scope, send, 200, call.reply.content_type, extra)
 

@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from handler.core.framing import dumps
 from handler.http.asgi import Endpoint, Handle, Headers, send_answer, send_json
 from handler.http.routes.inference import Inference
-from handler.protocols.base import Answer
-from handler.protocols.openapi import Served, document
+from handler.protocols.base import HttpResponse
+from handler.protocols.openapi.document import DocumentedRoute, document
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.serving.service import Service
 
@@ -77,7 +77,7 @@ class PageRoutes:
         if "text/html" in scope["headers_by_name"].get("accept", "").lower():
             await _send_file(_DIRECTORY / "index.html", scope, receive, send, extra=[vary])
         elif self._service.healthy:
-            await send_answer(scope, send, Answer(200, "text/plain", b""), [vary])
+            await send_answer(scope, send, HttpResponse(200, "text/plain", b""), [vary])
         else:
             await send_json(scope, send, 503, UNHEALTHY, [vary])
 
@@ -85,13 +85,13 @@ class PageRoutes:
         served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
         routes = [one for one in served if one.path not in ASSETS]
         found = document(routes, self._service.context, locked=self._locked)
-        await send_answer(scope, send, Answer(200, "application/json", dumps(found)))
+        await send_answer(scope, send, HttpResponse(200, "application/json", dumps(found)))
 
 
-def _served(route: Route, endpoint: Endpoint) -> Served:
+def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:
     handlers = endpoint.handlers
     inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
-    return Served(route.path_format, list(handlers), None if inference is None else inference.schema)
+    return DocumentedRoute(route.path_format, list(handlers), None if inference is None else inference.schema)
 
 
 async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:
@@ -103,7 +103,7 @@ async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, ext
         await send({"type": "http.response.start", "status": 304, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
     else:
-        await send_answer(scope, send, Answer(200, _TYPES[path.suffix], data), headers)
+        await send_answer(scope, send, HttpResponse(200, _TYPES[path.suffix], data), headers)
 
 
 @functools.cache

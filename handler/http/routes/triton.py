@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from handler import __version__
 from handler.core.errors import ModelNotFound
 from handler.http.asgi import Endpoint, send_answer, send_json
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
 from handler.protocols.registry import TRITON_MODEL
 from handler.protocols.triton.request import VERSION, Datatypes, inputs, outputs
 from handler.protocols.triton.response import refusal
@@ -103,7 +103,7 @@ def _route(path: str, method: str, handle: Any) -> Route:
 
 
 async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
-    await send_answer(scope, send, Answer(200 if fine else 503, "text/plain", b""))
+    await send_answer(scope, send, HttpResponse(200 if fine else 503, "text/plain", b""))
 
 
 class _Nowhere:

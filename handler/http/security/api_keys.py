@@ -13,7 +13,7 @@ from handler.core.errors import ServingError, Unauthorized
 from handler.core.framing import JSON, dumps
 from handler.http.asgi import Endpoint, send_answer
 from handler.http.routes.inference import Inference
-from handler.protocols.base import Answer, front_end_error
+from handler.protocols.base import HttpResponse, front_end_error
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 
@@ -40,7 +40,7 @@ def _digest(key: str) -> bytes:
 
 
 class Lock:
-    """Turns away who has no key, in the form of the dialect that the route speaks.
+    """LoraExclusion away who has no key, in the form of the dialect that the route speaks.
 
     Args:
         keys: empty: everyone may pass.
@@ -70,7 +70,7 @@ class Lock:
         return True
 
 
-def _answer(scope: Scope, routes: Sequence[Route], error: ServingError) -> Answer:
+def _answer(scope: Scope, routes: Sequence[Route], error: ServingError) -> HttpResponse:
     """As the first route's dialect says it; where it has none, as the others do."""
     endpoints = [route.app for route in routes if isinstance(route.app, Endpoint)]
     if endpoints and endpoints[0] is routes[0].app:
@@ -87,5 +87,5 @@ def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
     return [one for one in routes if one.path.startswith(family)]
 
 
-def _plain(error: ServingError) -> Answer:
-    return Answer(error.status, JSON.content_type, dumps(front_end_error(error)))
+def _plain(error: ServingError) -> HttpResponse:
+    return HttpResponse(error.status, JSON.content_type, dumps(front_end_error(error)))

@@ -7,11 +7,11 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, JSONLINES
 from handler.core.values import Delta, Request
-from handler.protocols.adapters import read_adapters
-from handler.protocols.base import Answer, Call, Context, front_end_error
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.readers import read_object, read_parameters_field, read_stream, unknown_names
-from handler.protocols.reply import Continuation
+from handler.protocols.readers.adapters import read_adapters
+from handler.protocols.reply import SequenceOutput
 
 _LMI = Lmi()  # one request of a batch is LMI's
 
@@ -22,7 +22,7 @@ class DynamicBatch:
     name = "dynamic_batch"
     any_media = False
 
-    def parse(self, body: Any, context: Context) -> Call:
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)
         parameters = read_parameters_field(body)
         inputs = body.get("inputs")
@@ -39,7 +39,8 @@ class DynamicBatch:
         ignored = unknown_names(body, parameters, context)
         adapters = read_adapters(body, len(prompts), context)
         asked = [
-            _LMI.asked(prompt, parameters, context, adapter) for prompt, adapter in zip(prompts, adapters, strict=True)
+            _LMI.parse_prompt(prompt, parameters, context, adapter)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
         requests = [one.request for one in asked]
         if read_stream(body, parameters, asked[0].streaming):
@@ -55,16 +56,16 @@ class DynamicBatch:
         if context.enable_streaming:
             if len(requests) > 1:
                 raise InvalidPayload("'inputs' must be one string with option.enable_streaming=true")
-            return Call(requests, BatchStream(self, requests[0]), ignored, streams=True)
-        return Call(requests, BatchDocument(self, requests), ignored)
+            return ParsedRequest(requests, BatchStream(self, requests[0]), ignored, streams=True)
+        return ParsedRequest(requests, BatchDocument(self, requests), ignored)
 
     def failure(self, error: ServingError) -> dict[str, Any]:
         """The seed's error object."""
         return {"code": error.status, "message": "invoke handler failure", "error": error.message}
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         value = self.failure(error) if error.status == 424 else front_end_error(error)
-        return Answer(error.status, JSON.content_type, JSON.encode(value))
+        return HttpResponse(error.status, JSON.content_type, JSON.encode(value))
 
 
 def _are_prompts(value: Any) -> bool:
@@ -77,7 +78,7 @@ class BatchDocument:
     def __init__(self, schema: DynamicBatch, requests: list[Request]) -> None:
         self._schema = schema
         self._requests = requests
-        self._texts = [Continuation() for _ in requests]
+        self._texts = [SequenceOutput() for _ in requests]
         self._unfinished = len(requests)
         self.finished = False
 
@@ -98,7 +99,7 @@ class BatchDocument:
             ]
         )
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return self._schema.refused(error)
 
 
@@ -123,5 +124,5 @@ class BatchStream:
             self._prompt = ""
         return b"".join(lines)
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return self._schema.refused(error)

@@ -8,14 +8,15 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import Request, Sampling
-from handler.protocols.base import Answer, Call, Context, Reply
+from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import errors
-from handler.protocols.openai.completions_response import Form, PromptOnly, TextDocument, TextStream
+from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
 from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_model
-from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
+from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, identity
-from handler.protocols.parameters import integer, read_all
-from handler.protocols.readers import reported
+from handler.protocols.parameters import read_all
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.values import integer
 
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
@@ -33,7 +34,7 @@ class OpenAiCompletions:
     name = "openai_completions"
     any_media = False
 
-    def parse(self, body: Any, context: Context) -> Call:
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'prompt'")
         model, adapter = read_model(body, context)
@@ -43,7 +44,7 @@ class OpenAiCompletions:
         # A new token's alternatives are not wanted where no token is shown.
         able = _without(context, "top_logprobs") if prompt_only else context
         found = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
-        ignored = [*reported(unread(body, _READ), body, context), *harmless(body)]
+        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
         sampling, echo = found.sampling, found.others.get("echo", False)
         logprobs = body.get("logprobs")
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
@@ -67,17 +68,19 @@ class OpenAiCompletions:
             )
             for prompt in prompts
         )
-        form = Form(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
+        format = TextFormat(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
         id, created = identity("cmpl")
         head = Head(id, created, model, context.fingerprint)
         reply: Reply = (
-            TextStream(head, form, sampling.n, usage) if stream else TextDocument(head, form, sampling.num_sequences)
+            TextStream(head, format, sampling.n, usage)
+            if stream
+            else TextDocument(head, format, sampling.num_sequences)
         )
         if prompt_only:
             reply = PromptOnly(reply)
-        return streaming(requests, reply, ignored) if stream else Call(requests, reply, ignored)
+        return streaming(requests, reply, ignored) if stream else ParsedRequest(requests, reply, ignored)
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return errors.refused(error)
 
 
@@ -97,18 +100,18 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
                 raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the answer is the prompt")
 
 
-def _scored(sampling: Sampling, logprobs: int, context: Context) -> Sampling:
+def _scored(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
     """With log-probabilities of the prompt's tokens, and as many alternatives to each."""
-    if why := context.lacks.get("prompt_logprobs"):
+    if why := context.unsupported.get("prompt_logprobs"):
         raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
-    if logprobs and (why := context.lacks.get("prompt_top_logprobs")):
+    if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
         raise InvalidParameter(f"logprobs={logprobs}: with echo the engine {context.engine} lacks it: {why}")
     return replace(sampling, prompt_logprobs=True, prompt_top_logprobs=logprobs)
 
 
-def _without(context: Context, field: str) -> Context:
+def _without(context: ServerContext, field: str) -> ServerContext:
     """With an engine that does not lack a field."""
-    return replace(context, lacks={name: why for name, why in context.lacks.items() if name != field})
+    return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
 
 
 def _read_prompts(value: Any) -> Sequence[Prompt]:
@@ -141,7 +144,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _text(prompt: Prompt, context: Context) -> str:
+def _text(prompt: Prompt, context: ServerContext) -> str:
     """What an answer shows for a prompt: of ids what they stand for, special marks included."""
     if isinstance(prompt, str):
         return prompt

@@ -20,7 +20,8 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.framing import JSON, SSE_DONE
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
+from handler.protocols.openai.answers import OpenAiError
 
 _INVALID = "invalid_request_error"
 
@@ -39,7 +40,7 @@ def status(error: ServingError) -> int:
     return 500
 
 
-def failure(error: ServingError) -> dict[str, Any]:
+def failure(error: ServingError) -> OpenAiError:
     """The value that stands for an error, as a body or in a stream."""
     number = status(error)
     param, code = None, None
@@ -57,8 +58,8 @@ def failure(error: ServingError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
 
 
-def refused(error: ServingError, body: Any = None) -> Answer:
-    return Answer(status(error), JSON.content_type, JSON.encode(failure(error)))
+def refused(error: ServingError, body: Any = None) -> HttpResponse:
+    return HttpResponse(status(error), JSON.content_type, JSON.encode(failure(error)))
 
 
 def stream_end(error: ServingError) -> bytes:

@@ -7,23 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter, ModelNotFound
-from handler.core.values import Adapter, Guide
-from handler.protocols.base import Context
-from handler.protocols.json_schema import takes
-from handler.protocols.parameters import (
-    MAX_NAME,
-    MAX_TOP_TOKENS,
-    PARAMETERS,
-    Parameter,
-    Table,
-    boolean,
-    integer,
-    nothing,
-    number,
-    string,
-    strings,
-)
-from handler.protocols.structured_output import (
+from handler.core.values import Adapter, StructuredOutput
+from handler.protocols.base import ServerContext
+from handler.protocols.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table
+from handler.protocols.readers.structured_output import (
     choice,
     grammar,
     json_object,
@@ -32,17 +19,18 @@ from handler.protocols.structured_output import (
     response_format,
     tgi_grammar,
 )
+from handler.protocols.readers.values import MAX_NAME, accepts, boolean, integer, nothing, number, string, strings
 
 
-@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
-def top_logprobs(value: Any, context: Context) -> int:
+@accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
+def top_logprobs(value: Any, context: ServerContext) -> int:
     """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
     count = integer(0, MAX_TOP_TOKENS)(value)
-    return 0 if count == 1 and "top_logprobs" in context.lacks else count
+    return 0 if count == 1 and "top_logprobs" in context.unsupported else count
 
 
-@takes(type="object", required=["type"], properties={"type": {"type": "string"}})
-def _format(value: Any) -> Guide | None:
+@accepts(type="object", required=["type"], properties={"type": {"type": "string"}})
+def _format(value: Any) -> StructuredOutput | None:
     """OpenAI's, or TGI's with `value`, into which huggingface_hub's client turns OpenAI's."""
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
 
@@ -50,8 +38,8 @@ def _format(value: Any) -> Guide | None:
 _GUIDES = {"json": json_schema, "regex": regex, "choice": choice, "grammar": grammar, "json_object": json_object}
 
 
-@takes(type="object", properties={name: {} for name in _GUIDES})
-def _structured_outputs(value: Any) -> Guide | None:
+@accepts(type="object", properties={name: {} for name in _GUIDES})
+def _structured_outputs(value: Any) -> StructuredOutput | None:
     """vLLM's, which has one of several names."""
     wanted = f"must be an object with one of {', '.join(_GUIDES)}"
     given = {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else {}
@@ -61,14 +49,14 @@ def _structured_outputs(value: Any) -> Guide | None:
     return _GUIDES[name](item)
 
 
-@takes(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
+@accepts(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
 def _seed(value: Any) -> int:
     """OpenAI's and vLLM's are signed."""
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 
 def _none_of(what: str) -> Any:
-    @takes(enum=[[], {}])
+    @accepts(enum=[[], {}])
     def read(value: Any) -> None:
         if value not in ([], {}):
             raise ValueError(f"is not supported: {what}")
@@ -89,7 +77,7 @@ CHAT_OF_LMI: Mapping[str, Parameter] = {
     "logprobs": Parameter("", boolean),
     "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
     "logit_bias": PARAMETERS["logit_bias"],
-    "response_format": Parameter("guide", response_format),
+    "response_format": Parameter("structured_output", response_format),
 }
 """Those that LMI's chat completions have too."""
 
@@ -104,7 +92,7 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "spaces_between_special_tokens": PARAMETERS["spaces_between_special_tokens"],
     "bad_words": PARAMETERS["bad_sequences"],
     "truncate_prompt_tokens": Parameter("truncate", integer(1)),
-    "structured_outputs": Parameter("guide", _structured_outputs),
+    "structured_outputs": Parameter("structured_output", _structured_outputs),
     **{name: PARAMETERS[name] for name in PARAMETERS if name.startswith("guided_")},
     "use_beam_search": Parameter("", nothing(False, "there is no beam search on this route")),
     "prompt_logprobs": Parameter("", _none_of("ask for echo with logprobs on /v1/completions")),
@@ -114,7 +102,12 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "logits_processors": Parameter("", _none_of("requests bring no code")),
 }
 
-_BOTH = {**CHAT_OF_LMI, **_OF_VLLM, "seed": Parameter("seed", _seed), "response_format": Parameter("guide", _format)}
+_BOTH = {
+    **CHAT_OF_LMI,
+    **_OF_VLLM,
+    "seed": Parameter("seed", _seed),
+    "response_format": Parameter("structured_output", _format),
+}
 
 CHAT = Table(
     {
@@ -161,7 +154,7 @@ _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
 """What @huggingface/inference sends when it was told none: the address that it sends to."""
 
 
-def read_model(body: Mapping[str, Any], context: Context) -> tuple[str, Adapter | None]:
+def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
     """`model`, as the answer repeats it, and the adapter whose name it is. An http address is the model itself.
 
     Raises:

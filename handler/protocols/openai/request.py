@@ -7,13 +7,13 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
-from handler.core.values import Names, Request
-from handler.protocols.base import Call
-from handler.protocols.json_schema import takes
+from handler.core.values import FieldNames, Request
+from handler.protocols.base import ParsedRequest
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
-from handler.protocols.parameters import Found
+from handler.protocols.parameters import ParsedParameters
+from handler.protocols.readers.values import accepts
 from handler.protocols.validation import show
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
@@ -25,21 +25,23 @@ def defaults(body: Mapping[str, Any], max_new_tokens: int) -> dict[str, Any]:
     return {"do_sample": body.get("temperature") != 0, "max_new_tokens": max_new_tokens}
 
 
-def unread(body: Mapping[str, Any], read: set[str]) -> list[str]:
+def unknown_fields(body: Mapping[str, Any], read: set[str]) -> list[str]:
     """The body's names that mean nothing here; null is absent."""
     return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
 
-def names(prompt: str, found: Found) -> Names:
+def names(prompt: str, found: ParsedParameters) -> FieldNames:
     """What the client calls what is checked later on."""
-    guide = found.names.get("guide", "response_format")
-    return Names(
+    structured_output = found.names.get("structured_output", "response_format")
+    return FieldNames(
         prompt=prompt,
         max_new_tokens=found.names.get("max_new_tokens", "max_tokens"),
         stop_token_ids="stop_token_ids",
         bad_token_ids="bad_words",
         logit_bias="logit_bias",
-        guide={"tool_choice": "tools"}.get(guide, guide),  # whose schemas it is made of
+        structured_output={"tool_choice": "tools"}.get(
+            structured_output, structured_output
+        ),  # whose schemas it is made of
     )
 
 
@@ -58,7 +60,7 @@ def read_stream(body: Mapping[str, Any]) -> tuple[bool, Usage]:
         raise InvalidParameter(f"stream_options={show(options)}: {error}") from None
 
 
-@takes(
+@accepts(
     type="object",
     properties={name: {"type": ["boolean", "null"]} for name in _STREAM_OPTIONS},
     additionalProperties=False,
@@ -76,5 +78,5 @@ def read_usage(options: Any) -> Usage:
     return Usage(at_end, at_end and bool(options.get("continuous_usage_stats")), null=at_end)
 
 
-def streaming(requests: tuple[Request, ...], reply: Any, ignored: list[str]) -> Call:
-    return Call(requests, reply, ignored, streams=True, keep_alive=KEEP_ALIVE, failed=errors.stream_end)
+def streaming(requests: tuple[Request, ...], reply: Any, ignored: list[str]) -> ParsedRequest:
+    return ParsedRequest(requests, reply, ignored, streams=True, keep_alive=KEEP_ALIVE, failed=errors.stream_end)

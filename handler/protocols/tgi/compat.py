@@ -9,13 +9,13 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, SSE
 from handler.core.values import Request
-from handler.protocols.base import Answer, Context
+from handler.protocols.base import HttpResponse, ServerContext
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.reply import Continuation
-from handler.protocols.tgi.response_format import TgiLayout, seed_of
+from handler.protocols.reply import SequenceOutput
+from handler.protocols.tgi.response import TgiFormat, seed_of
 
 
-class TgiCompat(TgiLayout, Lmi):
+class TgiCompat(TgiFormat, Lmi):
     """An array when not streaming, server-sent events when streaming.
 
     Details are on unless switched off, as in LMI's own compatibility mode. Stop strings stay in the text, as in TGI.
@@ -27,19 +27,19 @@ class TgiCompat(TgiLayout, Lmi):
     details_default = True
 
     def details(
-        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
     ) -> dict[str, Any]:
         value = super().details(request, best, others, num_prompt_tokens)
         return {"seed": seed_of(request, best.index), "prefill": [], **value}
 
-    def other(self, request: Request, other: Continuation) -> dict[str, Any]:
+    def other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
         return {"seed": seed_of(request, other.index), "prefill": [], **super().other(request, other)}
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
         return [super().document(text, details, outputs)]
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
-        return Answer(error.status, JSON.content_type, JSON.encode(self.stream_failure(error)))
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return HttpResponse(error.status, JSON.content_type, JSON.encode(self.stream_failure(error)))
 
     def stream_failure(self, error: ServingError) -> Any:
         return {"error": error.message, "error_type": error.kind, "code": error.status}

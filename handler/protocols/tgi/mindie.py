@@ -10,10 +10,11 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON
 from handler.core.values import Finish, Request, Token
-from handler.protocols.base import Answer, Call, Context
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.parameters import PARAMETERS as LMI
-from handler.protocols.parameters import Parameter, Table, integer, read_all
-from handler.protocols.reply import Continuation
+from handler.protocols.parameters import Parameter, Table, read_all
+from handler.protocols.readers.values import integer
+from handler.protocols.reply import SequenceOutput
 from handler.protocols.tgi.errors import failure
 from handler.protocols.tgi.native import DEFAULTS, Document, Stream
 from handler.protocols.tgi.request import (
@@ -27,7 +28,7 @@ from handler.protocols.tgi.request import (
     require,
     unknown,
 )
-from handler.protocols.tgi.response_format import TgiLayout, finish_shown
+from handler.protocols.tgi.response import TgiFormat, finish_shown
 
 MAX_CHARACTERS = 512 << 10
 
@@ -59,7 +60,7 @@ _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """The seed takes them and does nothing with them; other values than these are reported."""
 
 
-class Mindie(TgiLayout):
+class Mindie(TgiFormat):
     """An object when not streaming. Nulls stand for absent values everywhere, as in the seed's own example."""
 
     name = "mindie"
@@ -68,7 +69,7 @@ class Mindie(TgiLayout):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def parse(self, body: Any, context: Context) -> Call:
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         read = read_body(body, _TOP_LEVEL, KINDS)
         _check_limits(read, context)
         request = _request(read, context)
@@ -79,8 +80,8 @@ class Mindie(TgiLayout):
         ]
         ignored = unknown(body, context, KINDS) + idle
         if read.stream:
-            return Call((request,), Stream(self, request), ignored, streams=True)
-        return Call((request,), Document(self, request), ignored)
+            return ParsedRequest((request,), Stream(self, request), ignored, streams=True)
+        return ParsedRequest((request,), Document(self, request), ignored)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class Mindie(TgiLayout):
         }
 
     def details(
-        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
     ) -> dict[str, Any]:
         num_tokens = len(best.tokens)
         return {
@@ -128,21 +129,21 @@ class Mindie(TgiLayout):
 
     # -- failures ------------------------------------------------------------------------------------------------
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self.failed(error, stream=False)
 
     def failed(
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
-    ) -> Answer:
+    ) -> HttpResponse:
         """`error` alone, under its real status as long as nothing was sent."""
         said = failure(error, request, begun=begun)
-        return Answer(said.status, JSON.content_type, JSON.encode({"error": said.error}))
+        return HttpResponse(said.status, JSON.content_type, JSON.encode({"error": said.error}))
 
     def stream_failure(self, error: ServingError) -> Any:
         return {"error": failure(error, begun=True).error}
 
 
-def _check_limits(read: Body, context: Context) -> None:
+def _check_limits(read: Body, context: ServerContext) -> None:
     """The seed's ranges."""
     given = read.parameters
     no_prefill = not (read.stream and given.get("decoder_input_details"))
@@ -159,7 +160,7 @@ def _check_limits(read: Body, context: Context) -> None:
     check_truncate(given, context)
 
 
-def _request(read: Body, context: Context) -> Request:
+def _request(read: Body, context: ServerContext) -> Request:
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
     found = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": 20}, table=TABLE)
     seed = found.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request
-from handler.protocols.base import Answer, Call, Context, Headers, Timing
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, integer, read_all
-from handler.protocols.reply import Continuation, DocumentReply, Layout, StreamReply
+from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all
+from handler.protocols.readers.values import integer
+from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
 from handler.protocols.tgi.errors import SLICE, failure
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
-from handler.protocols.tgi.response_format import TgiLayout, finish_shown, seed_of
+from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
 
 _AS_LMI = (
     "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample", "stop",
@@ -35,12 +36,12 @@ DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
 """Tokens show special marks, and stop strings are looked for among them; the whole text has none."""
 
 
-class Dialect(Layout, Protocol):
+class Dialect(ResponseFormat, Protocol):
     """A layout whose refusals depend on what was asked."""
 
     def failed(
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
-    ) -> Answer: ...
+    ) -> HttpResponse: ...
 
 
 class Document(DocumentReply):
@@ -50,10 +51,10 @@ class Document(DocumentReply):
         super().__init__(dialect, request)
         self._dialect = dialect
 
-    def _score(self, sequence: Continuation) -> float:
+    def _score(self, sequence: SequenceOutput) -> float:
         return sequence.logprob / max(1, len(sequence.tokens))
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         begun = any(sequence.tokens for sequence in self._sequences)
         return self._dialect.failed(error, stream=False, request=self._request, begun=begun)
 
@@ -63,11 +64,11 @@ class Stream(StreamReply):
         super().__init__(dialect, request, SSE)
         self._dialect = dialect
 
-    def refused(self, error: ServingError) -> Answer:
+    def refused(self, error: ServingError) -> HttpResponse:
         return self._dialect.failed(error, stream=True, request=self._request)
 
 
-class Tgi(TgiLayout):
+class Tgi(TgiFormat):
     """One of TGI's routes.
 
     Args:
@@ -87,7 +88,7 @@ class Tgi(TgiLayout):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def parse(self, body: Any, context: Context) -> Call:
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         read = read_body(body)
         stream = read.stream if self._streams is None else self._streams
         check_limits(read, context, stream=stream)
@@ -102,10 +103,10 @@ class Tgi(TgiLayout):
                 return SSE.encode(self.stream_failure(error, request))
 
             reply = Stream(self, request)
-            return Call((request,), reply, ignored, True, headers=told, keep_alive=KEEP_ALIVE, failed=failed)
-        return Call((request,), Document(self, request), ignored, headers=told)
+            return ParsedRequest((request,), reply, ignored, True, headers=told, keep_alive=KEEP_ALIVE, failed=failed)
+        return ParsedRequest((request,), Document(self, request), ignored, headers=told)
 
-    def _request(self, read: Body, context: Context) -> Request:
+    def _request(self, read: Body, context: ServerContext) -> Request:
         given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
         if given.get("best_of", 1) > 1:  # then the limits saw to it that something says so
             given["do_sample"] = True
@@ -121,8 +122,8 @@ class Tgi(TgiLayout):
             details=given.get("details", False) or sampling.prompt_logprobs,
             full_text=given.get("return_full_text", self._full_text),
             adapter=found.others.get("adapter"),
-            fill="max_new_tokens" not in given,
-            room=SLICE,
+            fill_context="max_new_tokens" not in given,
+            min_free_tokens=SLICE,
         )
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class Tgi(TgiLayout):
         return super().stream_details(request, finish_shown(request, finish, num_tokens), num_tokens, num_prompt_tokens)
 
     def details(
-        self, request: Request, best: Continuation, others: Sequence[Continuation], num_prompt_tokens: int
+        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
     ) -> dict[str, Any]:
         value = self._sequence(request, best)
         if others:
@@ -142,7 +143,7 @@ class Tgi(TgiLayout):
             value["top_tokens"] = [self.top_tokens(token) for token in best.tokens]
         return value
 
-    def _sequence(self, request: Request, sequence: Continuation) -> dict[str, Any]:
+    def _sequence(self, request: Request, sequence: SequenceOutput) -> dict[str, Any]:
         num_tokens = len(sequence.tokens)
         return {
             "finish_reason": finish_shown(request, sequence.finish, num_tokens).value,
@@ -152,7 +153,7 @@ class Tgi(TgiLayout):
             "tokens": [self.token(token) for token in sequence.tokens],
         }
 
-    def _other(self, request: Request, other: Continuation) -> dict[str, Any]:
+    def _other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
         text = (request.prompt if request.full_text else "") + other.text
         value = {"generated_text": text, **self._sequence(request, other)}
         if request.sampling.top_logprobs:
@@ -167,25 +168,25 @@ class Tgi(TgiLayout):
 
     # -- failures ------------------------------------------------------------------------------------------------
 
-    def refused(self, error: ServingError, body: Any = None, context: Context | None = None) -> Answer:
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         asked = isinstance(body, dict) and body.get("stream") is True
         return self.failed(error, stream=asked if self._streams is None else self._streams)
 
     def failed(
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
-    ) -> Answer:
+    ) -> HttpResponse:
         said = failure(error, request, begun=begun)
         value = {"error": said.error, "error_type": said.error_type}
         if stream and said.in_stream:
-            return Answer(200, SSE.content_type, SSE.encode(value))
-        return Answer(said.status, JSON.content_type, JSON.encode(value))
+            return HttpResponse(200, SSE.content_type, SSE.encode(value))
+        return HttpResponse(said.status, JSON.content_type, JSON.encode(value))
 
     def stream_failure(self, error: ServingError, request: Request | None = None) -> Any:
         said = failure(error, request, begun=True)
         return {"error": said.error, "error_type": said.error_type}
 
 
-def headers(request: Request, context: Context) -> Callable[[Timing | None], Headers]:
+def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:
     """TGI's own, with times in whole milliseconds but for x-compute-time, which has seconds."""
     start = [("x-compute-type", context.engine), ("x-compute-characters", str(len(request.prompt)))]
 

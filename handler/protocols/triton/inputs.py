@@ -11,24 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import Adapter, Guide
-from handler.protocols.adapters import named_adapter
-from handler.protocols.base import Context
-from handler.protocols.json_schema import takes
-from handler.protocols.parameters import (
-    PARAMETERS,
-    Parameter,
-    Table,
-    boolean,
-    integer,
-    number,
-    show,
-    string,
-    strings,
-    top_k,
-)
-from handler.protocols.structured_output import grammar, json_schema, regex
+from handler.core.values import Adapter, StructuredOutput
+from handler.protocols.base import ServerContext
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, top_k
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.structured_output import grammar, json_schema, regex
+from handler.protocols.readers.values import accepts, boolean, integer, number, string, strings
 from handler.protocols.tensors.inputs import TENSORS, one_of, single
+from handler.protocols.validation import show
 
 
 class Input(NamedTuple):
@@ -41,14 +31,14 @@ class Input(NamedTuple):
 # -- values ------------------------------------------------------------------------------------------------------
 
 
-@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
+@accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
 def _words(value: Any) -> tuple[str, ...]:
     """A string or a list of them; empty ones are none at all, as TensorRT-LLM's examples send them."""
     found = [value] if isinstance(value, str) else value
     return strings([item for item in found if item != ""] if isinstance(found, list) else found)
 
 
-@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
+@accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
 def _stop(value: Any) -> tuple[str, ...] | None:
     """vLLM's stop strings; of TensorRT-LLM, the flag that cancels an earlier request."""
     if isinstance(value, bool):
@@ -58,23 +48,23 @@ def _stop(value: Any) -> tuple[str, ...] | None:
     return _words(value)
 
 
-@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+@accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> float:
     return single(number(0, 1))(value) or 1.0  # TensorRT-LLM's 0 is off
 
 
-@takes(anyOf=one_of({"type": "string"}))
-def _adapter_name(value: Any, context: Context) -> Adapter | None:
+@accepts(anyOf=one_of({"type": "string"}))
+def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
     return named_adapter(single(string)(value), context)
 
 
-def _any_json(value: Any) -> Guide:
+def _any_json(value: Any) -> StructuredOutput:
     if value != "":
         raise ValueError("must be left out with guided_decoding_guide_type=json, which is any JSON object")
-    return Guide("json_object", "")
+    return StructuredOutput("json_object", "")
 
 
-_GUIDES: Mapping[str, Callable[[Any], Guide]] = {
+_GUIDES: Mapping[str, Callable[[Any], StructuredOutput]] = {
     "json": _any_json,
     "json_schema": json_schema,
     "regex": regex,
@@ -83,15 +73,15 @@ _GUIDES: Mapping[str, Callable[[Any], Guide]] = {
 """By guided_decoding_guide_type."""
 
 
-@takes(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
-def _guide(value: Mapping[str, Any]) -> Guide:
+@accepts(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
+def _guide(value: Mapping[str, Any]) -> StructuredOutput:
     """`{type: guide}`, which `joined` makes of two inputs."""
     ((kind, content),) = value.items()
     return _GUIDES[kind](content)
 
 
 def _only_empty(why: str) -> Callable[[Any], None]:
-    @takes(enum=["", [], [""], 0, [0], False, [False]])
+    @accepts(enum=["", [], [""], 0, [0], False, [False]])
     def read(value: Any) -> None:
         if value not in ("", [], [""], 0, [0]):
             raise ValueError(f"is not supported: {why}")
@@ -155,7 +145,7 @@ INPUTS: Mapping[str, Input] = {
     "return_num_input_tokens": Input("BOOL", Parameter("num_input_tokens", _FLAG)),
     "return_num_output_tokens": Input("BOOL", Parameter("num_output_tokens", _FLAG)),
     "guided_decoding_guide_type": Input("BYTES", Parameter("", _guide)),  # `joined` takes it away
-    "guided_decoding_guide": Input("BYTES", Parameter("guide", _guide)),
+    "guided_decoding_guide": Input("BYTES", Parameter("structured_output", _guide)),
     "lora_task_id": Input("UINT64", TENSORS["lora_task_id"]),
     "lora_id": Input("UINT64", TENSORS["lora_task_id"]),
     "lora_name": Input("BYTES", Parameter("adapter", _adapter_name, informed=True)),
@@ -201,7 +191,7 @@ LLMAPI = ("sampling_param_", "streaming")
 # -- what several inputs say together ------------------------------------------------------------------------------
 
 
-def joined(given: Mapping[str, Any]) -> dict[str, Any]:
+def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs with the guide's two in one.
 
     Raises:
@@ -209,14 +199,14 @@ def joined(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(given)
     kind = _unpacked(found.pop("guided_decoding_guide_type", ""))
-    guide = _unpacked(found.pop("guided_decoding_guide", ""))
+    structured_output = _unpacked(found.pop("guided_decoding_guide", ""))
     if kind == "":
-        if guide != "":
-            raise InvalidParameter(f"guided_decoding_guide={show(guide)}: needs guided_decoding_guide_type")
+        if structured_output != "":
+            raise InvalidParameter(f"guided_decoding_guide={show(structured_output)}: needs guided_decoding_guide_type")
         return found
     if not isinstance(kind, str) or kind not in _GUIDES:
         raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDES)}")
-    return {**found, "guided_decoding_guide": {kind: guide}}
+    return {**found, "guided_decoding_guide": {kind: structured_output}}
 
 
 def samples(given: Mapping[str, Any]) -> bool:

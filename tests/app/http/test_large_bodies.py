@@ -16,9 +16,9 @@ import pytest
 
 from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Unavailable
 from handler.engines.base import EngineInfo
-from handler.engines.structured_output.sandbox import TrialProcess
+from handler.engines.structured_output.sandbox import Sandbox
 from handler.engines.structured_output.sandbox_tasks import Work
-from handler.protocols.readers import decode
+from handler.protocols.readers.body import decode
 from handler.protocols.validation import show
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
@@ -160,7 +160,7 @@ def deadly() -> Work:
 
 def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBodies) -> None:
     fragile = LargeBodies()
-    fragile._process = TrialProcess(deadly, large_bodies._PURPOSE)
+    fragile._process = Sandbox(deadly, large_bodies._PURPOSE)
     try:
         body = b'{"inputs":"' + b"a" * MIB + b'"}'
         read(fragile, body)

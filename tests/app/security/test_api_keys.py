@@ -114,7 +114,7 @@ def test_what_is_open(locked: LiveServer, method: str, path: str) -> None:
 )
 @pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"authorization": "one"}])
 def test_everything_else_is_locked(locked: LiveServer, method: str, path: str, headers: dict[str, str]) -> None:
-    """Authentication comes before the body and before the method (TGI: contract generate_apis.md, its last section)."""
+    """Authenticate before reading the body and checking the method, as TGI 3.3.7 does (GET /generate: 401)."""
     found = http.request(method, locked.url + path, headers=headers)
     assert (found.status_code, found.headers["www-authenticate"]) == (401, "Bearer")
     assert found.json() == {

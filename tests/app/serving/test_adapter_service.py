@@ -16,7 +16,7 @@ from handler.core.values import Adapter
 from handler.engines.echo import Echo
 from handler.engines.process.supervisor import State
 from handler.plugins.loading import Formatters
-from handler.scheduler.lora import changes
+from handler.scheduler.lora import registry
 from handler.scheduler.lora.registry import AdapterHome
 from handler.serving.launch import adapter_home, engine_spec, load_tokenizer, start_engine
 from handler.serving.model import loaded_model
@@ -76,12 +76,12 @@ def test_one_that_the_engine_refuses_is_not_registered(tmp_path: Path) -> None:
             for _ in range(2):  # the name is free again
                 with pytest.raises(AdapterFailed, match="could not load the adapter big: ValueError: big has rank"):
                     await made.register_adapter("big", str(path), preload=True)
-            assert made.adapter_changes.registry.find("big") is None
+            assert made.adapters.find("big") is None
             await made.register_adapter("big", str(path), preload=False)
-            earlier = made.adapter_changes.registry.find("big")
+            earlier = made.adapters.find("big")
             with pytest.raises(AdapterFailed, match="rank 64"):
                 await made.update_adapter("big", None, preload=True)
-            assert made.adapter_changes.registry.find("big") == earlier
+            assert made.adapters.find("big") == earlier
 
     asyncio.run(run())
 
@@ -102,7 +102,7 @@ def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
             await asyncio.wait_for(made.opened, 5)
             await asyncio.sleep(0)
             assert (made.state, made.healthy, states) == ("ready", True, [State.LOADING, State.READY])
-            assert made.adapter_changes.registry.find("slow") is not None
+            assert made.adapters.find("slow") is not None
 
     asyncio.run(run())
 
@@ -117,9 +117,9 @@ def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch
             await asyncio.wait_for(made.opened, 5)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(made.register_adapter("slow", str(path), preload=True), 0.2)
-            assert made.adapter_changes.registry.find("slow") is None
+            assert made.adapters.find("slow") is None
             go.set()
-            while made.adapter_changes.registry.find("slow") is None:
+            while made.adapters.find("slow") is None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(run())
@@ -130,14 +130,14 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, go = write_adapter(tmp_path / "good"), threading.Event()
-    look = changes.adapter_path
+    look = registry.adapter_path
 
     def hang(src: str, base: Path | None) -> Path:
         if src == "hung":
             go.wait()
         return look(src, base)
 
-    monkeypatch.setattr(changes, "adapter_path", hang)
+    monkeypatch.setattr(registry, "adapter_path", hang)
 
     async def run() -> None:
         async with service(tmp_path) as made:
@@ -168,7 +168,7 @@ def test_none_is_registered_before_those_beside_the_model_nor_when_it_stops(
                 await made.register_adapter("early", str(path), preload=False)
             go.set()
             await asyncio.wait_for(made.opened, 5)
-            assert made.adapter_changes.registry.get("slow").number == 1
+            assert made.adapters.get("slow").number == 1
             made.drain()
             with pytest.raises(Unavailable, match="stopping"):
                 await made.register_adapter("late", str(path), preload=False)
@@ -196,9 +196,9 @@ def test_adapters_lie_beside_the_properties_and_in_the_models_own_directory(tmp_
     first, second = write_adapter(properties / "adapters" / "a"), write_adapter(model / "adapters" / "b")
     found = home(properties, model)
     assert found.at_start == {"a": first, "b": second}
-    assert found.base == properties / "adapters"
+    assert found.registry.base == properties / "adapters"
     assert home(model, model).at_start == {"b": second}
-    assert home(tmp_path).base == tmp_path / "adapters"  # not there yet
+    assert home(tmp_path).registry.base == tmp_path / "adapters"  # not there yet
 
 
 def test_one_name_in_two_places_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from handler.core.errors import InternalError, Overloaded
 from handler.core.values import Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 from handler.serving.engine_driver import Pump
 from tests.unit.scheduler.test_batcher import Scripted, prompt
@@ -47,15 +47,15 @@ def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
     monkeypatch.setattr("handler.serving.engine_driver._TICK", 60.0)
 
     async def story() -> float:
-        engine = RemoteEngine(Spec("echo", EngineConfig()), isolated=False)
+        engine = EngineSupervisor(Spec("echo", EngineConfig()), isolated=False)
         pump = Pump(Batcher(engine))
         ready = asyncio.Event()
         engine.attach(watch=pump.watch, on_change=lambda state: ready.set() if state is State.READY else ready.clear())
         await asyncio.wait_for(ready.wait(), 10)
         await asyncio.sleep(0.5)  # by now the long tick is under way
-        assert engine._worker is not None
+        assert engine._instance is not None
         with contextlib.suppress(OSError):
-            engine._worker.channel.shutdown(socket.SHUT_RDWR)
+            engine._instance.channel.shutdown(socket.SHUT_RDWR)
         died = time.monotonic()
         while engine.state is State.READY:
             await asyncio.sleep(0.01)

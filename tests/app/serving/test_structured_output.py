@@ -18,13 +18,13 @@ from handler.core.errors import InvalidParameter
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.engines.process.engine_loop import Spec
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.loading import Formatters
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
-from handler.serving.launch import engine_spec, guide_checks, load_tokenizer, start_engine
+from handler.serving.launch import engine_spec, load_tokenizer, make_validator, start_engine
 from handler.serving.model import loaded_model
 from handler.serving.preprocess import Intake
 from handler.serving.request_task import Exchange
@@ -38,27 +38,27 @@ INFO = EngineInfo("scripted", "1", "none", "none", 100_000)
 
 
 @pytest.fixture(scope="module")
-def checks() -> Iterator[GuideChecks]:
-    found = GuideChecks(fake_guides.make, seconds=1.0)
+def checks() -> Iterator[StructuredOutputValidator]:
+    found = StructuredOutputValidator(fake_guides.make, seconds=1.0)
     found.start()
     yield found
     found.close()
 
 
-def item(text: str, guide: str | None = None, **parameters: Any) -> Item:
-    guided = {} if guide is None else {"guided_regex": guide}
+def item(text: str, structured_output: str | None = None, **parameters: Any) -> Item:
+    guided = {} if structured_output is None else {"guided_regex": structured_output}
     body = {"inputs": text, "parameters": {"max_new_tokens": 3, **guided, **parameters}}
     return Item(json.dumps(body).encode(), {})
 
 
-def steps(checks: GuideChecks, schema: str = "lmi") -> StepDriver:
-    context = Context(engine="scripted")
+def steps(checks: StructuredOutputValidator, schema: str = "lmi") -> StepDriver:
+    context = ServerContext(engine="scripted")
     intake = Intake(SCHEMAS[schema], context, EchoTokenizer(), lambda: INFO, guides=checks)
     return StepDriver(Batcher(Scripted()), intake)
 
 
 @pytest.mark.parametrize("words", [1, 4000], ids=["short", "long"])
-def test_step_by_step_a_neighbour_does_not_wait(checks: GuideChecks, words: int) -> None:
+def test_step_by_step_a_neighbour_does_not_wait(checks: StructuredOutputValidator, words: int) -> None:
     driver = steps(checks)
     guided, plain = driver.open_all([item("a " * words, f"sleep 0.6{words}"), item("a b")])
     began = time.monotonic()
@@ -71,20 +71,20 @@ def test_step_by_step_a_neighbour_does_not_wait(checks: GuideChecks, words: int)
     assert guided.status == 200
 
 
-def test_step_by_step_a_bad_guide_is_refused_by_its_name(checks: GuideChecks) -> None:
+def test_step_by_step_a_bad_guide_is_refused_by_its_name(checks: StructuredOutputValidator) -> None:
     (place,) = steps(checks).run([item("a", "wrong it has no end")], 20)
     answer = json.loads(place.take())
     assert place.status == 424
     assert answer["error"] == "parameters.guided_regex: the engine cannot follow it: it has no end"
 
 
-def test_a_request_that_is_wrong_anyway_costs_no_trial(checks: GuideChecks) -> None:
+def test_a_request_that_is_wrong_anyway_costs_no_trial(checks: StructuredOutputValidator) -> None:
     (place,) = steps(checks).run([item(" ", "sleep 0.55")], 0.5)
     assert place.status == 424
     assert "no tokens" in json.loads(place.take())["error"]
 
 
-def test_what_a_client_calls_it_is_what_its_refusal_says(checks: GuideChecks) -> None:
+def test_what_a_client_calls_it_is_what_its_refusal_says(checks: StructuredOutputValidator) -> None:
     driver = steps(checks)
     grammar = {"grammar": {"type": "regex", "value": "wrong so"}}
     chat = {"messages": [{"role": "user", "content": "hi"}]}
@@ -103,7 +103,7 @@ async def answered(exchange: Exchange) -> tuple[int, Any]:
     return exchange.answer.status, json.loads(exchange.answer.body)
 
 
-def run(checks: GuideChecks | None, story: Any, *options: str) -> None:
+def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> None:
     """With `checks`, echo takes guides, as if it followed them."""
 
     async def all() -> None:
@@ -113,7 +113,7 @@ def run(checks: GuideChecks | None, story: Any, *options: str) -> None:
         loaded = loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
         assert loaded.guides is None, "echo has no guides"
         if checks is not None:
-            loaded = loaded._replace(guides=checks, context=replace(loaded.context, lacks={}))
+            loaded = loaded._replace(guides=checks, context=replace(loaded.context, unsupported={}))
         service = Service(loaded)
         service.start()
         await service.opened
@@ -123,7 +123,7 @@ def run(checks: GuideChecks | None, story: Any, *options: str) -> None:
     asyncio.run(all())
 
 
-def test_many_bad_guides_keep_no_neighbour_waiting(checks: GuideChecks) -> None:
+def test_many_bad_guides_keep_no_neighbour_waiting(checks: StructuredOutputValidator) -> None:
     async def story(service: Service) -> None:
         async def ask(request: Item) -> tuple[int, Any]:
             return await answered(service.exchange(await service.read(request.body, {}), "id"))
@@ -143,7 +143,7 @@ def test_many_bad_guides_keep_no_neighbour_waiting(checks: GuideChecks) -> None:
     run(checks, story)
 
 
-def test_a_client_that_leaves_takes_no_other_ones_trial_along(checks: GuideChecks) -> None:
+def test_a_client_that_leaves_takes_no_other_ones_trial_along(checks: StructuredOutputValidator) -> None:
     async def story(service: Service) -> None:
         request = item("a b", "sleep 0.45")
         first, second = [service.exchange(await service.read(request.body, {}), "id") for _ in range(2)]
@@ -173,7 +173,9 @@ class Pace:
 
 
 @pytest.mark.parametrize("tried", [False, True], ids=["echo", "an engine with guides"])
-def test_an_expression_that_takes_long_to_compile_stops_no_stream(checks: GuideChecks, tried: bool) -> None:
+def test_an_expression_that_takes_long_to_compile_stops_no_stream(
+    checks: StructuredOutputValidator, tried: bool
+) -> None:
     """Python's own compiler needs seconds for it, in which no other thread runs."""
     hostile = item("a b", "(?i)" + "[a-\U0010ffff]" * 800)
 
@@ -197,7 +199,7 @@ def test_an_expression_that_takes_long_to_compile_stops_no_stream(checks: GuideC
 
 def test_only_engines_that_a_guide_can_harm_have_theirs_tried() -> None:
     config = load_config(overrides=["option.llm_engine=echo"], environ={})
-    assert guide_checks(engine_spec(config)) is None
+    assert make_validator(engine_spec(config)) is None
 
 
 @pytest.mark.parametrize("engine", ["openvino", "vllm", "trtllm"])
@@ -207,10 +209,10 @@ def test_how_long_a_guide_may_take_is_an_option_of_all_that_try_them(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # installed or not
     monkeypatch.setattr(engines, "capabilities", lambda name, config: Capabilities())
 
-    def checked(**more: str) -> GuideChecks | None:
+    def checked(**more: str) -> StructuredOutputValidator | None:
         given = [f"option.{name}={value}" for name, value in more.items()]
         config = load_config(overrides=[f"option.llm_engine={engine}", *given], environ={})
-        return guide_checks(Spec(engine, EngineConfig(options=config.engine_options)))
+        return make_validator(Spec(engine, EngineConfig(options=config.engine_options)))
 
     for given, wanted in (({}, 5.0), ({"guide_timeout": "2"}, 2.0)):
         found = checked(**given)

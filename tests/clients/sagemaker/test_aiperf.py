@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.client import Predictor
-from deploy.client.account import boto_session
+from deploy.client.aws.account import boto_session
 from deploy.local.endpoint import Endpoint
 from deploy.local.runtime import Runtime
 from tests.clients.driver import Driver, driving

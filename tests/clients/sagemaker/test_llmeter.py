@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.client import Predictor
-from deploy.client.account import boto_session
+from deploy.client.aws.account import boto_session
 from tests.clients.checks import PARIS
 from tests.clients.driver import Driver, driving
 from tests.clients.emulator import emulated
@@ -37,7 +37,7 @@ def tgi(tgi_server: LiveServer) -> Iterator[str]:
         yield url
 
 
-def measured(driver: Driver, url: str, endpoint: str, **options: Any) -> list[dict[str, Any]]:
+def measure_stream(driver: Driver, url: str, endpoint: str, **options: Any) -> list[dict[str, Any]]:
     load = {"endpoint": endpoint, "tokens": TOKENS, "clients": CLIENTS, "requests": EACH, **options}
     found = driver.generate(url, PARIS, **load)
     assert found["failed"] == 0
@@ -50,21 +50,21 @@ def measured(driver: Driver, url: str, endpoint: str, **options: Any) -> list[di
 @pytest.mark.parametrize("schema", ["tgi", "lmi"])
 def test_streams_through_boto3(llmeter: Driver, schema: str, request: pytest.FixtureRequest) -> None:
     """It is written for TGI's events; LMI's lines have what it looks for, too."""
-    for response in measured(llmeter, request.getfixturevalue(schema), "stream"):
+    for response in measure_stream(llmeter, request.getfixturevalue(schema), "stream"):
         assert response["text"].startswith(" Paris")
         assert response["tokens"] == TOKENS
         assert 0 < response["first"] < response["last"]
 
 
 def test_whole_answers_through_boto3(llmeter: Driver, lmi: str) -> None:
-    for response in measured(llmeter, lmi, "whole"):
+    for response in measure_stream(llmeter, lmi, "whole"):
         assert response["text"].startswith(" Paris")
         assert response["tokens"] == TOKENS
 
 
 def test_chat_streams_through_the_openai_route(llmeter: Driver, lmi: str) -> None:
     route = Predictor("local", endpoint_url=lmi, session=boto_session("us-east-1", lmi)).openai_route()
-    for response in measured(llmeter, route.base_url, "openai", key=route.token()):
+    for response in measure_stream(llmeter, route.base_url, "openai", key=route.token()):
         assert response["text"]
         assert response["tokens"] == TOKENS
         assert 0 < response["first"] < response["last"]

@@ -1,4 +1,4 @@
-"""The Dockerfile against SageMaker's contract and against what is in the repository."""
+"""The Dockerfile, checked against SageMaker's rules for containers and against the repository."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 from deploy.data import table
-from deploy.settling.images import push_instructions
+from deploy.resolve.images import push_instructions
 from handler import __version__
 from handler.config.model_files import _DEMO_MEMBER
 from tests.container.images.dockerfile import ROOT, context, read

@@ -1,4 +1,4 @@
-"""InvokeEndpointAsync by stock boto3, with a directory as S3 (contract sections 1 and 1.5)."""
+"""InvokeEndpointAsync by stock boto3, with a directory as S3; limits from botocore's API model."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_the_shell_s_settings_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -
         container = Container(lines.append)
         code = "import os; print(sorted(name for name in os.environ if os.environ[name] in ('mine', 'stays', 'set')))"
         await container.start(python(code, OPTION_X="set"))
-        await container.died()
+        await container.wait_for_exit()
         await container.stop()
 
     run(go())
@@ -80,7 +80,7 @@ def test_its_death_has_its_status_and_last_lines() -> None:
         container = Container(shown.append)
         await container.start(python(code))
         try:
-            return await container.died()
+            return await container.wait_for_exit()
         finally:
             await container.stop()
 
@@ -99,7 +99,7 @@ def test_a_line_without_end_and_bytes_that_are_no_text_do_no_harm() -> None:
         container = Container(shown.append)
         code = "import sys; sys.stdout.buffer.write(b'x' * 3_000_000 + b'\\n\\xff end\\nrest')"
         await container.start(python(code))
-        await container.died()
+        await container.wait_for_exit()
         await container.stop()
 
     run(go())
@@ -177,7 +177,7 @@ def test_its_death_is_seen_while_a_child_lives_on() -> None:
         container = Container(lambda line: None)
         began = asyncio.get_running_loop().time()
         await container.start(python(f"{away}; raise SystemExit(3)"))
-        failed = await container.died()
+        failed = await container.wait_for_exit()
         await container.stop(5)
         return str(failed), asyncio.get_running_loop().time() - began
 

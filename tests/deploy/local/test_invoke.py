@@ -1,4 +1,4 @@
-"""InvokeEndpoint by stock boto3: contract sections 1, 1.1 and 1.4, row by row."""
+"""InvokeEndpoint by stock boto3: limits, headers and errors, after SageMaker's guide and botocore's model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLM (contract trtllm.md, sections 1 and 2)."""
+"""The class LLM: its constructor and `generate_async` (llmapi/llm.py of TensorRT-LLM 1.2)."""
 
 from __future__ import annotations
 

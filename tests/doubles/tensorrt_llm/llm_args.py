@@ -1,4 +1,4 @@
-"""The arguments of LLM and how they are checked (contract trtllm.md, section 1)."""
+"""The arguments of LLM and their validation (llmapi/llm_args.py of TensorRT-LLM 1.2)."""
 
 from __future__ import annotations
 

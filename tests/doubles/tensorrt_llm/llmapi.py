@@ -13,7 +13,7 @@ from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
 
 
 class _Any(pydantic.BaseModel):
-    """Of these the contract has no fields: any are taken."""
+    """A configuration whose fields the double does not know: it accepts any."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 

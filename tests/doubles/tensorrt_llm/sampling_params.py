@@ -1,4 +1,4 @@
-"""SamplingParams and GuidedDecodingParams (contract trtllm.md, section 3)."""
+"""SamplingParams and GuidedDecodingParams (sampling_params.py of TensorRT-LLM 1.2)."""
 
 from __future__ import annotations
 

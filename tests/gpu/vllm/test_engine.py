@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed
-from handler.core.values import Adapter, Finish, Guide, Request, Sampling
+from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
 from tests.process.engines.test_conformance import Driver, ids, start, text
 from tests.process_tree import in_session
 from tests.servers import wait_for
@@ -103,7 +103,9 @@ PERSON = {
 @pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "seed": 5}], ids=["greedy", "sampled"])
 def test_guides(vllm: Driver, sampled: dict[str, Any]) -> None:
     def answer(kind: str, value: str) -> str:
-        return text(vllm.one("Somebody: ", guide=Guide(kind, value), max_new_tokens=60, **sampled))
+        return text(
+            vllm.one("Somebody: ", structured_output=StructuredOutput(kind, value), max_new_tokens=60, **sampled)
+        )
 
     person = json.loads(answer("json_schema", json.dumps(PERSON)))
     assert set(person) == {"name", "age"}
@@ -113,11 +115,13 @@ def test_guides(vllm: Driver, sampled: dict[str, Any]) -> None:
     assert answer("grammar", 'root ::= "yes" | "no"') in ("yes", "no")
 
 
-@pytest.mark.parametrize("guide", [Guide("json_schema", '{"type": "nonsense"}'), Guide("regex", "(")])
-def test_a_guide_that_cannot_be_followed_ends_alone(vllm: Driver, guide: Guide) -> None:
+@pytest.mark.parametrize(
+    "structured_output", [StructuredOutput("json_schema", '{"type": "nonsense"}'), StructuredOutput("regex", "(")]
+)
+def test_a_guide_that_cannot_be_followed_ends_alone(vllm: Driver, structured_output: StructuredOutput) -> None:
     alone = ids(vllm.one(STORY))
     good = vllm.submit(STORY)
-    bad = vllm.submit(PROMPT, guide=guide)
+    bad = vllm.submit(PROMPT, structured_output=structured_output)
     found = vllm.run()
     assert isinstance(found[bad][-1].error, GenerationFailed)
     assert ids(found[good]) == alone

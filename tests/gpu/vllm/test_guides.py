@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from handler import engines
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from tests.gpu.vllm.test_served import PROMPT
 from tests.servers import LiveServer
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
@@ -49,11 +49,11 @@ def schema(properties: dict[str, Any]) -> str:
 
 
 GOOD = [
-    *(Guide("json_schema", schema(properties)) for properties in HONEST.values()),
-    Guide("json_schema", json.dumps(TREE)),
-    Guide("regex", r"[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}"),
-    Guide("choice", json.dumps([f"choice {n}" for n in range(256)])),
-    Guide("grammar", 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
+    *(StructuredOutput("json_schema", schema(properties)) for properties in HONEST.values()),
+    StructuredOutput("json_schema", json.dumps(TREE)),
+    StructuredOutput("regex", r"[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}"),
+    StructuredOutput("choice", json.dumps([f"choice {n}" for n in range(256)])),
+    StructuredOutput("grammar", 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
 ]
 
 _MANY = "many ::= many many many | many many | "
@@ -75,33 +75,35 @@ def kind(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def checks(hf_demo: Path) -> Iterator[GuideChecks]:
+def checks(hf_demo: Path) -> Iterator[StructuredOutputValidator]:
     config = EngineConfig(model=hf_demo, max_total_tokens=2048, cache_gib=1, options={"enforce_eager": True})
-    found = GuideChecks(partial(engines.guide_trial, "vllm", config), seconds=5.0)
+    found = StructuredOutputValidator(partial(engines.structured_output_check, "vllm", config), seconds=5.0)
     found.start()
     yield found
     found.close()
 
 
-@pytest.mark.parametrize("guide", GOOD, ids=lambda guide: guide.value[:40])
-def test_an_honest_one_passes(checks: GuideChecks, guide: Guide) -> None:
-    assert checks.check(guide).result(PATIENCE) == ""
+@pytest.mark.parametrize("structured_output", GOOD, ids=lambda structured_output: structured_output.value[:40])
+def test_an_honest_one_passes(checks: StructuredOutputValidator, structured_output: StructuredOutput) -> None:
+    assert checks.check(structured_output).result(PATIENCE) == ""
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_one_is_refused(checks: GuideChecks, name: str) -> None:
-    why = checks.check(Guide("json_schema" if name == "patterns" else "grammar", BAD[name](0))).result(PATIENCE)
+def test_a_bad_one_is_refused(checks: StructuredOutputValidator, name: str) -> None:
+    why = checks.check(StructuredOutput("json_schema" if name == "patterns" else "grammar", BAD[name](0))).result(
+        PATIENCE
+    )
     assert "the engine more than" in why or "the engine would need" in why
 
 
-def test_what_vllm_itself_refuses_is_refused_in_its_words(checks: GuideChecks) -> None:
-    assert "nvalid grammar" in checks.check(Guide("grammar", "root ::= (")).result(PATIENCE)
+def test_what_vllm_itself_refuses_is_refused_in_its_words(checks: StructuredOutputValidator) -> None:
+    assert "nvalid grammar" in checks.check(StructuredOutput("grammar", "root ::= (")).result(PATIENCE)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.lost], ids=name)
-def test_a_keyword_is_followed(checks: GuideChecks, case: Case) -> None:
+def test_a_keyword_is_followed(checks: StructuredOutputValidator, case: Case) -> None:
     xgrammar = pytest.importorskip("xgrammar")
-    assert checks.check(Guide("json_schema", json.dumps(case.schema))).result(PATIENCE) == ""
+    assert checks.check(StructuredOutput("json_schema", json.dumps(case.schema))).result(PATIENCE) == ""
     grammar = xgrammar.Grammar.from_json_schema(json.dumps(case.schema))
     accepts = partial(pytest.importorskip("xgrammar.testing")._is_grammar_accept_string, grammar)
     assert case.valid is NONE or accepts(written(case.valid))
@@ -109,8 +111,8 @@ def test_a_keyword_is_followed(checks: GuideChecks, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.lost], ids=name)
-def test_a_keyword_that_would_be_lost_is_refused_by_its_name(checks: GuideChecks, case: Case) -> None:
-    why = checks.check(Guide("json_schema", json.dumps(case.schema))).result(PATIENCE)
+def test_a_keyword_that_would_be_lost_is_refused_by_its_name(checks: StructuredOutputValidator, case: Case) -> None:
+    why = checks.check(StructuredOutput("json_schema", json.dumps(case.schema))).result(PATIENCE)
     assert f"the schema's {case.lost} cannot be followed by xgrammar" in why
 
 
@@ -123,16 +125,16 @@ def test_a_keyword_that_would_be_lost_is_refused_by_its_name(checks: GuideChecks
         ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, False),
     ],
 )
-def test_guidance_is_named_where_it_can(checks: GuideChecks, odd: dict[str, Any], can: bool) -> None:
-    why = checks.check(Guide("json_schema", schema({"odd": odd}))).result(PATIENCE)
+def test_guidance_is_named_where_it_can(checks: StructuredOutputValidator, odd: dict[str, Any], can: bool) -> None:
+    why = checks.check(StructuredOutput("json_schema", schema({"odd": odd}))).result(PATIENCE)
     assert why.endswith("; option.guided_decoding_backend=guidance can") == can, why
     assert "the schema's properties.odd." in why
 
 
-def test_what_vllm_has_another_backend_for_is_refused(checks: GuideChecks) -> None:
+def test_what_vllm_has_another_backend_for_is_refused(checks: StructuredOutputValidator) -> None:
     """It looks where nothing refers to."""
     unused = {"$defs": {"unused": {"type": "integer", "multipleOf": 5}}, "type": "integer"}
-    why = checks.check(Guide("json_schema", json.dumps(unused))).result(PATIENCE)
+    why = checks.check(StructuredOutput("json_schema", json.dumps(unused))).result(PATIENCE)
     assert re.search(r"xgrammar does not know all of it; option\.guided_decoding_backend=\w+ does", why)
 
 

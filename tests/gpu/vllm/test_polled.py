@@ -70,7 +70,7 @@ def test_the_client_of_this_vllm_is_known_and_replaced_while_engines_are_made() 
     from vllm.v1.engine import core_client
 
     ordinary = core_client.SyncMPClient
-    with sync_client.polled_clients():
+    with sync_client.patch_sync_client():
         assert core_client.SyncMPClient is not ordinary
         assert issubclass(core_client.SyncMPClient, ordinary)
     assert core_client.SyncMPClient is ordinary
@@ -97,7 +97,7 @@ def test_another_client_is_left_as_it_is(
         case _:
             monkeypatch.delattr(core_client, "_process_utility_output")
     ordinary = core_client.SyncMPClient
-    with caplog.at_level(logging.INFO, "handler.engine"), sync_client.polled_clients():
+    with caplog.at_level(logging.INFO, "handler.engine"), sync_client.patch_sync_client():
         assert core_client.SyncMPClient is ordinary
     assert caplog.messages == [
         "this vLLM's client is not known here: it fetches its outputs in its own thread, which is a little slower"

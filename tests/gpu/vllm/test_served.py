@@ -64,7 +64,7 @@ TRITON = "/v2/models/model/generate"
 
 
 @pytest.mark.parametrize(
-    ("kind", "guide", "pattern"),
+    ("kind", "structured_output", "pattern"),
     [
         ("regex", "[0-9]{3}-[0-9]{2}", r"\d{3}-\d{2}"),
         ("json_schema", '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}', r'\{\s*"a"\s*:.*'),
@@ -72,8 +72,13 @@ TRITON = "/v2/models/model/generate"
         ("json", "", r"\{.*"),
     ],
 )
-def test_tritons_guided_decoding(server: LiveServer, kind: str, guide: str, pattern: str) -> None:
-    body = {"text_input": PROMPT, "max_tokens": 24, "guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+def test_tritons_guided_decoding(server: LiveServer, kind: str, structured_output: str, pattern: str) -> None:
+    body = {
+        "text_input": PROMPT,
+        "max_tokens": 24,
+        "guided_decoding_guide_type": kind,
+        "guided_decoding_guide": structured_output,
+    }
     whole = server.post({**body, "exclude_input_in_output": True}, TRITON).json()["text_output"]
     assert re.fullmatch(pattern, whole, re.DOTALL)
     events = server.post(body, f"{TRITON}_stream").text.removesuffix("\n\n").split("\n\n")

@@ -46,13 +46,13 @@ class Speaker:
             _write(Path(directory), num_logits, script)
             self._pipeline = openvino_genai.ContinuousBatchingPipeline(directory, self._tokenizer, scheduler, "CPU")
 
-    def says(self, line: str, guide: Mapping[str, str]) -> bool:
+    def says(self, line: str, structured_output: Mapping[str, str]) -> bool:
         """The guide, as `StructuredOutputConfig`'s keywords, lets it say the line and be at the end."""
         start, ids = self._lines[line]
         config = openvino_genai.GenerationConfig(max_new_tokens=len(ids))
         config.eos_token_id = min(self._eos)
         config.stop_token_ids = set(self._eos)
-        config.structured_output_config = openvino_genai.StructuredOutputConfig(**guide)
+        config.structured_output_config = openvino_genai.StructuredOutputConfig(**structured_output)
         prompt = openvino.Tensor(np.zeros((1, start + 1), dtype=np.int64))
         found = list(self._pipeline.generate([prompt], [config])[0].m_generation_ids[0])
         return found in (ids, ids[:-1]) and len(found) >= len(ids) - 1

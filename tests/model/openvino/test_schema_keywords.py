@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.openvino.model import prepared
-from handler.engines.openvino.structured_output import _num_logits, structured_output
+from handler.engines.openvino.structured_output import _num_logits, genai_arguments
 from tests.model.openvino.scripted_model import Speaker
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
 
@@ -45,11 +45,11 @@ def speaker(model: Path, num_logits: int) -> Speaker:
 
 @pytest.mark.parametrize("case", FOLLOWED, ids=lambda case: json.dumps(case.schema)[:80])
 def test_it_is_followed(speaker: Speaker, case: Case) -> None:
-    guide = structured_output(Guide("json_schema", json.dumps(case.schema)))
+    structured_output = genai_arguments(StructuredOutput("json_schema", json.dumps(case.schema)))
     if case.valid is not NONE:
-        assert speaker.says(written(case.valid), guide)
+        assert speaker.says(written(case.valid), structured_output)
     if case.invalid is not NONE:
-        assert not speaker.says(written(case.invalid), guide)
+        assert not speaker.says(written(case.invalid), structured_output)
 
 
 def test_none_of_many_values_is_taken_for_another(model: Path, num_logits: int) -> None:
@@ -62,8 +62,8 @@ def test_none_of_many_values_is_taken_for_another(model: Path, num_logits: int) 
     values = drawn(60)
     texts = [*values, *drawn(120)]
     speaker = Speaker(model, num_logits, [*texts, *map(json.dumps, texts)])
-    choice = structured_output(Guide("choice", json.dumps(values)))
-    enum = structured_output(Guide("json_schema", json.dumps({"enum": values})))
+    choice = genai_arguments(StructuredOutput("choice", json.dumps(values)))
+    enum = genai_arguments(StructuredOutput("json_schema", json.dumps({"enum": values})))
     assert [text for text in texts if speaker.says(text, choice) != (text in values)] == []
     assert [text for text in texts if speaker.says(json.dumps(text), enum) != (text in values)] == []
 
@@ -71,5 +71,5 @@ def test_none_of_many_values_is_taken_for_another(model: Path, num_logits: int) 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: json.dumps(case.schema)[:80])
 def test_it_is_refused_by_name(case: Case) -> None:
     with pytest.raises(ValueError, match="cannot be followed by OpenVINO") as refusal:
-        structured_output(Guide("json_schema", json.dumps(case.schema)))
+        genai_arguments(StructuredOutput("json_schema", json.dumps(case.schema)))
     assert f"the schema's {lost(case)} cannot" in str(refusal.value)

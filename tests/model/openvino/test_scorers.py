@@ -8,8 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
+from handler.core.logprobs import score
 from handler.engines.base import EngineConfig
-from handler.engines.logit_scores import score
 from handler.engines.openvino import engine
 from handler.engines.openvino.engine import capabilities, prepare
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores
@@ -97,8 +97,8 @@ def test_a_cancelled_prompt_leaves_nothing_behind(scorer: LogitScorer) -> None:
 def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitScorer, config: EngineConfig) -> None:
     """A pipeline of GenAI's; on the same files both say the same."""
     file = EngineConfig(model=demo_model)
-    assert capabilities(file).lacks["prompt_top_logprobs"] == NO_TOPS
-    assert "prompt_top_logprobs" not in capabilities(config).lacks
+    assert capabilities(file).unsupported["prompt_top_logprobs"] == NO_TOPS
+    assert "prompt_top_logprobs" not in capabilities(config).unsupported
     found = engine._scorer(file, demo_model)
     assert isinstance(found, Scorer)
     with pytest.raises(ValueError, match="no alternatives"):

@@ -14,10 +14,10 @@ import pytest
 
 from handler import engines
 from handler.core.errors import GenerationFailed, PromptTooLong
-from handler.core.values import Delta, Finish, Guide, Request, Sampling
+from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
@@ -55,15 +55,15 @@ class Driver:
     """A loaded engine behind a batcher, and the few verbs that the tests speak."""
 
     name: str
-    engine: RemoteEngine
+    engine: EngineSupervisor
     tokenizer: Tokenizer
     batcher: Batcher
-    lacks: Mapping[str, str]
+    unsupported: Mapping[str, str]
 
     def needs(self, field: str) -> None:
         """Skip the test where the engine refuses the parameter by name."""
-        if field in self.lacks:
-            pytest.skip(f"{self.name} lacks {field}: {self.lacks[field]}")
+        if field in self.unsupported:
+            pytest.skip(f"{self.name} lacks {field}: {self.unsupported[field]}")
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -94,11 +94,11 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
         cache_gib=2,
         options={**SETUPS[name].options, **options},
     )
-    engine = RemoteEngine(Spec(name, config), isolated=engines.entry(name).isolated)
+    engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
-    lacks = engines.capabilities(name, config).lacks
-    return Driver(name, engine, engines.load_tokenizer(name, config), Batcher(engine, max_active=16), lacks)
+    unsupported = engines.capabilities(name, config).unsupported
+    return Driver(name, engine, engines.load_tokenizer(name, config), Batcher(engine, max_active=16), unsupported)
 
 
 @pytest.fixture(scope="module", params=["echo", "trtllm", *REAL])
@@ -369,14 +369,20 @@ def obeys_schema(answer: str) -> bool:
 
 
 GUIDES = {
-    "json_schema": (Guide("json_schema", SCHEMA), obeys_schema),
-    "json_object": (Guide("json_object", ""), lambda answer: isinstance(json.loads(answer), dict)),
-    "regex": (Guide("regex", "[a-z]{2,4} [0-9]{3}"), lambda answer: re.fullmatch("[a-z]{2,4} [0-9]{3}", answer)),
+    "json_schema": (StructuredOutput("json_schema", SCHEMA), obeys_schema),
+    "json_object": (StructuredOutput("json_object", ""), lambda answer: isinstance(json.loads(answer), dict)),
+    "regex": (
+        StructuredOutput("regex", "[a-z]{2,4} [0-9]{3}"),
+        lambda answer: re.fullmatch("[a-z]{2,4} [0-9]{3}", answer),
+    ),
     "grammar": (
-        Guide("grammar", 'root ::= item (", " item){1,2}\nitem ::= "red" | "blue"'),
+        StructuredOutput("grammar", 'root ::= item (", " item){1,2}\nitem ::= "red" | "blue"'),
         lambda answer: re.fullmatch("(red|blue)(, (red|blue)){1,2}", answer),
     ),
-    "choice": (Guide("choice", '["yes", "n\u00f6", "a \\"b\\""]'), lambda answer: answer in ("yes", "nö", 'a "b"')),
+    "choice": (
+        StructuredOutput("choice", '["yes", "n\u00f6", "a \\"b\\""]'),
+        lambda answer: answer in ("yes", "nö", 'a "b"'),
+    ),
 }
 
 
@@ -387,8 +393,8 @@ class TestGuides:
     def test_an_answer_obeys_its_guide_and_ends_by_itself(
         self, driver: Driver, kind: str, sampled: dict[str, Any]
     ) -> None:
-        guide, obeys = GUIDES[kind]
-        deltas = driver.one(PET, guide=guide, max_new_tokens=400, **sampled)
+        structured_output, obeys = GUIDES[kind]
+        deltas = driver.one(PET, structured_output=structured_output, max_new_tokens=400, **sampled)
         assert deltas[-1].finish is Finish.EOS
         assert obeys(text(deltas)), text(deltas)
         assert all(token.logprob is not None for delta in deltas for token in delta.tokens)
@@ -396,43 +402,54 @@ class TestGuides:
     def test_each_of_a_batch_has_its_own_and_the_others_none(self, driver: Driver) -> None:
         alone = ids(driver.one(driver.prompts[1], max_new_tokens=30, ignore_eos=True))
         free = [driver.submit(driver.prompts[1], max_new_tokens=30, ignore_eos=True) for _ in range(3)]
-        guided = {driver.submit(PET, guide=guide, max_new_tokens=400): obeys for guide, obeys in GUIDES.values()}
+        guided = {
+            driver.submit(PET, structured_output=structured_output, max_new_tokens=400): obeys
+            for structured_output, obeys in GUIDES.values()
+        }
         found = driver.run()
         assert [ids(found[id]) for id in free] == [alone] * 3
         assert all(obeys(text(found[id])) for id, obeys in guided.items())
 
     def test_several_samples_obey_the_same_guide(self, driver: Driver) -> None:
-        guide, obeys = GUIDES["regex"]
-        deltas = driver.one(PET, guide=guide, n=3, best_of=3, do_sample=True, seed=1, max_new_tokens=60)
+        structured_output, obeys = GUIDES["regex"]
+        deltas = driver.one(
+            PET, structured_output=structured_output, n=3, best_of=3, do_sample=True, seed=1, max_new_tokens=60
+        )
         texts = ["".join(text([delta]) for delta in deltas if delta.sequence == number) for number in range(3)]
         assert all(map(obeys, texts)), texts
 
     def test_what_is_cancelled_under_a_guide_leaves_nothing_behind(self, driver: Driver) -> None:
-        guide, obeys = GUIDES["json_schema"]
-        gone = [driver.submit(PET, guide=guide, max_new_tokens=400) for _ in range(2)]
+        structured_output, obeys = GUIDES["json_schema"]
+        gone = [driver.submit(PET, structured_output=structured_output, max_new_tokens=400) for _ in range(2)]
         driver.batcher.cancel(gone[0])  # before a step
         driver.batcher.step(timeout=0.5)
         driver.batcher.step(timeout=0.5)
         driver.batcher.cancel(gone[1])
-        kept = driver.submit(PET, guide=guide, max_new_tokens=400)
+        kept = driver.submit(PET, structured_output=structured_output, max_new_tokens=400)
         found = driver.run()
         assert set(found) == {kept}
         assert obeys(text(found[kept]))
 
     def test_a_stop_token_ends_a_guided_answer(self, driver: Driver) -> None:
-        guide, _ = GUIDES["json_schema"]
-        whole = ids(driver.one(PET, guide=guide, max_new_tokens=400))
-        deltas = driver.one(PET, guide=guide, max_new_tokens=400, stop_token_ids=(whole[3],))
+        structured_output, _ = GUIDES["json_schema"]
+        whole = ids(driver.one(PET, structured_output=structured_output, max_new_tokens=400))
+        deltas = driver.one(PET, structured_output=structured_output, max_new_tokens=400, stop_token_ids=(whole[3],))
         if driver.name == "vllm":  # its backends keep end tokens for the end: the answer takes another way
             assert whole[3] not in ids(deltas)
             return
         assert ids(deltas) == whole[: whole.index(whole[3]) + 1]
         assert deltas[-1].finish is Finish.STOP
 
-    @pytest.mark.parametrize("guide", [Guide("regex", "(?=a)b"), Guide("grammar", "root ::= missing")], ids=str)
-    def test_a_guide_that_cannot_be_followed_ends_alone(self, driver: Driver, guide: Guide) -> None:
+    @pytest.mark.parametrize(
+        "structured_output",
+        [StructuredOutput("regex", "(?=a)b"), StructuredOutput("grammar", "root ::= missing")],
+        ids=str,
+    )
+    def test_a_guide_that_cannot_be_followed_ends_alone(
+        self, driver: Driver, structured_output: StructuredOutput
+    ) -> None:
         alone = ids(driver.one(driver.prompts[0]))
-        broken = driver.submit(PET, guide=guide)
+        broken = driver.submit(PET, structured_output=structured_output)
         good = driver.submit(driver.prompts[0])
         found = driver.run()
         assert isinstance(found[broken][-1].error, GenerationFailed)

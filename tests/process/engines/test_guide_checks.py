@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from handler.core.errors import Unavailable
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.structured_output import sandbox
-from handler.engines.structured_output.sandbox import TooMuch, TrialProcess
+from handler.engines.structured_output.sandbox import LimitExceeded, Sandbox
 from handler.engines.structured_output.sandbox_tasks import Job, Limits
-from handler.engines.structured_output.validator import _PURPOSE, GuideChecks, Verdict, _trial_work
+from handler.engines.structured_output.validator import _PURPOSE, StructuredOutputValidator, Verdict, _make_work
 from tests.servers import wait_for
 from tests.unit.engines import fake_guides
 
@@ -29,14 +29,14 @@ PATIENCE = 60  # seconds by the clock, for a busy machine
 
 
 @pytest.fixture(scope="module")
-def checks() -> Iterator[GuideChecks]:
-    found = GuideChecks(fake_guides.make, seconds=1.0, memory=64 << 20)
+def checks() -> Iterator[StructuredOutputValidator]:
+    found = StructuredOutputValidator(fake_guides.make, seconds=1.0, memory=64 << 20)
     yield found
     found.close()
 
 
-def outcome(checks: GuideChecks, value: str) -> str:
-    return checks.check(Guide("regex", value)).result(PATIENCE)
+def outcome(checks: StructuredOutputValidator, value: str) -> str:
+    return checks.check(StructuredOutput("regex", value)).result(PATIENCE)
 
 
 def alive(pid: int) -> bool:
@@ -46,31 +46,31 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_good_one_is_fine_and_a_wrong_one_says_why(checks: GuideChecks) -> None:
+def test_a_good_one_is_fine_and_a_wrong_one_says_why(checks: StructuredOutputValidator) -> None:
     assert outcome(checks, "fine") == ""
     assert outcome(checks, "wrong it has no end") == "it has no end"
 
 
 @pytest.mark.parametrize("value", ["compute 60", "memory 100", "abort", "overflow"])
-def test_one_that_takes_too_much_is_given_up_and_the_next_is_not(checks: GuideChecks, value: str) -> None:
+def test_one_that_takes_too_much_is_given_up_and_the_next_is_not(checks: StructuredOutputValidator, value: str) -> None:
     assert "more than 1 s (option.guide_timeout) or 64 MiB" in outcome(checks, value)
     assert outcome(checks, f"fine after {value}") == ""
 
 
-def test_one_that_takes_some_computing_is_fine(checks: GuideChecks) -> None:
+def test_one_that_takes_some_computing_is_fine(checks: StructuredOutputValidator) -> None:
     """In a later lane: the first two stop it."""
     assert outcome(checks, "compute 0.4") == ""
     assert outcome(checks, "memory 32") == ""
 
 
-def test_a_busy_machine_is_not_the_guides_fault(checks: GuideChecks) -> None:
+def test_a_busy_machine_is_not_the_guides_fault(checks: StructuredOutputValidator) -> None:
     """Computing counts, not the clock: this one has a fifth of a second of it at first."""
     assert outcome(checks, "sleep 1.2") == ""
 
 
-def test_each_is_tried_once(checks: GuideChecks, tmp_path: Path) -> None:
-    count, bad = tmp_path / "count", Guide("regex", "compute 61")
-    together = [checks.check(Guide("regex", f"count {count}")) for _ in range(5)]
+def test_each_is_tried_once(checks: StructuredOutputValidator, tmp_path: Path) -> None:
+    count, bad = tmp_path / "count", StructuredOutput("regex", "compute 61")
+    together = [checks.check(StructuredOutput("regex", f"count {count}")) for _ in range(5)]
     assert [future.result(PATIENCE) for future in together] == [""] * 5
     assert outcome(checks, f"count {count}") == ""
     assert count.read_text() == "."
@@ -81,13 +81,13 @@ def test_each_is_tried_once(checks: GuideChecks, tmp_path: Path) -> None:
 
 
 def test_what_is_not_the_clients_needs_no_trial() -> None:
-    checks = GuideChecks(fake_guides.broken, seconds=1.0)
-    assert checks.check(Guide("json_object", "")).result(0) == ""
+    checks = StructuredOutputValidator(fake_guides.broken, seconds=1.0)
+    assert checks.check(StructuredOutput("json_object", "")).result(0) == ""
     assert checks.pid is None
 
 
 def test_nothing_that_libraries_write_of_a_guide_reaches_the_log(
-    checks: GuideChecks, capfd: pytest.CaptureFixture[str]
+    checks: StructuredOutputValidator, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outcome(checks, "fine and private")
     assert "private" not in "".join(capfd.readouterr())
@@ -95,8 +95,8 @@ def test_nothing_that_libraries_write_of_a_guide_reaches_the_log(
 
 def test_good_ones_go_past_bad_ones() -> None:
     """Good ones wait for a fifth of a second of each bad one, in either of two places."""
-    checks = GuideChecks(fake_guides.make, seconds=0.3)
-    bad = [checks.check(Guide("regex", f"compute {60 + n}.5")) for n in range(20)]
+    checks = StructuredOutputValidator(fake_guides.make, seconds=0.3)
+    bad = [checks.check(StructuredOutput("regex", f"compute {60 + n}.5")) for n in range(20)]
     assert outcome(checks, "fine in company") == ""
     assert not all(one.done() for one in bad)
     outcomes = [future.exception(PATIENCE) or future.result() for future in bad]
@@ -106,7 +106,7 @@ def test_good_ones_go_past_bad_ones() -> None:
 
 
 def test_a_dead_process_is_started_again_and_its_guide_was_not_tried() -> None:
-    checks = GuideChecks(fake_guides.make, seconds=1.0)
+    checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
     try:
         assert outcome(checks, "fine") == ""
         first = checks.pid
@@ -119,7 +119,7 @@ def test_a_dead_process_is_started_again_and_its_guide_was_not_tried() -> None:
 
 
 def test_what_cannot_be_loaded_turns_guides_away(caplog: pytest.LogCaptureFixture) -> None:
-    checks = GuideChecks(fake_guides.broken, seconds=1.0)
+    checks = StructuredOutputValidator(fake_guides.broken, seconds=1.0)
     for value in ("one", "two"):
         with pytest.raises(Unavailable, match=r"cannot be tried \(.*guide_timeout=0.*\): OSError: no tokenizer"):
             outcome(checks, value)
@@ -129,7 +129,7 @@ def test_what_cannot_be_loaded_turns_guides_away(caplog: pytest.LogCaptureFixtur
 
 def test_what_cannot_be_sent_to_the_process_turns_guides_away(caplog: pytest.LogCaptureFixture) -> None:
     """All of them: no lane's thread is lost over it."""
-    checks = GuideChecks(lambda: fake_guides.try_guide, seconds=1.0)
+    checks = StructuredOutputValidator(lambda: fake_guides.try_guide, seconds=1.0)
     checks.start()
     for value in ("one", "two", "three"):
         with pytest.raises(Unavailable, match=r"cannot be tried .*pickle"):
@@ -138,11 +138,11 @@ def test_what_cannot_be_sent_to_the_process_turns_guides_away(caplog: pytest.Log
 
 
 def test_who_waits_is_told_when_it_is_closed_and_who_comes_later_too() -> None:
-    checks = GuideChecks(fake_guides.make, seconds=1000.0)
+    checks = StructuredOutputValidator(fake_guides.make, seconds=1000.0)
     assert outcome(checks, "fine") == ""
-    waiting = [checks.check(Guide("regex", f"sleep 100{n}")) for n in range(5)]
+    waiting = [checks.check(StructuredOutput("regex", f"sleep 100{n}")) for n in range(5)]
     checks.close()
-    for future in [*waiting, checks.check(Guide("regex", "late"))]:
+    for future in [*waiting, checks.check(StructuredOutput("regex", "late"))]:
         assert future.done()
         with pytest.raises(Unavailable, match="stopping"):
             future.result()
@@ -151,8 +151,8 @@ def test_who_waits_is_told_when_it_is_closed_and_who_comes_later_too() -> None:
 def test_it_can_be_closed_while_it_loads() -> None:
     """Threads that raise fail the test."""
     before = threading.enumerate()
-    checks = GuideChecks(fake_guides.slow_to_make, seconds=1.0)
-    waiting = checks.check(Guide("regex", "fine"))
+    checks = StructuredOutputValidator(fake_guides.slow_to_make, seconds=1.0)
+    waiting = checks.check(StructuredOutput("regex", "fine"))
     wait_for(lambda: checks.pid is not None, 10, "no process")
     pid = checks.pid
     assert pid is not None
@@ -170,13 +170,13 @@ def test_it_can_be_closed_while_it_loads() -> None:
 
 
 def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = GuideChecks(fake_guides.make, seconds=1.0)
+    checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
 
-    def done(self: TrialProcess, job: Job) -> tuple[list[Verdict], float]:
+    def run(self: Sandbox, job: Job) -> tuple[list[Verdict], float]:
         checks.close()
-        raise TooMuch
+        raise LimitExceeded
 
-    monkeypatch.setattr(TrialProcess, "done", done)
+    monkeypatch.setattr(Sandbox, "run", run)
     with pytest.raises(Unavailable, match="stopping"):
         outcome(checks, "fine")
 
@@ -184,7 +184,7 @@ def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: py
 def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = TrialProcess(functools.partial(_trial_work, fake_guides.make), _PURPOSE)
+    process = Sandbox(functools.partial(_make_work, fake_guides.make), _PURPOSE)
     process.start()
     first = process.pid
     assert first is not None
@@ -199,11 +199,11 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
         ours, theirs = socket.socketpair()
         with ours, theirs:
             process._hand_over(theirs)  # another lane's guide
-        raise TooMuch
+        raise LimitExceeded
 
     monkeypatch.setattr(process, "_outcome", outcome)
     try:
-        assert process.done(Job(Guide("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0)))[0] == [Verdict()]
+        assert process.run(Job(StructuredOutput("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0)))[0] == [Verdict()]
         assert process.pid not in (None, first)
     finally:
         process.close()
@@ -211,7 +211,7 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
 
 def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "_FORK_SECONDS", 1.0)
-    checks = GuideChecks(fake_guides.make, seconds=1.0)
+    checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
     try:
         assert outcome(checks, "fine") == ""
         first = checks.pid
@@ -225,12 +225,12 @@ def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_can_be_loaded_before_anybody_asks_and_ends_with_its_host() -> None:
-    checks = GuideChecks(fake_guides.make, seconds=1.0)
+    checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
     checks.start()
     wait_for(lambda: checks.pid is not None, 10, "no process")
     pid = checks.pid
     assert pid is not None
-    checks.check(Guide("regex", "sleep 1000"))
+    checks.check(StructuredOutput("regex", "sleep 1000"))
     time.sleep(0.2)
     checks.close()
     wait_for(lambda: not alive(pid), 10, "it lives on")
@@ -243,13 +243,13 @@ class Engine:
         self.restarts = 0
         self.renewals = 0
 
-    def renew(self) -> None:
+    def restart_when_idle(self) -> None:
         self.renewals += 1
 
 
 def test_an_engine_that_keeps_guides_is_replaced_in_time_and_gets_no_more_than_it_may_have() -> None:
     engine = Engine()
-    checks = GuideChecks(fake_guides.make, seconds=1.0, engine=engine)
+    checks = StructuredOutputValidator(fake_guides.make, seconds=1.0, engine=engine)
     try:
         for n in range(2):
             assert outcome(checks, f"keep 250 {n}") == ""
@@ -274,14 +274,14 @@ def test_an_engine_that_keeps_guides_is_replaced_in_time_and_gets_no_more_than_i
 
 _HOST = """
 import sys
-from handler.core.values import Guide
-from handler.engines.structured_output.validator import GuideChecks
+from handler.core.values import StructuredOutput
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from tests.unit.engines import fake_guides
-checks = GuideChecks(fake_guides.make, seconds=1000.0)
-assert checks.check(Guide("regex", "fine")).result() == ""
-checks.check(Guide("regex", sys.argv[1]))
+checks = StructuredOutputValidator(fake_guides.make, seconds=1000.0)
+assert checks.check(StructuredOutput("regex", "fine")).result() == ""
+checks.check(StructuredOutput("regex", sys.argv[1]))
 print(checks.pid, flush=True)
-checks.check(Guide("regex", sys.argv[1])).result()
+checks.check(StructuredOutput("regex", sys.argv[1])).result()
 """
 
 

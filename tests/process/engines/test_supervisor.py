@@ -13,8 +13,8 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.ipc import FrameReader, encode
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.ipc import MessageReader, encode
+from handler.engines.process.supervisor import EngineSupervisor, State
 
 MESSAGES = st.lists(
     st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner))
@@ -24,7 +24,7 @@ MESSAGES = st.lists(
 @given(messages=MESSAGES, size=st.integers(1, 64))
 def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
     data = b"".join(encode(message) for message in messages)
-    reader = FrameReader()
+    reader = MessageReader()
     found = [message for start in range(0, len(data), size) for message in reader.feed(data[start : start + size])]
     assert found == messages
 
@@ -32,7 +32,7 @@ def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
 @given(messages=MESSAGES, size=st.integers(1, 64))
 def test_messages_survive_any_cut_on_a_channel(messages: list[object], size: int) -> None:
     data = b"".join(encode(message) for message in messages)
-    reader, found = FrameReader(), []
+    reader, found = MessageReader(), []
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for start in range(0, len(data), size):
@@ -46,7 +46,7 @@ def test_a_rest_that_looks_like_a_message_is_none() -> None:
     message = b"x" * 20 + (16).to_bytes(4, "big") + b"y" * 16  # as it comes alone: a length, and as much as it says
     data = encode(message)
     at = data.index(message) + 20
-    reader = FrameReader()
+    reader = MessageReader()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(data[:at])
@@ -58,11 +58,11 @@ def test_a_rest_that_looks_like_a_message_is_none() -> None:
 
 
 def test_a_message_that_was_cut_off_never_appears() -> None:
-    assert FrameReader().feed(encode("whole") + encode("half")[:-1]) == ["whole"]
+    assert MessageReader().feed(encode("whole") + encode("half")[:-1]) == ["whole"]
 
 
 def test_a_first_load_that_fails_says_why_and_is_not_tried_again() -> None:
-    engine = RemoteEngine(Spec("openvino", EngineConfig(model=None)))
+    engine = EngineSupervisor(Spec("openvino", EngineConfig(model=None)))
     with pytest.raises(GenerationFailed, match="AssertionError"):
         engine.step(timeout=20)
     assert engine.state is State.CLOSED
@@ -70,7 +70,7 @@ def test_a_first_load_that_fails_says_why_and_is_not_tried_again() -> None:
 
 
 def test_a_load_that_takes_too_long_is_given_up() -> None:
-    engine = RemoteEngine(Spec("echo", EngineConfig()), load_timeout=0.0)
+    engine = EngineSupervisor(Spec("echo", EngineConfig()), load_timeout=0.0)
     with pytest.raises(GenerationFailed, match="model_loading_timeout"):
         engine.step()
     assert engine.state is State.CLOSED
@@ -79,7 +79,7 @@ def test_a_load_that_takes_too_long_is_given_up() -> None:
 @pytest.mark.parametrize("ending", ["length", "cancelled", "refused"])
 def test_an_engine_at_rest_is_not_hung(ending: str) -> None:
     """However its last request ended, nothing more is due."""
-    engine = RemoteEngine(Spec("echo", EngineConfig(options={"echo_cues": 1})), timeout=0.3)
+    engine = EngineSupervisor(Spec("echo", EngineConfig(options={"echo_cues": 1})), timeout=0.3)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     engine.add(1, [3 if ending == "refused" else 4], Sampling(max_new_tokens=2 if ending == "length" else 1 << 19))
@@ -94,7 +94,7 @@ def test_an_engine_at_rest_is_not_hung(ending: str) -> None:
 
 
 def test_closing_ends_the_worker() -> None:
-    engine = RemoteEngine(Spec("echo", EngineConfig()))
+    engine = EngineSupervisor(Spec("echo", EngineConfig()))
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     engine.close()
@@ -104,14 +104,14 @@ def test_closing_ends_the_worker() -> None:
 
 @pytest.mark.parametrize("isolated", [True, False], ids=["process", "thread"])
 def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: bool) -> None:
-    engine = RemoteEngine(Spec("echo", EngineConfig()), isolated=isolated)
+    engine = EngineSupervisor(Spec("echo", EngineConfig()), isolated=isolated)
     seen: list[State] = []
     engine.attach(watch=lambda fd: None, on_change=seen.append)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     first = engine.pid
     engine.add(1, [4], Sampling(max_new_tokens=1 << 19))
-    engine.renew()
+    engine.restart_when_idle()
     for _ in range(20):
         engine.step(timeout=1)
     assert engine.ready

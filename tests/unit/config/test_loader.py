@@ -11,7 +11,7 @@ from handler.config.loader import Config, load_config
 from handler.config.options import OPTIONS
 from handler.config.options_common import TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
-from handler.protocols.tools.formats import FORMATS
+from handler.protocols.openai.tools.formats import FORMATS
 from handler.serving.launch import choose_engine
 
 

@@ -1,7 +1,8 @@
-"""docs/options.md is the table of options; `python -m tests.unit.config.test_options_document` writes it anew."""
+"""docs/options.md lists the table of options; `python -m tests.unit.config.test_options_document` rewrites it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
@@ -10,37 +11,40 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"
 
 HEAD = """# Options
 
-Keys as serving.properties and `-o` write them. `option.x_y` is also the environment variable `OPTION_X_Y`, a
-key without `option.` is `SERVING_X_Y`. Who wins: `-o`, then serving.properties, then the environment, then the
-default. A key that nobody knows, and a wrong value, stop the start with a message that names the file and line,
-or the variable, and the nearest known name.
+Set an option with `-o`, in a `serving.properties` file, or in the environment. `option.x_y` is also the variable
+`OPTION_X_Y`; a key without `option.` is `SERVING_X_Y`. `-o` wins over serving.properties, that over the environment,
+that over the default. An unknown key or a wrong value stops the start. The message names the file and line, or the
+variable, and the nearest known name.
 
 """
 
 TAIL = """
-## Where they are looked for
-`lmi serve --properties FILE` names a serving.properties; without it, the one in the model's directory is read. The
-MODEL argument and `--engine` count as `-o`. `LMI_LOG_LEVEL` is debug, info (default), warning or error. `SERVING_*`
-names that only DJL Serving's Java side reads are let be.
+## Where options come from
+`lmi serve --properties FILE` names a serving.properties; otherwise the server reads the one in the model's directory.
+The MODEL argument and `--engine` count as `-o`. `LMI_LOG_LEVEL` is debug, info (default), warning or error. The
+server ignores `SERVING_*` names that only DJL Serving's Java side reads.
 
 ## The echo engine
-`lmi serve --engine echo` needs no model: it answers with the prompt's words, over and over, one word a token,
-until `max_new_tokens`. With `option.echo_tokens_per_second` it keeps a pace. With `option.echo_cues=true` these
-words of a prompt act when their turn comes to be echoed: `<raise>` (the engine raises), `<hang>` (it never
-comes back), `<die>` (its process ends); `<refuse>` makes it refuse the request. They are for tests, and off by
-default.
+Run `lmi serve --engine echo` to try the server without a model. The engine repeats the prompt's words, one per token,
+until `max_new_tokens`. `option.echo_tokens_per_second` sets its pace. With `option.echo_cues=true`, some words of a
+prompt act when they are echoed: `<raise>` (the engine raises an exception), `<hang>` (it never returns), `<die>` (its
+process ends). `<refuse>` makes it refuse the request. These words are for tests, and off by default.
 
 ## Precision on OpenVINO
-`option.dtype=auto` leaves it to the engine: on a CPU with bf16 that is bf16, an 8-bit KV cache, and quantized
-activations where weights are compressed; a request's tokens may then differ in near ties with what else is in
-the batch. `fp32` is f32 throughout: greedy, the same tokens in any company, and those of transformers, at about half
-the speed. Log-probabilities still differ in their sixth digit, by which a sampled answer can turn out otherwise.
+`option.dtype=auto` lets the engine choose. On a CPU with bf16 it chooses bf16, an 8-bit KV cache, and quantized
+activations where weights are compressed. A request's tokens may then differ in near ties, depending on the other
+requests in the batch.
 
-OpenVINO's reader rounds the weights of quantized GGUF files. With `fp32` they are the file's own; otherwise
-files of up to 256 MiB get 8-bit weights made of the file's own, and larger ones are served as they are read.
-What is made of a model is made at its first start, which takes some seconds longer, and kept under
-`~/.cache/lmi-handler` (`LMI_CACHE`), or found in `converted/` beside the file. Where that fails for memory or
-disk, the start is refused. A file whose weights have an unknown layout is served as it is read, with a warning.
+`fp32` computes in f32 throughout, at about half the speed. Greedy answers are then the same in any batch, and equal
+those of transformers. Log-probabilities still differ in their sixth digit, so a sampled answer can differ.
+
+OpenVINO's reader rounds the weights of quantized GGUF files. With `fp32`, the server uses the file's exact weights.
+Otherwise it makes 8-bit weights from the exact ones for files of up to 256 MiB, and serves larger files as OpenVINO
+reads them.
+
+A conversion happens at the model's first start, which then takes some seconds longer. The server keeps the result
+under `~/.cache/lmi-handler` (`LMI_CACHE`), and also reads `converted/` beside the file. If memory or disk space is
+missing, the start fails. A file with an unknown layout of weights is served as OpenVINO reads it, with a warning.
 """
 
 
@@ -49,16 +53,22 @@ def render() -> str:
     groups = sorted({option.engines for option in OPTIONS if option.engines})
     tables = [_table(common)]
     for engines in groups:
-        names = " and ".join(engines)
-        tables.append(f"## Only with {names}\n" + _table([option for option in OPTIONS if option.engines == engines]))
+        tables.append(
+            f"## Only with {_enumerate(engines)}\n"
+            + _table([option for option in OPTIONS if option.engines == engines])
+        )
     javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA)
     idle = "; ".join(f"`{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
     note = (
-        f"An option of another engine's stops the start; let be with a warning, without effect: {idle}. "
-        f"DJL Serving's own keys likewise in the embedded server: {javas}."
+        f"An option of another engine stops the start. These have no effect and log a warning instead: {idle}. "
+        f"In the embedded server, so do DJL Serving's own keys: {javas}."
     )
     body = "\n\n".join(tables)
     return f"{HEAD}{body}\n\n{note}\n{TAIL}"
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _table(options: list[Option]) -> str:

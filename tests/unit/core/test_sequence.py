@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handler.core.sequence import Generation
+from handler.core.sequence import SequenceState
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Finish, Sampling
 
@@ -12,7 +12,7 @@ PROMPT = Prompt("", [0], WORDS)
 
 def generate(ids: list[int], finish: Finish | None = None, **sampling: object) -> tuple[list[str], Finish | None]:
     """Feeds one id at a time, the last one with `finish`; what each token shows, and the end."""
-    generation = Generation(PROMPT, Sampling(**sampling))  # type: ignore[arg-type]
+    generation = SequenceState(PROMPT, Sampling(**sampling))  # type: ignore[arg-type]
     texts = []
     ended = None
     for index, id in enumerate(ids):
@@ -36,7 +36,7 @@ def test_a_stop_string_ends_a_sequence_that_the_engine_would_go_on_with() -> Non
 
 
 def test_tokens_after_a_stop_string_in_the_same_step_are_dropped() -> None:
-    generation = Generation(PROMPT, Sampling(stop=("two",)))
+    generation = SequenceState(PROMPT, Sampling(stop=("two",)))
     tokens, finish = generation.feed([0, 1, 2], [-1.0, -1.0, -1.0], None)
     assert ([(token.id, token.text) for token in tokens], finish) == ([(0, "one"), (1, " ")], Finish.STOP)
 
@@ -46,7 +46,7 @@ def test_held_back_text_comes_with_the_last_token() -> None:
 
 
 def test_held_back_text_comes_even_without_a_token() -> None:
-    generation = Generation(PROMPT, Sampling(stop=(" three",)))
+    generation = SequenceState(PROMPT, Sampling(stop=(" three",)))
     generation.feed([2], [-0.5], None)
     tokens, finish = generation.feed([], [], Finish.LENGTH)
     assert ([token.text for token in tokens], finish) == ([" thr"], Finish.LENGTH)

@@ -9,14 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-from handler.core.values import Guide
-from handler.engines.base import GuideTrial
+from handler.core.values import StructuredOutput
+from handler.engines.base import StructuredOutputCheck
 
 
-def try_guide(guide: Guide) -> int | None:
+def try_guide(structured_output: StructuredOutput) -> int | None:
     """Says on stdout that it runs; then acts as the first word of the guide says, the second being its measure."""
-    act, _, more = guide.value.partition(" ")
-    print(f"a client's own words: {guide.value}", flush=True)
+    act, _, more = structured_output.value.partition(" ")
+    print(f"a client's own words: {structured_output.value}", flush=True)
     match act:
         case "count":
             with Path(more).open("a") as file:
@@ -49,14 +49,14 @@ def deeper() -> None:
     ctypes.CFUNCTYPE(None)(deeper)()
 
 
-def make() -> GuideTrial:
+def make() -> StructuredOutputCheck:
     return try_guide
 
 
-def slow_to_make() -> GuideTrial:
+def slow_to_make() -> StructuredOutputCheck:
     time.sleep(1)
     return try_guide
 
 
-def broken() -> GuideTrial:
+def broken() -> StructuredOutputCheck:
     raise OSError("no tokenizer here")

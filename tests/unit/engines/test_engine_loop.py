@@ -14,7 +14,7 @@ from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineInfo, Interrupted, Step
 from handler.engines.process.engine_loop import Add, Cancel, Failed, Ready, run
-from handler.engines.process.ipc import FrameReader, Messages, send, wait
+from handler.engines.process.ipc import MessageReader, Messages, send, wait
 
 
 class Waiting:
@@ -187,6 +187,6 @@ def test_what_says_itself_what_is_wrong_comes_without_a_traceback(error: Excepti
     host, worker = socket.socketpair()
     with contextlib.closing(host):
         run(load, worker)
-        (failed,) = FrameReader().receive(host) or []
+        (failed,) = MessageReader().receive(host) or []
     assert failed == Failed(reason, failed.trace)
     assert bool(failed.trace) == traced

@@ -12,10 +12,10 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from handler.core.errors import PromptTooLong
 from handler.core.text import Vocabulary
+from handler.core.token_limit import check_tokens
 from handler.engines.echo import _CONTEXT, EchoTokenizer
 from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
-from handler.engines.long_texts import check_tokens
 from handler.engines.openvino import model as openvino_model
 from handler.engines.openvino.model import OpenVinoTokenizer, prepared
 

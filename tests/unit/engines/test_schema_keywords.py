@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from handler.engines.structured_output.schema_keywords import Follows, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, dropped
 from tests.unit.engines.schema_cases import CASES, Case
 
-ALL = Follows(bounds=True, others=True)
-NEITHER = Follows(bounds=False, others=False)
+ALL = XgrammarSupport(bounds=True, others=True)
+NEITHER = XgrammarSupport(bounds=False, others=False)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.schema)[:80])

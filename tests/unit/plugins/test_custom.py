@@ -14,21 +14,21 @@ from handler.formatters import RequestInput, Sequence, TextGenerationOutput, Tex
 from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.loading import InputFormatter, OutputFormatter, Style
-from handler.protocols.base import Call
-from handler.protocols.readers import decode
+from handler.protocols.base import ParsedRequest
+from handler.protocols.readers.body import decode
 from handler.protocols.registry import SCHEMAS
 from tests.unit.protocols.answers import CONTEXT, deltas, with_tops
 
 Function = Callable[..., Any]
 
 
-def call(function: Function, body: dict[str, Any], style: Style = Style.OUTPUT, schema: str = "lmi") -> Call:
+def call(function: Function, body: dict[str, Any], style: Style = Style.OUTPUT, schema: str = "lmi") -> ParsedRequest:
     body = {"inputs": "hi", **body}
     plain = SCHEMAS[schema].parse(body, CONTEXT)
     return with_formatter(plain, OutputFormatter("f", function, style), body, None, tgi_compat=schema == "tgi_compat")
 
 
-def pieces(found: Call, script: list[Delta] | None = None) -> list[str]:
+def pieces(found: ParsedRequest, script: list[Delta] | None = None) -> list[str]:
     found.reply.start(0, 2)
     sent = [found.reply.feed(0, delta).decode() for delta in (deltas() if script is None else script)]
     assert found.reply.finished

@@ -8,16 +8,18 @@ from typing import Any
 from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Finish, Logits, Token
-from handler.protocols.base import Answer, Context, Schema
-from handler.protocols.readers import decode
+from handler.protocols.base import HttpResponse, Schema, ServerContext
+from handler.protocols.readers.body import decode
 from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS
 
 DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values())}}
 
-CONTEXT = Context(engine="openvino", lacks={"typical_p": "it has no typical decoding", "bad_sequences": "no"})
+CONTEXT = ServerContext(
+    engine="openvino", unsupported={"typical_p": "it has no typical decoding", "bad_sequences": "no"}
+)
 
 VOCABULARY = Vocabulary([b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"c", b"<end>"], special={5})
-CAPABLE = Context(engine="able", vocabulary=VOCABULARY)
+CAPABLE = ServerContext(engine="able", vocabulary=VOCABULARY)
 """An engine that lacks nothing, with a vocabulary of six tokens."""
 
 TOKENS = (
@@ -72,7 +74,9 @@ def refused(error: ServingError) -> list[Delta]:
     return [Delta(1, 0, (), Finish.ERROR, error)]
 
 
-def answer(schema: str | Schema, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Answer:
+def answer(
+    schema: str | Schema, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT
+) -> HttpResponse:
     """What the client gets: the whole body, however many pieces it came in."""
     dialect, value = DIALECTS[schema] if isinstance(schema, str) else schema, None
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -100,9 +104,9 @@ def answer(schema: str | Schema, body: Any, script: list[Delta] | None = None, c
                 return call.reply.refused(delta.error)
             sent += call.reply.feed(index, delta)
     assert call.reply.finished
-    return Answer(200, call.reply.content_type, sent)
+    return HttpResponse(200, call.reply.content_type, sent)
 
 
-def value(schema: str | Schema, body: Any, script: list[Delta] | None = None, context: Context = CONTEXT) -> Any:
+def value(schema: str | Schema, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT) -> Any:
     """The answer's JSON."""
     return json.loads(answer(schema, body, script, context).body)

@@ -145,7 +145,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "identity", lambda: ("chatcmpl-0", 1711997860))
+    monkeypatch.setattr(chat, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
     monkeypatch.setattr(random, "getrandbits", lambda bits: 1234)
     monkeypatch.setattr(random, "randrange", lambda least, most: 1234)
     schema, body, script = CASES[name]

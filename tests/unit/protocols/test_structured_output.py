@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.protocols.registry import SCHEMAS
 from handler.serving.preprocess import check_guide
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
 
 SCHEMA = {"type": "object", "properties": {"\u00fc": {"type": "integer"}}}
 TEXT = '{"type": "object", "properties": {"\u00fc": {"type": "integer"}}}'
-AS_SCHEMA, ANY = Guide("json_schema", TEXT), Guide("json_object", "")
+AS_SCHEMA, ANY = StructuredOutput("json_schema", TEXT), StructuredOutput("json_object", "")
 
 
-def guide(name: str, given: Any, **others: Any) -> Guide | None:
+def guide(name: str, given: Any, **others: Any) -> StructuredOutput | None:
     body: dict[str, Any] = {"inputs": "a", "parameters": {name: given, **others}}
     if name == "response_format":
         body = {"messages": [{"role": "user", "content": "a"}], name: given}
-    return SCHEMAS["lmi"].parse(body, CAPABLE).requests[0].sampling.guide
+    return SCHEMAS["lmi"].parse(body, CAPABLE).requests[0].sampling.structured_output
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,16 @@ def guide(name: str, given: Any, **others: Any) -> Guide | None:
         ("guided_json", TEXT, AS_SCHEMA),
         ("guided_json_object", True, ANY),
         ("guided_json_object", False, None),
-        ("guided_regex", r"\d+", Guide("regex", r"\d+")),
-        ("guided_regex", r"\p{Lu}[\P{N}x]*", Guide("regex", r"\p{Lu}[\P{N}x]*")),
-        ("guided_choice", ["yes", "n\u00f6"], Guide("choice", '["yes", "n\u00f6"]')),
-        ("guided_grammar", 'root ::= "a"', Guide("grammar", 'root ::= "a"')),
+        ("guided_regex", r"\d+", StructuredOutput("regex", r"\d+")),
+        ("guided_regex", r"\p{Lu}[\P{N}x]*", StructuredOutput("regex", r"\p{Lu}[\P{N}x]*")),
+        ("guided_choice", ["yes", "n\u00f6"], StructuredOutput("choice", '["yes", "n\u00f6"]')),
+        ("guided_grammar", 'root ::= "a"', StructuredOutput("grammar", 'root ::= "a"')),
         ("grammar", {"type": "json", "value": SCHEMA}, AS_SCHEMA),
         ("grammar", {"type": "json", "value": TEXT}, AS_SCHEMA),
         ("grammar", {"type": "json_object", "value": SCHEMA}, AS_SCHEMA),
         ("grammar", {"type": "json_object"}, ANY),
         ("grammar", {"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, AS_SCHEMA),
-        ("grammar", {"type": "regex", "value": "a|b"}, Guide("regex", "a|b")),
+        ("grammar", {"type": "regex", "value": "a|b"}, StructuredOutput("regex", "a|b")),
         ("response_format", {"type": "text"}, None),
         ("response_format", {"type": "json_object"}, ANY),
         (
@@ -53,7 +53,7 @@ def guide(name: str, given: Any, **others: Any) -> Guide | None:
         ),
     ],
 )
-def test_what_it_comes_to(name: str, given: Any, wanted: Guide | None) -> None:
+def test_what_it_comes_to(name: str, given: Any, wanted: StructuredOutput | None) -> None:
     assert guide(name, given) == wanted
 
 
@@ -122,7 +122,7 @@ _FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 def test_what_cannot_be_followed_is_named_as_the_client_has_it(dialect: str, body: dict[str, Any], wanted: str) -> None:
     call = DIALECTS[dialect].parse(body, CAPABLE)
     (request,) = call.requests
-    assert request.sampling.guide is not None
+    assert request.sampling.structured_output is not None
     with pytest.raises(InvalidParameter) as caught:
         check_guide(request, "no")
     assert str(caught.value) == f"{wanted}: the engine cannot follow it: no"
@@ -139,8 +139,8 @@ def test_a_clients_expression_is_not_compiled_where_all_clients_wait(
 
     for name in ("compile", "match", "search", "fullmatch", "sub"):
         monkeypatch.setattr(re, name, compile)
-    assert guide("guided_regex", text) == Guide("regex", text)
-    assert guide("grammar", {"type": "regex", "value": text}) == Guide("regex", text)
+    assert guide("guided_regex", text) == StructuredOutput("regex", text)
+    assert guide("grammar", {"type": "regex", "value": text}) == StructuredOutput("regex", text)
 
 
 def test_there_is_one_guide() -> None:
@@ -154,7 +154,7 @@ def test_there_is_one_guide() -> None:
     ("name", "given"), [("grammar", {"type": "regex", "value": "a"}), ("response_format", {"type": "json_object"})]
 )
 def test_an_engine_that_follows_none_refuses_in_the_clients_words(name: str, given: Any) -> None:
-    context = replace(CAPABLE, lacks={"guide": "it follows no guide"})
+    context = replace(CAPABLE, unsupported={"structured_output": "it follows no guide"})
     body: dict[str, Any] = {"inputs": "a", "parameters": {name: given}}
     prefix = "parameters."
     if name == "response_format":

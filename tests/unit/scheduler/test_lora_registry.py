@@ -1,9 +1,9 @@
-"""The registry of adapters: names, ids, changes in two steps, and what a path must hold."""
+"""The registry of adapters: names, numbers, changes; and the checks of an adapter's directory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,121 +11,189 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
-from handler.core.values import Adapter
-from handler.scheduler.lora.registry import AdapterRegistry, adapter_path, adapters_of, check_name
+from handler.core.values import Adapter, Finish, Sampling
+from handler.engines.base import Output, Step
+from handler.scheduler.batcher import Batcher
+from handler.scheduler.lora.files import adapter_path, adapters_of, check_name
+from handler.scheduler.lora.registry import AdapterRegistry, Outcome, Registered
 from tests.adapter_files import write_adapter
 
 
-def add(adapters: AdapterRegistry, name: str, path: str = "/a") -> Adapter:
-    adapter = adapters.begin(name, Path(path))
-    adapters.settle(adapter)
-    return adapter
+class Engine:
+    """Loads an adapter, or refuses it, when the test says so."""
+
+    ready = True
+
+    def __init__(self) -> None:
+        self.answers: list[Output] = []
+        self.keys: dict[int, int] = {}  # by the adapter's id
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
+
+    def cancel(self, key: int) -> None: ...
+
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
+        self.keys[adapter.id] = key
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        answers, self.answers = self.answers, []
+        return [Step([], [], [], answers)]
 
 
-def test_what_is_settled_is_found_by_name_and_number_in_order() -> None:
-    adapters = AdapterRegistry()
-    first, second = add(adapters, "b"), add(adapters, "a", "/other")
+class Registry(AdapterRegistry):
+    """With an engine that answers on demand."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__(limit)
+        self.engine = Engine()
+        self.batcher = Batcher(self.engine, self)
+        self.outcomes: list[Outcome] = []
+
+    def begin(self, name: str, path: str = "/a", *, update: bool = False) -> int:
+        """Start a change; returns the engine's key of the load."""
+        (self.update if update else self.register)(name, then=self.outcomes.append, path=Path(path))
+        return max(self.engine.keys.values())
+
+    def end(self, key: int, *, error: str | None = None) -> None:
+        self.engine.answers.append(Output(key, (), (), Finish.ERROR if error else Finish.STOP, error=error))
+        self.batcher.step()
+
+    def add(self, name: str, path: str = "/a", *, update: bool = False) -> Adapter:
+        self.end(self.begin(name, path, update=update))
+        return self.get(name).adapter
+
+
+def test_a_registered_adapter_is_found_by_name_and_number_in_order() -> None:
+    adapters = Registry()
+    first, second = adapters.add("b"), adapters.add("a", "/other")
     assert adapters.find("b") == adapters.by_number(1) == Adapter("b", first.id, "/a")
     assert adapters.by_number(2) == second
     assert [entry.number for entry in adapters] == [1, 2]
     assert [entry.adapter.name for entry in adapters] == ["b", "a"]
+    assert adapters.outcomes == list(adapters)
     assert adapters.find("c") is None
     assert adapters.by_number(99) is None
 
 
-def test_what_has_begun_is_not_found_and_keeps_others_from_the_name() -> None:
-    adapters = AdapterRegistry()
-    adapter = adapters.begin("a", Path("/a"))
+def test_a_loading_adapter_is_not_found_and_keeps_others_from_the_name() -> None:
+    adapters = Registry()
+    load = adapters.begin("a")
     assert adapters.find("a") is None
     assert adapters.by_number(1) is None
-    for change in (lambda: adapters.begin("a", Path("/b")), lambda: adapters.remove("a")):
+    for change in (lambda: adapters.begin("a", "/b"), lambda: adapters.unregister("a")):
         with pytest.raises(Conflict, match="being changed"):
             change()
-    adapters.abandon(adapter)
+    adapters.end(load, error="no")
     assert adapters.find("a") is None
-    assert add(adapters, "a").id > adapter.id
+    adapters.add("a")
 
 
-def test_an_update_leaves_the_earlier_one_until_it_is_settled() -> None:
-    adapters = AdapterRegistry()
-    earlier, other = add(adapters, "a"), add(adapters, "z")
-    later = adapters.begin_update("a", Path("/new"))
+def test_an_update_leaves_the_earlier_one_until_it_is_loaded() -> None:
+    adapters = Registry()
+    earlier, other = adapters.add("a"), adapters.add("z")
+    load = adapters.begin("a", "/new", update=True)
     assert adapters.find("a") == earlier
     with pytest.raises(Conflict):
-        adapters.begin_update("a", Path("/newer"))
+        adapters.begin("a", "/newer", update=True)
     with pytest.raises(Conflict):
-        adapters.remove("a")
-    assert adapters.settle(later, preload=False) == earlier
-    assert adapters.find("a") == later
-    assert later.path == "/new"
+        adapters.unregister("a")
+    adapters.end(load)
+    later = adapters.get("a").adapter
+    assert (later.path, later.id > other.id) == ("/new", True)
     assert adapters.by_number(1) == later
-    assert list(adapters) == [(later, 1, False), (other, 2, True)]
+    assert list(adapters) == [(later, 1, True), (other, 2, True)]
+
+
+def test_an_update_keeps_path_and_preload_where_it_names_none() -> None:
+    adapters = Registry()
+    adapters.register("lazy", Path("/there"), adapters.outcomes.append, preload=False)
+    adapters.update("lazy", adapters.outcomes.append)
+    assert adapters.engine.keys.keys() == {1}  # the drop of the earlier one: nothing was loaded
+    first, second = adapters.outcomes
+    assert isinstance(first, Registered)
+    assert second == Registered(Adapter("lazy", first.adapter.id + 1, "/there"), 1, preload=False)
+    adapters.add("eager", "/there")
+    adapters.update("eager", adapters.outcomes.append)
+    adapters.end(max(adapters.engine.keys.values()))
+    assert adapters.get("eager")[1:] == (2, True)
 
 
 def test_numbers_are_of_success_alone_and_are_not_used_again() -> None:
-    adapters = AdapterRegistry()
-    coming = adapters.begin("a", Path("/a"))
-    adapters.abandon(adapters.begin("b", Path("/b")))
-    add(adapters, "c")
-    adapters.settle(coming)
+    adapters = Registry()
+    load = adapters.begin("a")
+    adapters.end(adapters.begin("b"), error="no")
+    adapters.add("c")
+    adapters.end(load)
     assert {entry.adapter.name: entry.number for entry in adapters} == {"c": 1, "a": 2}
-    adapters.abandon(adapters.begin_update("a", Path("/b")))
-    adapters.remove("a")
+    adapters.end(adapters.begin("a", "/b", update=True), error="no")
+    adapters.unregister("a")
     assert adapters.by_number(2) is None
-    add(adapters, "a")
+    adapters.add("a")
     assert adapters.get("a").number == 3
 
 
 def test_an_update_that_fails_changes_nothing() -> None:
-    adapters = AdapterRegistry()
-    earlier = add(adapters, "a")
-    adapters.abandon(adapters.begin_update("a", Path("/new")))
+    adapters = Registry()
+    earlier = adapters.add("a")
+    adapters.end(adapters.begin("a", "/new", update=True), error="no")
     assert adapters.find("a") == earlier
-    assert adapters.remove("a") == earlier
+    adapters.unregister("a")
 
 
 def test_names_that_are_taken_or_not_there() -> None:
-    adapters = AdapterRegistry()
-    add(adapters, "a")
+    adapters = Registry()
+    adapters.add("a")
     with pytest.raises(Conflict, match="The adapter a already exists"):
-        adapters.begin("a", Path("/a"))
-    for call in (adapters.get, adapters.remove, lambda name: adapters.begin_update(name, Path("/a"))):
+        adapters.begin("a")
+    for call in (adapters.get, adapters.unregister, lambda name: adapters.begin(name, update=True)):
         with pytest.raises(NotFound, match="The adapter b was not found"):
             call("b")
 
 
-def test_room_counts_those_that_are_coming() -> None:
-    adapters = AdapterRegistry(most=2)
-    add(adapters, "a")
-    coming = adapters.begin("b", Path("/b"))
+def test_room_counts_those_that_are_loading() -> None:
+    adapters = Registry(limit=2)
+    adapters.add("a")
+    load = adapters.begin("b")
     with pytest.raises(NoRoom, match="room for 2 adapters"):
-        adapters.begin("c", Path("/c"))
-    adapters.settle(adapters.begin_update("a", Path("/new")))  # takes no room
-    adapters.abandon(coming)
-    add(adapters, "c")
-    adapters.remove("a")
-    add(adapters, "d")
+        adapters.begin("c")
+    adapters.add("a", "/new", update=True)  # takes no room
+    adapters.end(load, error="no")
+    adapters.add("c")
+    adapters.unregister("a")
+    adapters.add("d")
     assert len(adapters) == 2
+
+
+def test_without_lora_every_change_is_refused_with_the_reason() -> None:
+    adapters = AdapterRegistry(unavailable="echo: it was started without option.enable_lora=true")
+    for change in (
+        lambda: adapters.register("a", Path("/a"), print),
+        lambda: adapters.update("a", print),
+        lambda: adapters.unregister("a"),
+        adapters.check,
+    ):
+        with pytest.raises(BadRequest, match="LoRA is not enabled: echo: it was started without"):
+            change()
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "update", "fail", "remove"])), max_size=40))
 def test_ids_are_never_used_again_and_both_ways_agree(changes: list[tuple[str, str]]) -> None:
-    adapters, seen, numbers = AdapterRegistry(), set(), 0
+    adapters, seen, numbers = Registry(), set(), 0
     for name, what in changes:
         try:
             if what == "remove":
-                adapters.remove(name)
+                adapters.unregister(name)
                 continue
-            adapter = (adapters.begin_update if what == "update" else adapters.begin)(name, Path("/a"))
+            load = adapters.begin(name, update=what == "update")
         except ServingError:
             continue
-        assert adapter.id not in seen
-        assert adapter.id >= 1
-        seen.add(adapter.id)
-        if what == "fail":
-            adapters.abandon(adapter)
-        else:
-            adapters.settle(adapter)
+        adapters.end(load, error="no" if what == "fail" else None)
+        outcome = adapters.outcomes[-1]
+        assert isinstance(outcome, Registered) is (what != "fail")
+        if isinstance(outcome, Registered):
+            assert outcome.adapter.id not in seen
+            assert outcome.adapter.id >= 1
+            seen.add(outcome.adapter.id)
             numbers += what == "add"
         for entry in adapters:
             assert adapters.by_number(entry.number) == adapters.find(entry.adapter.name) == entry.adapter
@@ -144,7 +212,7 @@ def test_names_that_are_allowed(name: str) -> None:
 )  # fmt: skip
 def test_names_that_are_not(name: str) -> None:
     with pytest.raises(BadRequest, match="name=") as caught:
-        AdapterRegistry().begin(name, Path("/a"))
+        AdapterRegistry().register(name, Path("/a"), print)
     assert caught.value.message.isprintable()
 
 

@@ -11,7 +11,7 @@ from handler.engines.echo import EchoTokenizer
 from handler.formatters import Input, TextGenerationOutput, TextInput
 from handler.plugins.formatter_thread import SteppedFormatterThread
 from handler.plugins.loading import Formatters, InputFormatter, OutputFormatter, Style
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.scheduler.batcher import Batcher
 from handler.serving import steps
@@ -52,7 +52,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     found = Bench()
     found.engine = Scripted()
     found.batcher = Batcher(found.engine)
-    intake = Intake(SCHEMAS["lmi"], Context(engine="scripted"), EchoTokenizer(), lambda: INFO, formatters)
+    intake = Intake(SCHEMAS["lmi"], ServerContext(engine="scripted"), EchoTokenizer(), lambda: INFO, formatters)
     found.steps = StepDriver(found.batcher, intake)
     found.host = RollingHost(found.steps)
     return found

@@ -14,7 +14,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request, Sampling
 from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.serving.preprocess import MAX_LOGITS, Intake
 
@@ -49,7 +49,7 @@ class Adapters:
         return {1: self.one, 2: self.two}.get(number)
 
 
-CONTEXT = Context(engine="able", adapters=Adapters(), no_adapters="")
+CONTEXT = ServerContext(engine="able", adapters=Adapters(), no_adapters="")
 
 
 def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) -> Intake:

@@ -10,7 +10,7 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
-from handler.protocols.base import Context
+from handler.protocols.base import ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.scheduler.batcher import Batcher
 from handler.serving.preprocess import Intake
@@ -29,7 +29,7 @@ class Bench:
         self.engine = Scripted()
         self.batcher = Batcher(self.engine)
         self.steps = StepDriver(
-            self.batcher, Intake(SCHEMAS[schema], Context(engine="scripted"), EchoTokenizer(), lambda: info)
+            self.batcher, Intake(SCHEMAS[schema], ServerContext(engine="scripted"), EchoTokenizer(), lambda: info)
         )
         self.host = RollingHost(self.steps, **options)
 

@@ -31,7 +31,7 @@ _NAMES = ("zmq", "SyncMPClient", "MPClient", "BackgroundResources", "_process_ut
 
 
 @contextlib.contextmanager
-def polled_clients() -> Iterator[None]:
+def patch_sync_client() -> Iterator[None]:
     """Meanwhile, the clients that LLMEngine makes of its core fetch their outputs themselves.
 
     In a version of vLLM whose client is not the known one nothing changes.
@@ -69,7 +69,7 @@ def _stored(function: Any) -> set[str]:
 def _polled(core_client: ModuleType) -> type:
     zmq = core_client.zmq
 
-    class PolledClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
+    class InlineClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
         """All of it belongs to one thread, but for vLLM's monitor, which shuts it down when the core has died."""
 
         def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **more: Any) -> None:
@@ -127,4 +127,4 @@ def _polled(core_client: ModuleType) -> type:
             if threading.get_ident() == self._thread:
                 self._socket.close(linger=0)
 
-    return PolledClient
+    return InlineClient

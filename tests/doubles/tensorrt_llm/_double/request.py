@@ -22,7 +22,8 @@ _RANGES = {
         (0, math.inf, True),
     ),
 }  # fmt: skip
-"""Least, most, whether the least itself is allowed; checked in C++ only (contract trtllm.md, section 0.2, item 1)."""
+"""Least, most, whether the least itself is allowed. The C++ SamplingConfig checks this in the worker, so the error
+arrives with the result (TensorRT-LLM 1.2)."""
 _WHOLE = (
     "max_tokens", "top_k", "seed", "min_tokens", "no_repeat_ngram_size", "early_stopping", "end_id", "pad_id", "n",
     "best_of",

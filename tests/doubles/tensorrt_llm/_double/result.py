@@ -1,4 +1,4 @@
-"""Results: one object a request, which changes with every item that is taken (contract trtllm.md, section 2)."""
+"""Results: one mutable object per request, which each iteration yields (TensorRT-LLM 1.2, executor/result.py)."""
 
 from __future__ import annotations
 

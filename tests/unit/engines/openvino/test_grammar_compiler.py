@@ -8,22 +8,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from handler.core.values import Guide
-from handler.engines.openvino.grammar_compiler import GuideCompiler
+from handler.core.values import StructuredOutput
+from handler.engines.openvino.grammar_compiler import GrammarCompiler
 
-QUICK, SLOW, BAD = Guide("regex", "quick"), Guide("regex", "slow"), Guide("regex", "bad")
+QUICK, SLOW, BAD = (
+    StructuredOutput("regex", "quick"),
+    StructuredOutput("regex", "slow"),
+    StructuredOutput("regex", "bad"),
+)
 
 
 class Compile:
     def __init__(self) -> None:
         self.go_on = threading.Event()
-        self.seen: list[Guide] = []
+        self.seen: list[StructuredOutput] = []
 
-    def __call__(self, guide: Guide) -> None:
-        self.seen.append(guide)
-        if guide == SLOW:
+    def __call__(self, structured_output: StructuredOutput) -> None:
+        self.seen.append(structured_output)
+        if structured_output == SLOW:
             self.go_on.wait(10)
-        if guide == BAD:
+        if structured_output == BAD:
             raise ValueError("no such thing")
 
 
@@ -34,7 +38,7 @@ def compile() -> Iterator[Compile]:
     found.go_on.set()  # its thread ends waiting
 
 
-def until(compiler: GuideCompiler, number: int) -> list[tuple[int, str]]:
+def until(compiler: GrammarCompiler, number: int) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     deadline = time.monotonic() + 10
     while len(found) < number and time.monotonic() < deadline:
@@ -43,7 +47,7 @@ def until(compiler: GuideCompiler, number: int) -> list[tuple[int, str]]:
 
 
 def test_one_is_ready_or_says_why_not(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     assert compiler.step(idle=True) == []
     compiler.add(1, QUICK)
     compiler.add(2, BAD)
@@ -51,15 +55,15 @@ def test_one_is_ready_or_says_why_not(compile: Compile) -> None:
 
 
 def test_a_known_guide_is_not_compiled_again_and_a_bad_one_is(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
-    for key, guide in enumerate((QUICK, BAD, QUICK, BAD)):
-        compiler.add(key, guide)
+    compiler = GrammarCompiler(compile)
+    for key, structured_output in enumerate((QUICK, BAD, QUICK, BAD)):
+        compiler.add(key, structured_output)
     assert [key for key, _ in until(compiler, 4)] == [0, 1, 2, 3]
     assert compile.seen == [QUICK, BAD, BAD]
 
 
 def test_those_with_the_same_guide_begin_together(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     for key in range(5):
         compiler.add(key, QUICK)
     first: list[tuple[int, str]] = []
@@ -69,7 +73,7 @@ def test_those_with_the_same_guide_begin_together(compile: Compile) -> None:
 
 
 def test_the_next_is_not_compiled_before_the_ready_have_begun(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     compiler.add(1, QUICK)
     compiler.add(2, SLOW)
     assert until(compiler, 1) == [(1, "")]
@@ -81,7 +85,7 @@ def test_the_next_is_not_compiled_before_the_ready_have_begun(compile: Compile) 
 
 def test_a_slow_one_does_not_hold_up_a_step(compile: Compile) -> None:
     """Only the one that hands it over waits, for a few milliseconds."""
-    compiler = GuideCompiler(compile)
+    compiler = GrammarCompiler(compile)
     compiler.add(1, SLOW)
     compiler.add(2, QUICK)
     assert compiler.step(idle=False) == []
@@ -94,9 +98,9 @@ def test_a_slow_one_does_not_hold_up_a_step(compile: Compile) -> None:
 
 
 def test_what_nobody_waits_for_is_not_compiled(compile: Compile) -> None:
-    compiler = GuideCompiler(compile)
-    for key, guide in enumerate((SLOW, BAD, QUICK)):
-        compiler.add(key, guide)
+    compiler = GrammarCompiler(compile)
+    for key, structured_output in enumerate((SLOW, BAD, QUICK)):
+        compiler.add(key, structured_output)
     assert compiler.step(idle=False) == []
     compiler.cancel(1)
     compiler.cancel(0)

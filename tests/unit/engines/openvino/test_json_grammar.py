@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.openvino.model import prepared
-from handler.engines.openvino.structured_output import OpenVinoGuideTrial, structured_output
+from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 from handler.engines.structured_output.json_grammar import json_grammar, literal
 
 LIST = {
@@ -83,7 +83,7 @@ ENDING: list[tuple[Any, Callable[[Any], bool]]] = [
 @pytest.mark.parametrize("schema", [schema for schema, _ in ENDING], ids=json.dumps)
 def test_these_are_known(schema: Any) -> None:
     assert json_grammar(schema) is not None
-    assert set(structured_output(Guide("json_schema", json.dumps(schema)))) == {"grammar"}
+    assert set(genai_arguments(StructuredOutput("json_schema", json.dumps(schema)))) == {"grammar"}
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_these_are_known(schema: Any) -> None:
 )
 def test_what_is_beyond_it_is_left_to_xgrammar(schema: Any) -> None:
     assert json_grammar(schema) is None
-    guide = Guide("json_schema", json.dumps(schema))
-    assert structured_output(guide) == {"json_schema": guide.value}
+    structured_output = StructuredOutput("json_schema", json.dumps(schema))
+    assert genai_arguments(structured_output) == {"json_schema": structured_output.value}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_is_beyond_it_is_left_to_xgrammar(schema: Any) -> None:
 def test_what_is_beyond_both_is_refused(schema: Any) -> None:
     assert json_grammar(schema) is None
     with pytest.raises(ValueError, match="cannot be followed"):
-        structured_output(Guide("json_schema", json.dumps(schema)))
+        genai_arguments(StructuredOutput("json_schema", json.dumps(schema)))
 
 
 def test_a_schema_nested_beyond_python_is_left_to_xgrammar() -> None:
@@ -139,14 +139,14 @@ def test_a_schema_nested_beyond_python_is_left_to_xgrammar() -> None:
 class Drawn:
     """Answers to a guide with each token drawn by lot among those allowed."""
 
-    def __init__(self, trial: OpenVinoGuideTrial) -> None:
+    def __init__(self, trial: OpenVinoCheck) -> None:
         self._trial = trial
 
-    def texts(self, guide: Guide, number: int = 12, max_new_tokens: int = 200) -> Iterator[str]:
+    def texts(self, structured_output: StructuredOutput, number: int = 12, max_new_tokens: int = 200) -> Iterator[str]:
         """Those that ended."""
         pipeline = self._trial._blank_pipeline()
         for seed in range(number):
-            config = self._trial._config(guide, seed, max_new_tokens=max_new_tokens)
+            config = self._trial._config(structured_output, seed, max_new_tokens=max_new_tokens)
             [result] = pipeline.generate([self._trial._prompt()], [config])
             [ids] = result.m_generation_ids
             if ids[-1] == 2:
@@ -155,13 +155,13 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def drawn(demo_model: Path) -> Drawn:
-    return Drawn(OpenVinoGuideTrial(prepared(str(demo_model), "auto")))
+    return Drawn(OpenVinoCheck(prepared(str(demo_model), "auto")))
 
 
 @pytest.mark.model
 @pytest.mark.parametrize(("schema", "obeys"), ENDING, ids=[json.dumps(schema) for schema, _ in ENDING])
 def test_answers_obey_and_are_compact(drawn: Drawn, schema: Any, obeys: Callable[[Any], bool]) -> None:
-    found = list(drawn.texts(Guide("json_schema", json.dumps(schema))))
+    found = list(drawn.texts(StructuredOutput("json_schema", json.dumps(schema))))
     assert found
     for answer in found:
         value = json.loads(answer)
@@ -172,14 +172,14 @@ def test_answers_obey_and_are_compact(drawn: Drawn, schema: Any, obeys: Callable
 
 @pytest.mark.model
 def test_any_object_is_one_where_its_answer_ends(drawn: Drawn) -> None:
-    for answer in drawn.texts(Guide("json_object", ""), number=20):
+    for answer in drawn.texts(StructuredOutput("json_object", ""), number=20):
         assert isinstance(json.loads(answer), dict)
 
 
 @pytest.mark.model
 def test_choices_are_written_as_they_are_whatever_is_in_them(drawn: Drawn) -> None:
     choices = ['"', "\\", "a\nb", "\t", "é", "😀", "\u2028", "$x|y[z]", " "]
-    found = set(drawn.texts(Guide("choice", json.dumps(choices)), number=60))
+    found = set(drawn.texts(StructuredOutput("choice", json.dumps(choices)), number=60))
     assert found <= set(choices)
     assert len(found) > 3
 

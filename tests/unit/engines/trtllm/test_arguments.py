@@ -244,7 +244,7 @@ def test_the_length_that_the_engine_is_told_is_the_one_we_check(tmp_path: Path) 
 
 
 PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "seed"}
-UNLESS_ASKED = {"typical_p", "num_beams", "guide", "return_generation_logits"}
+UNLESS_ASKED = {"typical_p", "num_beams", "structured_output", "return_generation_logits"}
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ UNLESS_ASKED = {"typical_p", "num_beams", "guide", "return_generation_logits"}
         ((1, 2), ("max_beam_width=2",), UNLESS_ASKED - {"num_beams"} | {"top_logprobs", "best_of"}),
         ((1, 3), (), UNLESS_ASKED | {"bad_sequences"}),
         ((1, 3), ("max_beam_width=2",), UNLESS_ASKED - {"num_beams"} | {"bad_sequences"}),
-        ((1, 3), ("guided_decoding_backend=llguidance",), UNLESS_ASKED - {"guide"} | {"bad_sequences"}),
+        ((1, 3), ("guided_decoding_backend=llguidance",), UNLESS_ASKED - {"structured_output"} | {"bad_sequences"}),
         (
             (1, 3),
             ("gather_generation_logits=true",),
@@ -269,6 +269,6 @@ def test_what_a_version_cannot_do_is_known_before_it_is_asked(
     model: Path, release: tuple[int, int], options: tuple[str, ...], lacks: set[str]
 ) -> None:
     found = capabilities_of(arguments(model, *options, release=release), release)
-    assert set(found.lacks) == lacks
+    assert set(found.unsupported) == lacks
     assert found.sampling_defaults == {"top_k": 5, "top_p": 0.85, "temperature": 0.8}
     assert "enable_lora" in found.no_adapters

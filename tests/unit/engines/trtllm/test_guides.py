@@ -7,33 +7,33 @@ from functools import partial
 
 import pytest
 
-from handler.core.values import Guide
+from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.structured_output.validator import GuideChecks
-from handler.engines.trtllm.structured_output import guide_trial
+from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.engines.trtllm.structured_output import structured_output_check
 
 
 @pytest.fixture(scope="module")
-def checks() -> Iterator[GuideChecks]:
-    found = GuideChecks(partial(guide_trial, EngineConfig()), seconds=1.0, memory=64 << 20)
+def checks() -> Iterator[StructuredOutputValidator]:
+    found = StructuredOutputValidator(partial(structured_output_check, EngineConfig()), seconds=1.0, memory=64 << 20)
     yield found
     found.close()
 
 
 @pytest.mark.parametrize(
-    ("guide", "wanted"),
+    ("structured_output", "wanted"),
     [
-        (Guide("regex", r"\d+|\p{Lu}[\P{N}x]*"), ""),
-        (Guide("regex", "("), "it is no regular expression: missing )"),
-        (Guide("regex", "(" * 16_000), "it is no regular expression"),
-        (Guide("regex", "(?i)" + "[a-\U0010ffff]" * 800), "more than 1 s (option.guide_timeout)"),
-        (Guide("grammar", "("), ""),
-        (Guide("json_schema", "{}"), ""),
+        (StructuredOutput("regex", r"\d+|\p{Lu}[\P{N}x]*"), ""),
+        (StructuredOutput("regex", "("), "it is no regular expression: missing )"),
+        (StructuredOutput("regex", "(" * 16_000), "it is no regular expression"),
+        (StructuredOutput("regex", "(?i)" + "[a-\U0010ffff]" * 800), "more than 1 s (option.guide_timeout)"),
+        (StructuredOutput("grammar", "("), ""),
+        (StructuredOutput("json_schema", "{}"), ""),
     ],
 )
 def test_an_expression_that_is_none_or_takes_too_long_is_refused(
-    checks: GuideChecks, guide: Guide, wanted: str
+    checks: StructuredOutputValidator, structured_output: StructuredOutput, wanted: str
 ) -> None:
-    found = checks.check(guide).result(60)
+    found = checks.check(structured_output).result(60)
     assert wanted in found
     assert bool(found) == bool(wanted)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.core.values import Guide, Sampling
+from handler.core.values import Sampling, StructuredOutput
 from handler.engines.trtllm.sampling import Model, guided, own_stops, sampling_arguments
 
 TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True, max_beam_width=1)
@@ -59,7 +59,7 @@ SAMPLED = {**PLAIN, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
         ({"return_generation_logits": True}, {**GREEDY, "return_generation_logits": True}),
         ({"logit_bias": ((2, 1.5), (0, -3.0))}, {**GREEDY, "embedding_bias": [-3.0, 0, 1.5, 0, 0, 0, 0, 0, 0, 0]}),
         ({"bad_token_ids": (1,)}, {**GREEDY, "embedding_bias": [0, -1e30, 0, 0, 0, 0, 0, 0, 0, 0]}),
-        ({"guide": Guide("regex", "a+")}, {**GREEDY, "guided_decoding": {"regex": "a+"}}),
+        ({"structured_output": StructuredOutput("regex", "a+")}, {**GREEDY, "guided_decoding": {"regex": "a+"}}),
     ],
 )
 def test_torch_sampler(sampling: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -154,9 +154,15 @@ def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
         ({"bad_token_ids": (-1,)}, "token ids must be below 10"),
         ({"num_beams": 5}, "num_beams must be at most 4 .option.max_beam_width."),
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0"),
-        ({"guide": Guide("regex", "a"), "ignore_eos": True}, "ignore_eos and a guide exclude each other"),
-        ({"guide": Guide("regex", "a"), "min_new_tokens": 1}, "a least length and a guide exclude each other"),
-        ({"guide": Guide("tree", "x")}, "no guide of the kind 'tree'"),
+        (
+            {"structured_output": StructuredOutput("regex", "a"), "ignore_eos": True},
+            "ignore_eos and a guide exclude each other",
+        ),
+        (
+            {"structured_output": StructuredOutput("regex", "a"), "min_new_tokens": 1},
+            "a least length and a guide exclude each other",
+        ),
+        ({"structured_output": StructuredOutput("tree", "x")}, "no guide of the kind 'tree'"),
     ],
 )
 def test_what_would_fail_late_is_refused_at_once(sampling: dict[str, Any], message: str) -> None:
@@ -170,22 +176,22 @@ def test_with_several_eos_ids_forbidden_words_and_ignore_eos_exclude_each_other(
 
 
 @pytest.mark.parametrize(
-    ("guide", "wanted"),
+    ("structured_output", "wanted"),
     [
-        (Guide("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),
-        (Guide("json_object", ""), {"json_object": True}),
-        (Guide("regex", r"\d+"), {"regex": r"\d+"}),
-        (Guide("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
-        (Guide("choice", '["yes", "no"]'), {"regex": "(yes|no)"}),
+        (StructuredOutput("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),
+        (StructuredOutput("json_object", ""), {"json_object": True}),
+        (StructuredOutput("regex", r"\d+"), {"regex": r"\d+"}),
+        (StructuredOutput("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
+        (StructuredOutput("choice", '["yes", "no"]'), {"regex": "(yes|no)"}),
     ],
 )
-def test_guides(guide: Guide, wanted: dict[str, Any]) -> None:
-    assert guided(guide) == wanted
+def test_guides(structured_output: StructuredOutput, wanted: dict[str, Any]) -> None:
+    assert guided(structured_output) == wanted
 
 
 def test_a_choice_is_its_text_and_no_pattern() -> None:
     choices = ["a.b", "1+1=2", "(x|y)", "[z]", "{q}", "^$", "c:\\d*", "é 日"]
-    pattern = guided(Guide("choice", str(choices).replace("'", '"')))["regex"]
+    pattern = guided(StructuredOutput("choice", str(choices).replace("'", '"')))["regex"]
     for choice in choices:
         assert re.fullmatch(pattern, choice)
     assert not re.fullmatch(pattern, "axb")

@@ -11,13 +11,13 @@ import pytest
 from handler.config.loader import load_config
 from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
-from handler.core.values import Guide, Sampling
+from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.vllm.arguments import (
     engine_arguments,
     environment,
-    guide_arguments,
     sampling_arguments,
+    structured_output_arguments,
 )
 from handler.engines.vllm.engine import capabilities
 
@@ -158,8 +158,8 @@ def test_adapters_are_served_however_they_were_asked_for() -> None:
 
 
 def test_guides_can_be_switched_off() -> None:
-    assert "guide" not in capabilities(CONFIG).lacks
-    assert "guide" in capabilities(replace(CONFIG, options={"guided_decoding": False})).lacks
+    assert "structured_output" not in capabilities(CONFIG).unsupported
+    assert "structured_output" in capabilities(replace(CONFIG, options={"guided_decoding": False})).unsupported
 
 
 def test_a_token_is_forbidden_by_its_weight() -> None:
@@ -197,14 +197,14 @@ def test_the_rest_of_the_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("guide", "theirs"),
+    ("structured_output", "theirs"),
     [
-        (Guide("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),
-        (Guide("json_object", ""), {"json_object": True}),
-        (Guide("regex", "a+"), {"regex": "a+"}),
-        (Guide("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
-        (Guide("choice", '["a", "b"]'), {"choice": ["a", "b"]}),
+        (StructuredOutput("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),
+        (StructuredOutput("json_object", ""), {"json_object": True}),
+        (StructuredOutput("regex", "a+"), {"regex": "a+"}),
+        (StructuredOutput("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
+        (StructuredOutput("choice", '["a", "b"]'), {"choice": ["a", "b"]}),
     ],
 )
-def test_guides(guide: Guide, theirs: dict[str, Any]) -> None:
-    assert guide_arguments(guide) == theirs
+def test_guides(structured_output: StructuredOutput, theirs: dict[str, Any]) -> None:
+    assert structured_output_arguments(structured_output) == theirs

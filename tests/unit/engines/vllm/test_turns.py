@@ -7,12 +7,12 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.engines.vllm.lora_exclusion import Turns
+from handler.engines.vllm.lora_exclusion import LoraExclusion
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 30)), max_size=60))
 def test_kinds_never_meet_and_everybody_gets_in(events: list[tuple[bool, bool, int]]) -> None:
-    turns = Turns()
+    turns = LoraExclusion()
     inside: dict[int, bool] = {}
     order: list[int] = []
 
@@ -38,7 +38,7 @@ def test_kinds_never_meet_and_everybody_gets_in(events: list[tuple[bool, bool, i
 
 
 def test_one_that_waits_can_leave() -> None:
-    turns = Turns()
+    turns = LoraExclusion()
     started: list[int] = []
     for key, kind in ((1, True), (2, False), (3, True)):
         turns.enter(key, kind, partial(started.append, key))
@@ -48,7 +48,7 @@ def test_one_that_waits_can_leave() -> None:
 
 
 def test_one_that_cannot_start_is_named_and_the_next_one_comes() -> None:
-    turns = Turns()
+    turns = LoraExclusion()
     started: list[int] = []
     turns.enter(1, True, partial(started.append, 1))
     turns.enter(2, False, partial(int, "x"))
@@ -60,7 +60,7 @@ def test_one_that_cannot_start_is_named_and_the_next_one_comes() -> None:
 
 def test_leaving_without_a_turn_lets_those_in_who_fit() -> None:
     """A request that waits leaves, and was what kept its successors of the running kind out."""
-    turns = Turns()
+    turns = LoraExclusion()
     started: list[int] = []
     for key, kind in ((1, True), (2, False), (3, True)):
         turns.enter(key, kind, partial(started.append, key))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import Delta, Finish, Guide, Names, Request, Sampling
-from handler.protocols.base import Call
+from handler.core.values import Delta, FieldNames, Finish, Request, Sampling, StructuredOutput
+from handler.protocols.base import ParsedRequest
 from handler.protocols.lmi.chat import TABLE
 from handler.protocols.registry import SCHEMAS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value
@@ -19,7 +19,7 @@ USER = {"role": "user", "content": "hi"}
 ASK = {"messages": [USER]}
 
 
-def parse(schema: str = "lmi", **body: Any) -> Call:
+def parse(schema: str = "lmi", **body: Any) -> ParsedRequest:
     return SCHEMAS[schema].parse({**ASK, **body}, CONTEXT)
 
 
@@ -39,7 +39,7 @@ def test_defaults_are_lmis() -> None:
         "",
         Sampling(do_sample=True, logprobs=False),
         messages=(USER,),
-        names=Names("messages", "max_tokens", logit_bias="logit_bias", guide="response_format"),
+        names=FieldNames("messages", "max_tokens", logit_bias="logit_bias", structured_output="response_format"),
     )
     assert (found.sampling.max_new_tokens, found.sampling.temperature) == (30, 1.0)
 
@@ -77,8 +77,8 @@ def test_null_means_absent(name: str) -> None:
         ("user", "any", "n", 1),
         ("logit_bias", {}, "n", 1),
         ("logit_bias", {"5": 1}, "logit_bias", ((5, 1.0),)),
-        ("response_format", {"type": "text"}, "guide", None),
-        ("response_format", {"type": "json_object"}, "guide", Guide("json_object", "")),
+        ("response_format", {"type": "text"}, "structured_output", None),
+        ("response_format", {"type": "json_object"}, "structured_output", StructuredOutput("json_object", "")),
         ("top_logprobs", 0, "top_logprobs", 0),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_wrong_parameter_is_refused_by_its_own_name(name: str, given: Any, wan
 
 
 def test_alternatives_are_refused_where_the_engine_has_none() -> None:
-    context = replace(CONTEXT, lacks={"top_logprobs": "no alternatives"})
+    context = replace(CONTEXT, unsupported={"top_logprobs": "no alternatives"})
     with pytest.raises(InvalidParameter, match=r"^top_logprobs=2: the engine openvino lacks it"):
         SCHEMAS["lmi"].parse({**ASK, "logprobs": True, "top_logprobs": 2}, context)
     SCHEMAS["lmi"].parse({**ASK, "logprobs": True, "top_logprobs": 1}, context)

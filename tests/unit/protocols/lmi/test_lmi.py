@@ -10,14 +10,14 @@ import pytest
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Delta, Finish, Request, Sampling
-from handler.protocols.base import Call
+from handler.protocols.base import ParsedRequest
 from handler.protocols.parameters import PARAMETERS
-from handler.protocols.readers import decode
+from handler.protocols.readers.body import decode
 from handler.protocols.registry import SCHEMAS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value
 
 
-def parse(parameters: dict[str, Any] | None = None, *, schema: str = "lmi", **body: Any) -> Call:
+def parse(parameters: dict[str, Any] | None = None, *, schema: str = "lmi", **body: Any) -> ParsedRequest:
     full = {"inputs": "hi", **({} if parameters is None else {"parameters": parameters}), **body}
     return SCHEMAS[schema].parse(full, CONTEXT)
 
@@ -152,7 +152,7 @@ def test_greedy_ignores_sampling_values_but_checks_their_range() -> None:
     assert "typical_p=5" in refusal(typical_p=5)
 
 
-TENSORRT = replace(CONTEXT, sampling_defaults={"top_k": 5, "top_p": 0.85, "temperature": 0.8}, lacks={})
+TENSORRT = replace(CONTEXT, sampling_defaults={"top_k": 5, "top_p": 0.85, "temperature": 0.8}, unsupported={})
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_chat_has_sampling_defaults_of_its_own() -> None:
 
 
 def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> None:
-    context = replace(CONTEXT, lacks={"top_logprobs": "it has none"})
+    context = replace(CONTEXT, unsupported={"top_logprobs": "it has none"})
     with pytest.raises(
         InvalidParameter, match=r"^parameters.top_n_tokens=1: the engine openvino lacks it: it has none"
     ):

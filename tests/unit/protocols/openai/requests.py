@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.values import Delta, Finish, Token
-from handler.protocols.base import Answer, Context
+from handler.protocols.base import HttpResponse, ServerContext
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from tests.unit.protocols.answers import CAPABLE, answer
@@ -32,17 +32,17 @@ def saying(text: str, size: int = 4, finish: Finish = Finish.EOS, sequence: int 
     return [*deltas[:-1], deltas[-1]._replace(finish=finish)]
 
 
-def chat(body: Any, script: list[Delta] | None = None, context: Context = NAMED) -> Answer:
+def chat(body: Any, script: list[Delta] | None = None, context: ServerContext = NAMED) -> HttpResponse:
     whole = {"messages": [USER], **body} if isinstance(body, dict) else body
     return answer(CHAT, whole, script, context)
 
 
-def completion(body: Any, script: list[Delta] | None = None, context: Context = NAMED) -> Answer:
+def completion(body: Any, script: list[Delta] | None = None, context: ServerContext = NAMED) -> HttpResponse:
     whole = {"prompt": "a b", **body} if isinstance(body, dict) else body
     return answer(COMPLETIONS, whole, script, context)
 
 
-def events(found: Answer) -> list[dict[str, Any]]:
+def events(found: HttpResponse) -> list[dict[str, Any]]:
     """A stream's values, its framing and its end checked."""
     assert found.content_type == "text/event-stream"
     *lines, done, rest = found.body.decode().split("\n\n")

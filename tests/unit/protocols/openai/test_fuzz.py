@@ -6,15 +6,15 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
 from handler.protocols.base import Schema
-from handler.protocols.messages import ROLES_WITH_TOOLS
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
-from handler.protocols.tools.parsing import Begun, CallParser, Piece
+from handler.protocols.openai.tools.parsing import CallParser, CallStart, Piece
+from handler.protocols.readers.messages import ROLES_WITH_TOOLS
 from tests.unit.protocols.openai.requests import CHAT, COMPLETIONS, NAMED
 
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=9)
@@ -65,13 +65,11 @@ def check(schema: Schema, body: Any) -> None:
     assert json.dumps(body) == asked, "the client's own value is left as it is"
 
 
-@settings(max_examples=500, deadline=None)
 @given(body=chats | values)
 def test_chats(body: Any) -> None:
     check(CHAT, body)
 
 
-@settings(max_examples=500, deadline=None)
 @given(body=completions | values)
 def test_completions(body: Any) -> None:
     check(COMPLETIONS, body)
@@ -97,7 +95,6 @@ bits = st.sampled_from(
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@settings(max_examples=500, deadline=None)
 @given(parts=st.lists(bits, max_size=30), data=st.data())
 def test_the_pieces_do_not_depend_on_how_the_text_comes(inside: bool, parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
@@ -115,7 +112,7 @@ def _read(texts: list[str], inside: bool) -> list[str | tuple[str, str]]:
     pieces: list[Piece] = [piece for text in texts for piece in parser.feed(text)]
     found: list[str | tuple[str, str]] = []
     for piece in [*pieces, *parser.flush()]:
-        if isinstance(piece, Begun):
+        if isinstance(piece, CallStart):
             found.append((piece.name, ""))
             continue
         last = found.pop() if found else None

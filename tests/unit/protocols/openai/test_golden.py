@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import Delta, Finish
-from handler.protocols.base import Answer
+from handler.protocols.base import HttpResponse
 from handler.protocols.openai import chat as openai_chat
 from handler.protocols.openai import chat_response, completions
 from tests.unit.protocols.answers import deltas, failing, shorter, with_tops
@@ -68,7 +68,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         monkeypatch.setattr(module, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     body, script = CASES[name]
-    found: Answer = {"chat": chat, "completion": completion}[name.split("/")[0]](body, script)
+    found: HttpResponse = {"chat": chat, "completion": completion}[name.split("/")[0]](body, script)
     asked = json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
     path = GOLDEN / f"{name}.txt"

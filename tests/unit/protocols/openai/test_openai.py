@@ -23,8 +23,8 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.text import Vocabulary
-from handler.core.values import Adapter, Delta, Finish, Guide, Names, Request, Sampling, Token
-from handler.protocols.base import Call, Context
+from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling, StructuredOutput, Token
+from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
@@ -58,11 +58,11 @@ class Adapters:
 WITH_ADAPTERS = replace(NAMED, adapters=Adapters(), no_adapters="")
 
 
-def parse(context: Context = NAMED, **body: Any) -> Call:
+def parse(context: ServerContext = NAMED, **body: Any) -> ParsedRequest:
     return CHAT.parse({"messages": [USER], **body}, context)
 
 
-def complete(context: Context = NAMED, **body: Any) -> Call:
+def complete(context: ServerContext = NAMED, **body: Any) -> ParsedRequest:
     return COMPLETIONS.parse({"prompt": "a b", **body}, context)
 
 
@@ -80,24 +80,24 @@ def error(found: Any) -> dict[str, Any]:
 
 def test_a_chat_fills_the_context_unless_limited() -> None:
     found = parse().requests[0]
-    names = Names(
+    names = FieldNames(
         "messages",
         "max_tokens",
         bad_token_ids="bad_words",
         stop_token_ids="stop_token_ids",
         logit_bias="logit_bias",
-        guide="response_format",
+        structured_output="response_format",
     )
     wanted = Sampling(max_new_tokens=1 << 30, do_sample=True, logprobs=False)
-    assert found == Request("", wanted, messages=(USER,), fill=True, names=names)
+    assert found == Request("", wanted, messages=(USER,), fill_context=True, names=names)
     limited = parse(max_completion_tokens=5).requests[0]
-    assert (limited.fill, limited.sampling.max_new_tokens) == (False, 5)
+    assert (limited.fill_context, limited.sampling.max_new_tokens) == (False, 5)
     assert limited.names.max_new_tokens == "max_completion_tokens"
 
 
 def test_a_completion_has_sixteen_tokens_unless_told() -> None:
     found = complete().requests[0]
-    assert (found.prompt, found.sampling.max_new_tokens, found.fill) == ("a b", 16, False)
+    assert (found.prompt, found.sampling.max_new_tokens, found.fill_context) == ("a b", 16, False)
     assert found.names.prompt == "prompt"
 
 
@@ -118,7 +118,7 @@ def test_null_means_absent_in_a_completion(name: str) -> None:
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-JSON_SCHEMA = Guide("json_schema", json.dumps(SCHEMA))
+JSON_SCHEMA = StructuredOutput("json_schema", json.dumps(SCHEMA))
 
 
 @pytest.mark.parametrize(
@@ -146,21 +146,21 @@ JSON_SCHEMA = Guide("json_schema", json.dumps(SCHEMA))
         ("logit_bias", {"5": 1}, "logit_bias", ((5, 1.0),)),
         ("bad_words", ["x"], "bad_sequences", ("x",)),
         ("logprobs", True, "logprobs", True),
-        ("response_format", {"type": "text"}, "guide", None),
-        ("response_format", {"type": "json_object"}, "guide", Guide("json_object", "")),
+        ("response_format", {"type": "text"}, "structured_output", None),
+        ("response_format", {"type": "json_object"}, "structured_output", StructuredOutput("json_object", "")),
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
-            "guide",
+            "structured_output",
             JSON_SCHEMA,
         ),
-        ("response_format", {"type": "json_object", "value": SCHEMA}, "guide", JSON_SCHEMA),
-        ("response_format", {"type": "json", "value": SCHEMA}, "guide", JSON_SCHEMA),
-        ("response_format", {"type": "regex", "value": "a+"}, "guide", Guide("regex", "a+")),
-        ("guided_json", SCHEMA, "guide", JSON_SCHEMA),
-        ("guided_regex", "a+", "guide", Guide("regex", "a+")),
-        ("structured_outputs", {"json": SCHEMA, "regex": None}, "guide", JSON_SCHEMA),
-        ("structured_outputs", {"choice": ["a", "b"]}, "guide", Guide("choice", '["a", "b"]')),
+        ("response_format", {"type": "json_object", "value": SCHEMA}, "structured_output", JSON_SCHEMA),
+        ("response_format", {"type": "json", "value": SCHEMA}, "structured_output", JSON_SCHEMA),
+        ("response_format", {"type": "regex", "value": "a+"}, "structured_output", StructuredOutput("regex", "a+")),
+        ("guided_json", SCHEMA, "structured_output", JSON_SCHEMA),
+        ("guided_regex", "a+", "structured_output", StructuredOutput("regex", "a+")),
+        ("structured_outputs", {"json": SCHEMA, "regex": None}, "structured_output", JSON_SCHEMA),
+        ("structured_outputs", {"choice": ["a", "b"]}, "structured_output", StructuredOutput("choice", '["a", "b"]')),
         ("use_beam_search", False, "num_beams", 1),
         ("prompt_logprobs", [], "prompt_logprobs", False),
         ("modalities", ["text"], "n", 1),
@@ -267,7 +267,9 @@ def test_what_is_wrong_in_a_completion_is_named(body: dict[str, Any], wanted: st
 
 
 def test_what_the_engine_lacks_is_named() -> None:
-    poor = replace(NAMED, lacks={"guide": "no guides", "prompt_logprobs": "no scores", "top_logprobs": "no tops"})
+    poor = replace(
+        NAMED, unsupported={"structured_output": "no guides", "prompt_logprobs": "no scores", "top_logprobs": "no tops"}
+    )
     for body in ({"tool_choice": NAME_IT}, {"tool_choice": "required"}):
         found = chat({"tools": TOOLS, **body}, context=poor)
         assert error(found)["message"].startswith("tool_choice=")

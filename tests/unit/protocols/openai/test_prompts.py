@@ -58,7 +58,7 @@ def test_as_many_are_asked_for_as_the_client_wants() -> None:
 
 def test_an_engine_without_the_chosen_tokens_alternatives_has_the_prompts() -> None:
     """OpenVINO: one alternative to a generated token is the token itself."""
-    able = replace(NAMED, lacks={"top_logprobs": "no tops"})
+    able = replace(NAMED, unsupported={"top_logprobs": "no tops"})
     (request,) = COMPLETIONS.parse({**ASK, "logprobs": 1}, able).requests
     assert (request.sampling.top_logprobs, request.sampling.prompt_top_logprobs) == (0, 1)
     for body in ({**ASK, "logprobs": 3, "max_tokens": 0}, {**ASK, "logprobs": 3, "max_tokens": 0, "stream": True}):
@@ -69,7 +69,7 @@ def test_an_engine_without_the_chosen_tokens_alternatives_has_the_prompts() -> N
 
 
 def test_an_engine_without_a_prompts_alternatives_refuses_by_name() -> None:
-    poor = replace(NAMED, lacks={"prompt_top_logprobs": "it has the tokens' own only"})
+    poor = replace(NAMED, unsupported={"prompt_top_logprobs": "it has the tokens' own only"})
     assert completion({**ASK, "logprobs": 0}, ONE_TOKEN, poor).status == 200
     refused = json.loads(completion({**ASK, "logprobs": 1}, context=poor).body)["error"]
     assert refused["message"] == "logprobs=1: with echo the engine able lacks it: it has the tokens' own only"

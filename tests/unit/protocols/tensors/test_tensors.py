@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Finish, Request
-from handler.protocols.base import Call, Context
+from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.protocols.tensors.inputs import TENSORS
 from tests.unit.protocols.answers import CAPABLE, answer, deltas, value
@@ -25,7 +25,7 @@ SEED_000 = (
     "return_context_logits", "return_generation_logits", "draft_input_ids", "draft_logits",
 )  # fmt: skip
 
-EXAMPLE = [[[5, 1, 3, 4, 0], [3, 5, -1, -1, -1]]]  # as seed 001's: a word of three tokens and one of two
+EXAMPLE = [[[5, 1, 3, 4, 0], [3, 5, -1, -1, -1]]]  # words of three and two tokens
 
 
 class Adapters:
@@ -40,15 +40,15 @@ class Adapters:
         return self.mine if number == 7 else None
 
 
-def parse(parameters: dict[str, Any], *, context: Context = CAPABLE, **body: Any) -> Call:
+def parse(parameters: dict[str, Any], *, context: ServerContext = CAPABLE, **body: Any) -> ParsedRequest:
     return SCHEMAS["lmi"].parse({"inputs": "hi", "parameters": parameters, **body}, context)
 
 
-def request(context: Context = CAPABLE, **parameters: Any) -> Request:
+def request(context: ServerContext = CAPABLE, **parameters: Any) -> Request:
     return parse(parameters, context=context).requests[0]
 
 
-def refusal(context: Context = CAPABLE, **parameters: Any) -> str:
+def refusal(context: ServerContext = CAPABLE, **parameters: Any) -> str:
     with pytest.raises(InvalidParameter) as caught:
         parse(parameters, context=context)
     return str(caught.value)
@@ -188,15 +188,15 @@ def test_an_engine_whose_prompts_bring_their_vocabulary_takes_no_ids_for_text(na
 def test_no_end_token_is_to_ignore_the_models() -> None:
     for shape in (-1, [-1]):
         found = request(end_id=shape)
-        assert (found.sampling.ignore_eos, found.sampling.stop_token_ids, found.end_id) == (True, (), None)
+        assert (found.sampling.ignore_eos, found.sampling.stop_token_ids, found.eos_token_id) == (True, (), None)
 
 
 def test_another_end_token_takes_the_place_of_the_models() -> None:
     found = request(end_id=[4])
-    assert (found.sampling.ignore_eos, found.sampling.stop_token_ids, found.end_id) == (True, (4,), 4)
+    assert (found.sampling.ignore_eos, found.sampling.stop_token_ids, found.eos_token_id) == (True, (4,), 4)
     assert found.names.stop_token_ids == "parameters.end_id"
     both = request(end_id=[4], stop_token_ids=[1])
-    assert (both.sampling.stop_token_ids, both.end_id) == ((1, 4), 4)
+    assert (both.sampling.stop_token_ids, both.eos_token_id) == ((1, 4), 4)
 
 
 def test_an_end_by_that_token_is_shown_as_the_models_own() -> None:
@@ -210,7 +210,7 @@ def test_an_end_by_that_token_is_shown_as_the_models_own() -> None:
 
 
 def test_a_stop_token_that_is_the_end_token_too_is_the_clients() -> None:
-    assert request(end_id=[4], stop_token_ids=[4]).end_id is None
+    assert request(end_id=[4], stop_token_ids=[4]).eos_token_id is None
 
 
 def test_an_end_token_and_none_contradict_each_other() -> None:
@@ -347,7 +347,7 @@ def test_outputs_and_flags_must_agree() -> None:
 
 
 def test_logits_are_refused_where_the_engine_has_none() -> None:
-    context = replace(CAPABLE, lacks={"return_context_logits": "it has no logits"})
+    context = replace(CAPABLE, unsupported={"return_context_logits": "it has no logits"})
     assert refusal(context, return_context_logits=[True]) == (
         "parameters.return_context_logits=[true]: the engine able lacks it: it has no logits"
     )
@@ -367,7 +367,6 @@ nested = st.recursive(small, lambda inner: st.lists(inner, max_size=3), max_leav
 fields = st.dictionaries(st.sampled_from([*TENSORS, "outputs", "stream"]), nested, max_size=5)
 
 
-@settings(max_examples=500, deadline=None)
 @given(parameters=fields, prompt=st.none() | st.just("hi"), schema=st.sampled_from(["lmi", "dynamic_batch"]))
 def test_whatever_they_hold_they_are_read_or_refused(parameters: dict[str, Any], prompt: Any, schema: str) -> None:
     try:

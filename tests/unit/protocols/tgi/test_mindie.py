@@ -1,4 +1,4 @@
-"""MindIE's request and answers at `/`, as seed 003 has them."""
+"""Requests and answers of MindIE's text and stream inference (POST /), after Huawei's MindIE documentation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from handler.core.errors import Overloaded, Unavailable
 from handler.core.values import Request
 from handler.protocols.registry import routes
-from handler.protocols.tgi.errors import Misshapen, Rejected
+from handler.protocols.tgi.errors import OutOfRange, WrongType
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value
 
 ROOT = routes("mindie")["/"]
 ABLE = replace(CAPABLE, most_tokens=lambda: 100)
 
-# The seed's own request.
+# The request in MindIE's documentation.
 EXAMPLE: dict[str, Any] = {
     "inputs": "My name is Olivier and I",
     "parameters": {
@@ -58,7 +58,7 @@ def test_the_seeds_example_is_answered() -> None:
 def test_defaults() -> None:
     request = read()
     assert (request.sampling.max_new_tokens, request.sampling.do_sample, request.full_text) == (20, False, False)
-    assert (request.fill, request.room, request.details) == (False, None, False)
+    assert (request.fill_context, request.min_free_tokens, request.details) == (False, None, False)
     assert ROOT.parse({"inputs": "a"}, ABLE).streams is False
     assert ROOT.parse({"inputs": "a", "stream": True}, ABLE).streams is True
 
@@ -105,7 +105,7 @@ def test_names_that_it_does_not_have_are_reported() -> None:
     ],
 )
 def test_values_out_of_range_are_refused(parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(Rejected) as found:
+    with pytest.raises(OutOfRange) as found:
         read(parameters)
     assert found.value.message == message
 
@@ -119,17 +119,17 @@ def test_the_ends_of_the_ranges_are_taken(parameters: dict[str, Any] | None) -> 
 
 
 def test_prompts() -> None:
-    with pytest.raises(Rejected, match="cannot be empty"):
+    with pytest.raises(OutOfRange, match="cannot be empty"):
         read(inputs="")
-    with pytest.raises(Rejected, match="at most 524288 characters"):
+    with pytest.raises(OutOfRange, match="at most 524288 characters"):
         read(inputs="a" * (524288 + 1))
     assert len(read(inputs="é" * 524288).prompt) == 524288
-    with pytest.raises(Misshapen):
+    with pytest.raises(WrongType):
         read(inputs=None)
 
 
 def test_a_stream_has_no_prefill() -> None:
-    with pytest.raises(Rejected, match="decoder_input_details"):
+    with pytest.raises(OutOfRange, match="decoder_input_details"):
         read({"decoder_input_details": True}, stream=True)
 
 

@@ -1,4 +1,4 @@
-"""TGI's request as its router reads it: types, limits, their order and words, defaults (contract, 1.2)."""
+"""TGI's request as its router 3.3.7 reads it (router/src/validation.rs): types, limits, order, texts, defaults."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.values import Finish, Guide, Request
-from handler.protocols.base import Context, Timing
+from handler.core.values import Finish, Request, StructuredOutput
+from handler.protocols.base import ServerContext, Timing
 from handler.protocols.registry import ROUTES, routes
-from handler.protocols.tgi.errors import Misshapen, Rejected
+from handler.protocols.tgi.errors import OutOfRange, WrongType
 from tests.unit.protocols.answers import CAPABLE, deltas, value
 
 ROOT, GENERATE, STREAM = routes("tgi")["/"], ROUTES["/generate"], ROUTES["/generate_stream"]
 ABLE = replace(CAPABLE, most_tokens=lambda: 100)
 
 
-def read(parameters: dict[str, Any] | None = None, *, context: Context = ABLE, **more: Any) -> Request:
+def read(parameters: dict[str, Any] | None = None, *, context: ServerContext = ABLE, **more: Any) -> Request:
     body = {"inputs": "a", **({} if parameters is None else {"parameters": parameters}), **more}
     (request,) = ROOT.parse(body, context).requests
     return request
 
 
 def refusal(parameters: Any, **more: Any) -> str:
-    with pytest.raises(Rejected) as found:
+    with pytest.raises(OutOfRange) as found:
         ROOT.parse({"inputs": "a", "parameters": parameters, **more}, ABLE)
     assert found.value.message.startswith(found.value.public)
     return found.value.message
@@ -48,7 +48,7 @@ def refusal(parameters: Any, **more: Any) -> str:
 
 @pytest.mark.parametrize("name", ["do_sample", "stop", "watermark", "details", "decoder_input_details"])
 def test_these_take_no_null(name: str) -> None:
-    with pytest.raises(Misshapen, match=rf"parameters\.{name}: invalid type: null, expected"):
+    with pytest.raises(WrongType, match=rf"parameters\.{name}: invalid type: null, expected"):
         read({name: None})
 
 
@@ -89,7 +89,7 @@ def test_null_stands_for_the_others_default() -> None:
 )
 def test_a_wrong_type_is_named_with_its_place(body: Any, message: str) -> None:
     plain = not isinstance(body, dict) or not body or body.keys() & {"inputs"}
-    with pytest.raises(Misshapen) as found:
+    with pytest.raises(WrongType) as found:
         ROOT.parse(body if plain else {"inputs": "a", "parameters": body}, ABLE)
     assert found.value.message == message
     assert '"' not in found.value.public
@@ -172,7 +172,7 @@ def test_a_grammar_that_is_none_is_refused(value: dict[str, Any]) -> None:
 
 
 def test_what_the_engine_lacks_is_named() -> None:
-    context = replace(ABLE, lacks={"guide": "no grammars here"})
+    context = replace(ABLE, unsupported={"structured_output": "no grammars here"})
     with pytest.raises(ServingError) as found:
         read({"grammar": {"type": "regex", "value": "a"}}, context=context)
     assert "parameters.grammar=" in found.value.message
@@ -196,9 +196,9 @@ def test_no_parameters_at_all_samples_and_empty_ones_do_not() -> None:
 
 
 def test_the_default_fills_the_context_and_a_number_may_be_cut() -> None:
-    assert read({}).fill
+    assert read({}).fill_context
     asked = read({"max_new_tokens": 100_000})
-    assert (asked.fill, asked.sampling.max_new_tokens, asked.room) == (False, 100_000, 1024)
+    assert (asked.fill_context, asked.sampling.max_new_tokens, asked.min_free_tokens) == (False, 100_000, 1024)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_everything_reaches_the_engine() -> None:
     assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.seed) == (3, 0.25, 0.75, 5)
     assert (sampling.max_new_tokens, sampling.stop, sampling.include_stop) == (7, ("x", "y"), True)
     assert (sampling.top_logprobs, sampling.prompt_logprobs, sampling.skip_special_tokens) == (2, True, False)
-    assert sampling.guide == Guide("json_schema", '{"properties": {}}')
+    assert sampling.structured_output == StructuredOutput("json_schema", '{"properties": {}}')
     assert (asked.truncate, asked.details) == (2, True)
 
 
@@ -279,7 +279,7 @@ def test_length_comes_before_other_ends(most: int, finish: str) -> None:
         (Unavailable("loading"), 503, "healthcheck", "loading", False),
         (InternalError("a bug"), 500, "incomplete_generation", "a bug", True),
         (InvalidPayload("'inputs' has no tokens"), 422, "validation", "Input validation error: 'inputs' has no", True),
-        (Misshapen("missing field `inputs`"), 422, "validation", "Failed to deserialize the JSON body into", False),
+        (WrongType("missing field `inputs`"), 422, "validation", "Failed to deserialize the JSON body into", False),
         (UnsupportedMedia("type"), 415, "validation", "type", False),
         (TooLarge("big"), 413, "validation", "big", False),
         (MethodNotAllowed("no"), 405, "validation", "no", False),

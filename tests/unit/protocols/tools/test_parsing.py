@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from handler.protocols.tools.formats import HERMES, LLAMA3
-from handler.protocols.tools.parsing import Arguments, Begun, CallParser, JsonEnd, NamedCall, Piece
+from handler.protocols.openai.tools.formats import HERMES, LLAMA3
+from handler.protocols.openai.tools.parsing import Arguments, CallParser, CallStart, JsonEnd, NamedCall, Piece
 
 ONE = '{"name": "f", "arguments": {"a": "x}]\\"</tool_call>", "b": [1, {"c": {}}]}}'
 TWO = '{"name":"g_2","parameters":{}}'
@@ -35,7 +35,7 @@ def read(kind: str, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
     for piece in pieces:
         if isinstance(piece, str):
             shown += piece
-        elif isinstance(piece, Begun):
+        elif isinstance(piece, CallStart):
             assert piece.number == len(calls)
             calls.append((piece.name, ""))
         else:
@@ -114,7 +114,7 @@ def test_calls_are_read_however_the_text_comes(case: str, size: int) -> None:
 def test_arguments_come_as_they_are_written() -> None:
     one = parser("hermes")
     assert one.feed('<tool_call>{"name": "f", "argum') == []
-    assert one.feed('ents": {"a": ') == [Begun(0, "f"), Arguments(0, '{"a": ')]
+    assert one.feed('ents": {"a": ') == [CallStart(0, "f"), Arguments(0, '{"a": ')]
     assert one.feed('"xyz') == [Arguments(0, '"xyz')]
     assert one.feed('"}}</too') == [Arguments(0, '"}')]
     assert one.feed("l_call>") == []
@@ -137,7 +137,7 @@ def test_a_name_without_end_is_text_before_the_answers_end(begun: str) -> None:
 
 def test_a_named_call_is_its_arguments() -> None:
     one = NamedCall("f")
-    assert one.feed('{"a"') == [Begun(0, "f"), Arguments(0, '{"a"')]
+    assert one.feed('{"a"') == [CallStart(0, "f"), Arguments(0, '{"a"')]
     assert one.feed(": 1}") == [Arguments(0, ": 1}")]
     assert one.flush() == []
 

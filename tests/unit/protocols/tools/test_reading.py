@@ -10,9 +10,9 @@ import pytest
 
 from handler.core.errors import InvalidParameter
 from handler.core.text import Vocabulary
-from handler.core.values import Guide
-from handler.protocols.tools.formats import HERMES, LLAMA3, SMOLLM2, choose, plain_messages
-from handler.protocols.tools.request import Tools, read_tools
+from handler.core.values import StructuredOutput
+from handler.protocols.openai.tools.formats import HERMES, LLAMA3, SMOLLM2, choose, plain_messages
+from handler.protocols.openai.tools.request import Tools, read_tools
 from tests.unit.protocols.answers import CAPABLE
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -40,7 +40,7 @@ def test_none_are_no_tools() -> None:
 def test_auto_shows_them_and_reads_the_models_form() -> None:
     found = tools(tools=[WEATHER, TIME])
     assert found.shown == [WEATHER, {"type": "function", "function": {"name": "time", "parameters": EMPTY}}]
-    assert (found.choice, found.format, found.guide) == ("auto", SMOLLM2, None)
+    assert (found.choice, found.format, found.structured_output) == ("auto", SMOLLM2, None)
     assert found.parser() is not None
 
 
@@ -52,7 +52,7 @@ def test_choice_none_hides_them() -> None:
 def test_a_named_one_is_a_guide_for_its_arguments() -> None:
     found = tools(tools=[WEATHER, TIME], tool_choice=NAMED)
     assert found.name == "weather"
-    assert found.guide == Guide("json_schema", json.dumps(CITY))
+    assert found.structured_output == StructuredOutput("json_schema", json.dumps(CITY))
 
 
 def test_its_name_alone_names_it_too() -> None:
@@ -61,8 +61,8 @@ def test_its_name_alone_names_it_too() -> None:
 
 def test_required_is_a_guide_for_a_list_of_calls() -> None:
     found = tools(tools=[WEATHER, TIME], tool_choice="required")
-    assert found.guide is not None
-    schema = json.loads(found.guide.value)
+    assert found.structured_output is not None
+    schema = json.loads(found.structured_output.value)
     assert (schema["type"], schema["minItems"]) == ("array", 1)
     assert "maxItems" not in schema
     first, second = schema["items"]["anyOf"]
@@ -70,8 +70,8 @@ def test_required_is_a_guide_for_a_list_of_calls() -> None:
     assert list(first["properties"]) == first["required"] == ["name", "arguments"]
     assert second["properties"]["arguments"] == EMPTY
     single = tools(tools=[TIME], tool_choice="required", parallel_tool_calls=False)
-    assert single.guide is not None
-    assert json.loads(single.guide.value)["maxItems"] == 1
+    assert single.structured_output is not None
+    assert json.loads(single.structured_output.value)["maxItems"] == 1
     assert single.single
 
 
@@ -81,8 +81,8 @@ def test_definitions_move_to_where_references_look() -> None:
         return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
     found = tools(tools=[using("string", "f"), using("string", "g")], tool_choice="required")
-    assert found.guide is not None
-    schema = json.loads(found.guide.value)
+    assert found.structured_output is not None
+    schema = json.loads(found.structured_output.value)
     assert schema["$defs"] == {"A": {"type": "string"}}
     assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["arguments"]
     both = [using("string", "f"), using("number", "g")]
@@ -128,7 +128,7 @@ def test_the_form_is_the_templates() -> None:
     context = replace(CAPABLE, chat_template="{% if tools %}[TOOL_CALLS]")
     with pytest.raises(InvalidParameter, match=r"option\.tool_call_parser may name one"):
         read_tools({"tools": [TIME]}, context)
-    assert read_tools({"tools": [TIME], "tool_choice": "required"}, context).guide is not None
+    assert read_tools({"tools": [TIME], "tool_choice": "required"}, context).structured_output is not None
 
 
 def test_marks_that_are_special_tokens_have_to_be_shown() -> None:

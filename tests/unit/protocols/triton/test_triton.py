@@ -20,8 +20,8 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.values import Adapter, Guide, Request, Sampling
-from handler.protocols.base import Call, Context, NoAdapters
+from handler.core.values import Adapter, Request, Sampling, StructuredOutput
+from handler.protocols.base import NoAdapters, ParsedRequest, ServerContext
 from handler.protocols.triton.inputs import INPUTS
 from handler.protocols.triton.request import Route, Triton, inputs, outputs
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, value
@@ -29,19 +29,19 @@ from tests.unit.protocols.answers import CAPABLE, CONTEXT, value
 GENERATE, STREAM, SHAPE = (Triton(route) for route in Route)
 
 
-def call(body: dict[str, Any], context: Context = CAPABLE, schema: Triton = SHAPE) -> Call:
+def call(body: dict[str, Any], context: ServerContext = CAPABLE, schema: Triton = SHAPE) -> ParsedRequest:
     return schema.parse({"text_input": "a", **body}, context)
 
 
-def request(context: Context = CAPABLE, /, **names: Any) -> Request:
+def request(context: ServerContext = CAPABLE, /, **names: Any) -> Request:
     return call(names, context).requests[0]
 
 
-def sampling(context: Context = CAPABLE, /, **names: Any) -> Sampling:
+def sampling(context: ServerContext = CAPABLE, /, **names: Any) -> Sampling:
     return request(context, **names).sampling
 
 
-def refused(body: Any, context: Context = CAPABLE, schema: Triton = GENERATE) -> str:
+def refused(body: Any, context: ServerContext = CAPABLE, schema: Triton = GENERATE) -> str:
     with pytest.raises(ServingError) as caught:
         schema.parse(body, context)
     answer = schema.refused(caught.value, body)
@@ -127,20 +127,20 @@ def test_top_p_of_0_is_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "guide", "wanted"),
+    ("kind", "structured_output", "wanted"),
     [
-        ("json", "", Guide("json_object", "")),
-        ("json_schema", '{"type": "object"}', Guide("json_schema", '{"type": "object"}')),
-        ("regex", "a+", Guide("regex", "a+")),
-        (["ebnf_grammar"], ["root ::= x"], Guide("grammar", "root ::= x")),
+        ("json", "", StructuredOutput("json_object", "")),
+        ("json_schema", '{"type": "object"}', StructuredOutput("json_schema", '{"type": "object"}')),
+        ("regex", "a+", StructuredOutput("regex", "a+")),
+        (["ebnf_grammar"], ["root ::= x"], StructuredOutput("grammar", "root ::= x")),
         ("", "", None),
     ],
 )
-def test_guided_decoding(kind: Any, guide: Any, wanted: Guide | None) -> None:
-    names = {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
-    assert sampling(**names).guide == wanted
+def test_guided_decoding(kind: Any, structured_output: Any, wanted: StructuredOutput | None) -> None:
+    names = {"guided_decoding_guide_type": kind, "guided_decoding_guide": structured_output}
+    assert sampling(**names).structured_output == wanted
     if kind == "json":
-        assert sampling(guided_decoding_guide_type="json").guide == wanted
+        assert sampling(guided_decoding_guide_type="json").structured_output == wanted
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_guides_are_checked_before_an_engine_sees_them(names: dict[str, Any], sa
 
 
 def test_an_engine_without_guides_refuses_them_by_name() -> None:
-    lacking = replace(CONTEXT, lacks={"guide": "it has no grammars"})
+    lacking = replace(CONTEXT, unsupported={"structured_output": "it has no grammars"})
     body = {"text_input": "a", "guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}
     found = refused(body, lacking)
     assert found == 'guided_decoding_guide={"regex": "a+"}: the engine openvino lacks it: it has no grammars'

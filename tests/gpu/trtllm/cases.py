@@ -1,0 +1,113 @@
+"""TensorRT-LLM's adapter on the double, in the process of the test, where one can look inside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.core.values import Adapter, Finish, Sampling
+from handler.engines.base import EngineConfig, Output
+from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.trtllm import engine as trtllm
+from tests.doubles import using
+
+PROMPT = "Once upon a time"
+
+
+class Answer(NamedTuple):
+    """One sequence, all its outputs put together."""
+
+    ids: list[int]
+    logprobs: list[float | None]
+    finish: Finish | None
+    error: str | None
+    outputs: list[Output]
+
+
+class Loaded:
+    """An engine, and the verbs that tests speak."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.engine = trtllm.load(config)
+        self.unsupported = trtllm.capabilities(config).unsupported
+        self.tokenizer: HfTokenizer = trtllm.load_tokenizer(config)
+        self.eos = [3, 4]
+        self._key = 100
+        self._seen: dict[int, list[Output]] = {}
+
+    @property
+    def double(self) -> Any:
+        """The double's executor."""
+        return self.engine._llm._engine
+
+    def add(self, prompt: str | Sequence[int] = PROMPT, adapter: Adapter | None = None, **sampling: Any) -> int:
+        self._key += 1
+        ids = self.tokenizer.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
+        sampling.setdefault("max_new_tokens", 12)
+        self.engine.add(self._key, ids, Sampling(**sampling), adapter)
+        return self._key
+
+    def run(self, *keys: int, seconds: float = 20) -> dict[int, list[Output]]:
+        """Step until all of these have ended."""
+        deadline = time.monotonic() + seconds
+        while not all(map(self._ended, keys)):
+            assert time.monotonic() < deadline, "it does not end"
+            step = self.engine.step()
+            for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
+                self._seen.setdefault(key, []).append(Output(key, [id], [logprob]))
+            for output in step.others:
+                self._seen.setdefault(output.key, []).append(output)
+        return {key: self._seen.pop(key) for key in keys}
+
+    def _ended(self, key: int) -> bool:
+        return any(output.finish is not None for output in self._seen.get(key, ()))
+
+    @property
+    def heard_of(self) -> set[int]:
+        """Requests with outputs that nobody has asked for."""
+        return set(self._seen)
+
+    def one(self, prompt: str | Sequence[int] = PROMPT, adapter: Adapter | None = None, **sampling: Any) -> Answer:
+        key = self.add(prompt, adapter, **sampling)
+        return joined(self.run(key)[key])
+
+    def text(self, **sampling: Any) -> str:
+        pieces = self.tokenizer.vocabulary.pieces
+        return b"".join(pieces[id] for id in self.one(**sampling).ids if id not in self.eos).decode()
+
+
+def joined(outputs: Sequence[Output]) -> Answer:
+    return Answer(
+        [id for output in outputs for id in output.ids],
+        [logprob for output in outputs for logprob in output.logprobs],
+        outputs[-1].finish,
+        outputs[-1].error,
+        list(outputs),
+    )
+
+
+@contextlib.contextmanager
+def loaded(model: Path, manners: str = "", **config: Any) -> Iterator[Loaded]:
+    """The double's own count of misuses must be nothing in the end."""
+    with using.tensorrt_llm(manners):
+        found = Loaded(EngineConfig(model=model, max_sequences=16, **config))
+        try:
+            yield found
+            import tensorrt_llm
+
+            assert tensorrt_llm.MISUSES == []
+        finally:
+            found.engine.close()
+
+
+def one_eos(model: Path, target: Path) -> Path:
+    """The same model, with one EOS id."""
+    target.mkdir()
+    for file in model.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    return target
