@@ -1,4 +1,4 @@
-"""Which credentials and region a request is signed with."""
+"""Credentials and region of requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _ANY_REGION = "us-east-1"
 
 
 def boto_session(region: str | None = None, endpoint_url: str | None = None) -> Any:
-    """boto3's session.
+    """Return boto3's session.
 
-    For an emulator on this machine, which wants requests signed but not by whom, it has a region and credentials even
-    where none are set.
+    For an emulator on this machine it has a region and credentials even if none are set, as any signature is accepted.
     """
     session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
     if endpoint_url is None or urlsplit(endpoint_url).hostname not in _LOOPBACK:
