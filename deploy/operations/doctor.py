@@ -13,12 +13,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from deploy.aws import error_code
-from deploy.client.aws.account import boto_session
 
 MIB = 2**20
 SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
@@ -55,13 +53,6 @@ class Target:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {} if self.component is None else {"InferenceComponentName": self.component}
         return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **named, **more}
-
-
-def runtime_client(region: str | None, endpoint_url: str | None = None) -> Any:
-    """Return a client without retries: a retry would be another generation, and would hide what is measured."""
-    config = Config(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=130, tcp_keepalive=True)
-    session = boto_session(region, endpoint_url)
-    return session.client("sagemaker-runtime", config=config, endpoint_url=endpoint_url)
 
 
 def measure(

@@ -7,9 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from botocore.config import Config
-
-from deploy.client.aws.account import boto_session
+from deploy.client.aws.account import boto_session, runtime_client
 from deploy.client.aws.components import only_component
 from deploy.client.aws.failures import FROM_AWS, failure, needs_component
 from deploy.client.errors import NotSent, NotStarted
@@ -146,21 +144,15 @@ class Runtime:
     def _client_for(self, read_timeout: float) -> Any:
         with self._lock:
             if read_timeout not in self._clients:
-                self._clients[read_timeout] = self._new_client(read_timeout)
+                self._clients[read_timeout] = runtime_client(
+                    self.session,
+                    self.region,
+                    self._endpoint_url,
+                    read_timeout=read_timeout,
+                    connect_timeout=self._timeouts.connect,
+                    connections=self._connections,
+                )
             return self._clients[read_timeout]
-
-    def _new_client(self, read_timeout: float) -> Any:
-        config = Config(
-            connect_timeout=self._timeouts.connect,
-            read_timeout=read_timeout,
-            tcp_keepalive=True,
-            retries={"total_max_attempts": 1, "mode": "standard"},
-            max_pool_connections=self._connections,
-            user_agent_extra="lmi-client",
-        )
-        return self.session.client(
-            "sagemaker-runtime", region_name=self.region, endpoint_url=self._endpoint_url, config=config
-        )
 
 
 def check_size(body: bytes) -> None:

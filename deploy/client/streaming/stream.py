@@ -14,8 +14,8 @@ from deploy.client.streaming.events import Event, Finish, Token
 class Stream:
     """The events of an answer as they arrive. Iterate once, on one thread.
 
-    Leaving it early (`close`, or the `with` statement) closes the connection, which ends the generation if the container
-    notices.
+    Leaving it early (`close`, or the `with` statement) closes the connection, which ends the generation if the
+    container notices.
 
     Args:
         parts: the bytes.
