@@ -45,9 +45,9 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser and not trtllm' --ignore=tests/deploy
+	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser and not trtllm' --ignore=tests/deploy/aws --ignore=tests/deploy/local
 
-# `lmi deploy`: AWS's control plane and SageMaker's runtime are doubles on loopback.
+# `lmi deploy`, whole: AWS's control plane and SageMaker's runtime are doubles on loopback, containers are processes.
 test-deploy: dev
 	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy
 
