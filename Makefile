@@ -47,9 +47,9 @@ djl: $(VENV)/.djl
 test: dev
 	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser and not trtllm' --ignore=tests/deploy/aws --ignore=tests/deploy/local
 
-# `lmi deploy`, whole: AWS's control plane and SageMaker's runtime are doubles on loopback, containers are processes.
+# `lmi deploy` against doubles of AWS on loopback, and `lmi deploy local` with processes; the pure part runs in `make test`.
 test-deploy: dev
-	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy
+	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy/aws tests/deploy/local
 
 # What TensorRT-LLM needs of the system, without it and without a GPU: MPI workers under Open MPI 4 (Debian's, installed
 # where there is none, which needs root) and 5 (from PyPI), and a minute of streams.
