@@ -65,12 +65,12 @@ async def serve(
     """
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
-    asked = _signals()
-    async with _listening(plan) as url, _container(plan.command, log, asked) as container:
+    signals = _signals()
+    async with _listening(plan) as url, _container(plan.command, log, signals) as container:
         report(f"endpoint {endpoint.name} is Creating at {url}")
         watching = asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))
         dying = asyncio.ensure_future(container.wait_for_exit() if container else _never())
-        stopping = asyncio.ensure_future(asked.wait())
+        stopping = asyncio.ensure_future(signals.wait())
         try:
             await asyncio.wait({watching, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if dying.done() and not stopping.done():
@@ -152,14 +152,14 @@ async def _listening(plan: Plan) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def _container(
-    command: Command | None, log: Callable[[str], None], asked: _Signals
+    command: Command | None, log: Callable[[str], None], signals: _Signals
 ) -> AsyncIterator[Container | None]:
     if command is None:
         yield None
         return
     container = Container(log)
     await container.start(command)
-    asked.hurried = container.kill
+    signals.on_second = container.kill
     try:
         yield container
     finally:
@@ -170,21 +170,21 @@ class _Signals:
     """SIGINT and SIGTERM: the first asks to stop, the second hurries."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
-        self.hurried: Callable[[], None] = lambda: None
+        self._stop = asyncio.Event()
+        self.on_second: Callable[[], None] = lambda: None
 
     async def wait(self) -> None:
-        await self._asked.wait()
+        await self._stop.wait()
 
     def __call__(self) -> None:
-        if self._asked.is_set():
-            self.hurried()
-        self._asked.set()
+        if self._stop.is_set():
+            self.on_second()
+        self._stop.set()
 
 
 def _signals() -> _Signals:
-    asked = _Signals()
+    signals = _Signals()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
-    return asked
+        loop.add_signal_handler(number, signals)
+    return signals

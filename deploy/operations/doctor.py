@@ -51,8 +51,8 @@ class Target:
 
     def arguments(self, body: Mapping[str, Any] | bytes, **more: Any) -> dict[str, Any]:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        named = {} if self.component is None else {"InferenceComponentName": self.component}
-        return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **named, **more}
+        header = {} if self.component is None else {"InferenceComponentName": self.component}
+        return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **header, **more}
 
 
 def measure(
@@ -188,12 +188,12 @@ def _headers(target: Target) -> tuple[str, Mapping[str, Any]]:
 
 def _session(target: Target) -> tuple[str, Mapping[str, Any]]:
     answer = target.client.invoke_endpoint(**target.arguments({"requestType": "NEW_SESSION"}), SessionId="NEW_SESSION")
-    made = answer.get("NewSessionId")
-    if made is None:
+    session_id = answer.get("NewSessionId")
+    if session_id is None:
         return "the container opens none", {"opened": False}
-    session = str(made).partition(";")[0]
+    session = str(session_id).partition(";")[0]
     target.client.invoke_endpoint(**target.arguments({"requestType": "CLOSE"}), SessionId=session)
-    return f"opened and closed ({made})", {"opened": True}
+    return f"opened and closed ({session_id})", {"opened": True}
 
 
 def _size(target: Target, size: int) -> tuple[str, Mapping[str, Any]]:
