@@ -59,11 +59,11 @@ djl: $(VENV)/.djl
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 test: dev
-	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser and not trtllm' --ignore=tests/deploy
+	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser and not trtllm' --ignore=tests/deploy/aws --ignore=tests/deploy/local
 
-# `lmi deploy`: AWS's control plane and SageMaker's runtime are doubles on loopback.
+# `lmi deploy` against doubles of AWS on loopback, and `lmi deploy local` with processes; the pure part runs in `make test`.
 test-deploy: dev
-	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy
+	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy/aws tests/deploy/local
 
 # What TensorRT-LLM needs of the system, without it and without a GPU: MPI workers under Open MPI 4 (Debian's, installed
 # where there is none, which needs root) and 5 (from PyPI), and a minute of streams.
