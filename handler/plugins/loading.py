@@ -1,4 +1,4 @@
-"""Finds the formatters in a user's model.py, at start; what is wrong with them is said there and then."""
+"""Load a user's model.py at start, find its formatters, and refuse what cannot be called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAPPINGS = ("dict", "Dict", "Mapping", "MutableMapping")
 
 
 class Style(Enum):
-    """What an output formatter takes and returns."""
+    """The signature of an output formatter."""
 
     OUTPUT = "TextGenerationOutput -> str"
     LEGACY = "(token, first_token, last_token, details, generated_text, id) -> str, as in LMI 0.28"
@@ -31,7 +31,12 @@ class Style(Enum):
 
 
 class InputFormatter(NamedTuple):
-    """`takes_payload`: it gets the decoded body, not an `Input`. `accepts`: names of keywords; None: all."""
+    """An input formatter.
+
+    Attributes:
+        takes_payload: it takes the decoded body, not an `Input`.
+        accepts: names of its keyword arguments; None for any.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -54,7 +59,7 @@ class OutputFormatter(NamedTuple):
 
 
 class Formatters(NamedTuple):
-    """What to use of a model.py. `configs` is handed to input formatters under that name."""
+    """The formatters in use. Input formatters get `configs` under that name."""
 
     input: InputFormatter | None = None
     output: OutputFormatter | None = None
@@ -62,17 +67,17 @@ class Formatters(NamedTuple):
 
 
 class Decorated(NamedTuple):
-    """All that a model.py has, by name."""
+    """All formatters of a model.py, by name."""
 
     inputs: Mapping[str, InputFormatter]
     outputs: Mapping[str, OutputFormatter]
 
 
 def find_formatters(directory: Path | None) -> Decorated:
-    """The decorated functions of the model.py in `directory`; none when there is no such file.
+    """Find the decorated functions of the model.py in `directory`; none without such a file.
 
     Raises:
-        ConfigError: it cannot be imported, or a function is of no kind that we can call; names file and line.
+        ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
     """
     path = directory / "model.py" if directory is not None else None
     if path is None or not path.is_file():
@@ -91,10 +96,10 @@ F = TypeVar("F", InputFormatter, OutputFormatter)
 
 
 def choose(found: Mapping[str, F], name: str | None, kind: str) -> F | None:
-    """The formatter that is named, else the one that there is; None when there is none.
+    """Return the formatter of that name, or the only one; None without any.
 
     Raises:
-        ValueError: no function has that name, or several could be meant and none is named.
+        ValueError: no function has that name, or several exist and none is named.
     """
     if name is not None and name not in found:
         builtin = "json, jsonlines, sse, or " if kind == "output" else ""
@@ -110,7 +115,7 @@ def _names(found: Mapping[str, Any]) -> str:
 
 
 def _marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Marked functions, each once, whatever names a module has for it."""
+    """List the marked functions, each once, even if the module has several names for it."""
     found: dict[int, tuple[str, Callable[..., Any]]] = {}
     for name, value in vars(module).items():
         if callable(value) and getattr(value, mark, False) is True:
@@ -122,7 +127,7 @@ def _marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]
 
 
 def _imported(path: Path) -> ModuleType | None:
-    """The module of that file when somebody has imported it: DJL does, under a name that depends on its version."""
+    """Return the module of that file if DJL has imported it, whose name for it depends on DJL's version."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and Path(file).name == path.name and os.path.exists(file) and path.samefile(file):
@@ -151,7 +156,7 @@ def _import(path: Path) -> ModuleType:
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """Where in model.py it went wrong, however deep below."""
+    """Return the line of model.py at which the error passed."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -195,7 +200,7 @@ def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str
 
 
 def _is_mapping(parameter: inspect.Parameter) -> bool:
-    """By annotation, which may be a string, and may name what it holds."""
+    """Return whether the annotation, which may be a string, names a mapping."""
     annotation = parameter.annotation
     origin = getattr(annotation, "__origin__", annotation)
     text = annotation if isinstance(annotation, str) else getattr(origin, "__name__", "")

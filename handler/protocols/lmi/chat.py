@@ -1,4 +1,4 @@
-"""LMI's chat completions (its document "Chat Completions API Schema"): any inference body with `messages`."""
+"""LMI's chat completions: any inference body with `messages` (docs.djl.ai, "Chat Completions API Schema")."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ _FRAMINGS = {JSONLINES.name: JSONLINES, SSE_DONE.name: SSE_DONE}
 
 
 class Mode(Failures, Protocol):
-    """What a chat takes over from the dialect beside which it is served: its framing, and how it says what failed."""
+    """The framing and the errors that a chat shares with the dialect beside it."""
 
     name: str
     stream_framing: Framing
 
 
 class Chat:
-    """Sampled unless `temperature` is 0, as OpenAI and LMI have it; the answer's length is LMI's, 30 tokens."""
+    """The chat dialect beside one mode. It samples unless `temperature` is 0; an answer has 30 tokens by default."""
 
     any_media = False
 
@@ -84,7 +84,9 @@ class Chat:
         return ParsedRequest((request,), ChatStream(self._mode, head, logprobs, framing, usage), ignored, streams=True)
 
     def _framing(self, stream: bool, context: ServerContext) -> Framing:
-        """`option.output_formatter` streams by itself; `json` leaves it to the client's `stream`, as in LMI."""
+        """Choose the framing: `option.output_formatter` beats the client's `stream`, except that `json` leaves it to
+        the client.
+        """
         if context.output_formatter in _FRAMINGS:
             return _FRAMINGS[context.output_formatter]
         return _FRAMINGS[self._mode.stream_framing.name] if stream else JSON
@@ -94,7 +96,7 @@ class Chat:
 
 
 def _read_parameters(body: Mapping[str, Any], context: ServerContext) -> ParsedParameters:
-    """`ServerContext.sampling_defaults` are for LMI's `parameters`: the chat's document has defaults of its own."""
+    """Read the chat's parameters. `ServerContext.sampling_defaults` apply to LMI's `parameters` only."""
     defaults = {"do_sample": body.get("temperature") != 0}  # of what is no number, nothing comes but a refusal
     found = read_all(body, context, defaults=defaults, table=TABLE)
     if (count := body.get("top_logprobs")) and not body.get("logprobs"):

@@ -1,4 +1,4 @@
-"""LMI's dynamic-batch schema (seed 004): a string or a list of them, answered by a list of texts in the same order."""
+"""LMI's dynamic-batch dialect: a prompt or a list of them, answered by a list of texts in the same order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LMI = Lmi()  # one request of a batch is LMI's
 
 
 class DynamicBatch:
-    """Every prompt of a list is a request of its own with the same parameters; the answer comes when all have ended."""
+    """Each prompt of a list is a request of its own with the same parameters. The answer waits for all of them."""
 
     name = "dynamic_batch"
     any_media = False
@@ -60,7 +60,7 @@ class DynamicBatch:
         return ParsedRequest(requests, BatchDocument(self, requests), ignored)
 
     def failure(self, error: ServingError) -> dict[str, Any]:
-        """The seed's error object."""
+        """Render LMI's error object."""
         return {"code": error.status, "message": "invoke handler failure", "error": error.message}
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:

@@ -1,4 +1,4 @@
-"""Answers in a dialect's own layout and framing whose values somebody changes before they are framed."""
+"""Change an answer's values before they are framed, as a user's output formatter does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from handler.protocols.reply import ResponseFormat
 
 
 class Postprocessor:
-    """A layout whose lines and documents go through `change`; failures and all else are the layout's own."""
+    """A format that passes lines and documents through `change`; failures stay the format's own."""
 
     def __init__(self, format: ResponseFormat, change: Callable[[Any], Any]) -> None:
         self._format = format

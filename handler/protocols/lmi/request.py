@@ -1,4 +1,4 @@
-"""LMI's rolling-batch schema (seed 004), as the seed states it; docs/wire.md lists every field."""
+"""LMI's rolling-batch requests (docs.djl.ai, "LMI handlers Inference API Schema"); docs/wire.md lists every field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from handler.protocols.validation import show
 
 
 class ParsedPrompt(NamedTuple):
-    """What one prompt with its parameters asks for."""
+    """One prompt with its parameters."""
 
     request: Request
     outputs: OutputTensors | None
@@ -31,7 +31,7 @@ class ParsedPrompt(NamedTuple):
 
 
 class Lmi(LmiFormat):
-    """Non-streaming: one object. Streaming: a line a token, the last one with `generated_text` and the details.
+    """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
     Subclasses change the format (`tgi/compat.py`), not the flow.
     """
@@ -79,7 +79,7 @@ class Lmi(LmiFormat):
         return named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
 
     def _framing_of_refused(self, body: Any, context: ServerContext) -> Framing:
-        """How the answer to a body that may be wrong would have been framed, as far as that can be read."""
+        """Choose the framing for a refusal, from what can be read of a wrong body."""
         body = body if isinstance(body, dict) else {}
         found = body.get("parameters")
         parameters = found if isinstance(found, dict) else {}
@@ -93,11 +93,11 @@ class Lmi(LmiFormat):
     def parse_prompt(
         self, prompt: str | None, parameters: Mapping[str, Any], context: ServerContext, adapter: Adapter | None = None
     ) -> ParsedPrompt:
-        """What one prompt with `parameters` asks for.
+        """Read one prompt with its `parameters`.
 
         Args:
-            prompt: None where `input_ids` among the parameters stands for it.
-            adapter: the one that the body names beside them.
+            prompt: None where the parameter `input_ids` replaces it.
+            adapter: the adapter that the body names beside the parameters.
 
         Raises:
             InvalidParameter, InvalidPayload: naming what is wrong.
@@ -133,7 +133,7 @@ T = TypeVar("T")
 
 
 def _readable(read: Callable[[], T]) -> T | None:
-    """What `read` gives; None where the request is wrong in this too."""
+    """Return what `read` returns, or None where it refuses the request."""
     try:
         return read()
     except (ServingError, ValueError):
@@ -141,7 +141,7 @@ def _readable(read: Callable[[], T]) -> T | None:
 
 
 def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
-    """What `output_formatter` names; None when absent."""
+    """Read `output_formatter`; None when absent."""
     name = read_field(parameters, "output_formatter")
     if name is None or (isinstance(name, str) and name in FRAMINGS):
         return None if name is None else FRAMINGS[name]
@@ -149,7 +149,7 @@ def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
 
 
 def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContext) -> str:
-    """The prompt's text; of ids, what they stand for, special marks included."""
+    """Return the prompt's text. Ids become the text of their tokens, special tokens included."""
     if ids is None:
         assert prompt is not None, "a body without either is refused by read_object()"
         return prompt
@@ -160,9 +160,9 @@ def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContex
 
 
 def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
-    """`end_id` in the place of the model's own end token: a stop token, and what an end by it is to be shown as.
+    """Make `end_id` a stop token in the place of the model's own end token.
 
-    A client that has the token among its stop tokens too gets its end as theirs.
+    Returns the id too: an end by it is shown as EOS, unless the client lists it among its stop tokens.
     """
     if end_id is None or end_id in sampling.stop_token_ids:
         return sampling, None
@@ -172,7 +172,7 @@ def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, A
 
 
 def _wanted(found: ParsedParameters) -> OutputTensors | None:
-    """The output tensors asked for."""
+    """Select the output tensors."""
     sampling, others = found.sampling, found.others
     named = others.get("outputs", ())
     flags = {
@@ -186,7 +186,7 @@ def _wanted(found: ParsedParameters) -> OutputTensors | None:
 
 
 def _names(found: ParsedParameters) -> FieldNames:
-    """What the client calls what is checked later on; of stop tokens that an `end_id` made, that."""
+    """Return the client's names of the fields that later checks refuse."""
     names, default = found.names, LMI_NAMES
     return FieldNames(
         prompt=names.get("prompt_ids", default.prompt),

@@ -35,7 +35,7 @@ _ANY = 1 << 30  # new tokens: as many as there is room for
 
 
 class OpenAiChat:
-    """Sampled unless `temperature` is 0; an answer is as long as the model's context lets it, unless limited."""
+    """It samples unless `temperature` is 0. Without a limit an answer may fill the model's context."""
 
     name = "openai_chat"
     any_media = False

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions being written: text, log-probabilities, calls of tools."""
+"""OpenAI's chat answers from tokens: text, log-probabilities, tool calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from handler.protocols.reply import SequenceOutput
 
 
 class Logprobs(NamedTuple):
-    """The log-probabilities that a client asks for: of the chosen tokens, and of their alternatives."""
+    """The log-probabilities in an answer: of the chosen tokens, and of their alternatives."""
 
     chosen: bool = False
     alternatives: bool = False
@@ -35,7 +35,7 @@ class Logprobs(NamedTuple):
         return {"content": [self._token(token) for token in tokens if token.id >= 0]} if self.chosen else None
 
     def _token(self, token: Token) -> ChosenLogprob:
-        """Without alternatives from the engine, the chosen token is the only one, as in LMI."""
+        """Render one token. An engine without alternatives reports the chosen token as the only one, as LMI does."""
         own = _logprob(token)
         tops = ([_logprob(one) for one in token.top] or [own]) if self.alternatives else []
         return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
@@ -46,15 +46,14 @@ def _logprob(token: Token) -> TokenLogprob:
 
 
 class ChatFormat(NamedTuple):
-    """How a chat's answers look.
+    """The options of a chat's answers.
 
     Attributes:
-        logprobs: those asked for.
-        parser: makes one for each choice; it gives None where there are no calls to read.
-        single: only the first call counts.
-        named: the client named the tool, and OpenAI says `stop` then.
-        every_role: a stream's every part has the role, and `tool_calls`, as TGI's clients want it.
-        marks: special tokens that are text for the parser; others are none.
+        parser: makes the parser of one choice; returns None where tool calls are not read.
+        single: keep the first tool call only.
+        named: the client named the tool; OpenAI then reports `stop` as the reason.
+        every_role: put the role and `tool_calls` into every part, as TGI's clients expect.
+        marks: special tokens that are text for the parser; all others are dropped.
     """
 
     logprobs: Logprobs
@@ -110,7 +109,7 @@ class ChatStream(Stream):
         return self._made(choice, {"content": text}, [], None)
 
     def _chunks(self, choice: Choice, delta: Delta) -> bytes:
-        """Most answers of those who bring tools are text all the same: that is made as without them."""
+        """Encode plain text between tool calls once, and reuse the bytes around it."""
         assert isinstance(choice, ChatChoice)
         parser = choice.parser
         if (
@@ -168,7 +167,7 @@ class ChatStream(Stream):
         return delta
 
     def _said(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
-        """The `delta` for what a parser has read; empty for nothing."""
+        """Build the `delta` of what a parser has read; empty for nothing."""
         delta: OpenAiMessagePart = {}
         calls: dict[int, ToolCallPart] = {}
         for piece in self._format.counted(pieces):
@@ -191,7 +190,7 @@ class ChatStream(Stream):
 
 
 class ChatDocument(WholeAnswer):
-    """The choices are in the order of their seeds."""
+    """The whole answer; choices are in the order of their seeds."""
 
     kind = "chat.completion"
 
@@ -227,7 +226,7 @@ class ChatDocument(WholeAnswer):
 
 
 def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
-    """The text, and the calls as a whole answer has them."""
+    """Return the text, and the calls as a whole answer has them."""
     content: list[str] = []
     functions: dict[int, FunctionCall] = {}
     for piece in pieces:

@@ -29,7 +29,7 @@ Prompt = str | tuple[int, ...]
 
 
 class OpenAiCompletions:
-    """Sampled unless `temperature` is 0."""
+    """It samples unless `temperature` is 0."""
 
     name = "openai_completions"
     any_media = False
@@ -85,8 +85,7 @@ class OpenAiCompletions:
 
 
 def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:
-    """What cannot be told while it comes: which of several is the best, and the prompt's log-probabilities before
-    what another choice has brought already. And that there is an answer, once."""
+    """Refuse what a stream cannot rank or order, and `max_tokens` 0 without an answer to give."""
     n, best_of = sampling.n, sampling.best_of
     if stream and best_of > n:
         raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is known at the end")
@@ -101,7 +100,7 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
 
 
 def _scored(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
-    """With log-probabilities of the prompt's tokens, and as many alternatives to each."""
+    """Ask for the log-probabilities of the prompt's tokens, with as many alternatives."""
     if why := context.unsupported.get("prompt_logprobs"):
         raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
     if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
@@ -110,12 +109,12 @@ def _scored(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampli
 
 
 def _without(context: ServerContext, field: str) -> ServerContext:
-    """With an engine that does not lack a field."""
+    """Return the context of an engine that supports `field`."""
     return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
 
 
 def _read_prompts(value: Any) -> Sequence[Prompt]:
-    """One or more prompts, each a text or token ids."""
+    """Read one or more prompts, each a text or token ids."""
     if isinstance(value, str):
         return [_read_prompt(value)]
     if not isinstance(value, list) or not value:
@@ -145,7 +144,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(prompt: Prompt, context: ServerContext) -> str:
-    """What an answer shows for a prompt: of ids what they stand for, special marks included."""
+    """Return the text that an answer shows for a prompt. Ids become their tokens' text, special tokens included."""
     if isinstance(prompt, str):
         return prompt
     vocabulary = context.vocabulary

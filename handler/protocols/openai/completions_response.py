@@ -1,4 +1,4 @@
-"""OpenAI's text completions being written: text, log-probabilities in columns, the prompt before them on demand."""
+"""OpenAI's text completions from tokens: text, columns of log-probabilities, the prompt on demand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from handler.protocols.reply import SequenceOutput
 
 
 class TextFormat(NamedTuple):
-    """How text completions look.
+    """The options of text completions.
 
     Attributes:
-        logprobs: how many alternatives to each token; None: no log-probabilities.
-        prompts: what each request's choices begin with; "" unless echoed.
+        logprobs: the number of alternatives to each token; None: no log-probabilities.
+        prompts: the text before each request's choices; "" unless `echo` asks for it.
         num_returned: choices of each request.
     """
 
@@ -26,7 +26,7 @@ class TextFormat(NamedTuple):
     num_returned: int = 1
 
     def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> TextLogprobs | None:
-        """The log-probabilities, with the text that comes with each token; it begins at character `at`.
+        """Render log-probabilities as columns; the text begins at character `at`.
 
         The prompt's first token has neither a probability nor alternatives.
         """
@@ -46,7 +46,7 @@ class TextFormat(NamedTuple):
         }
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """The most likely ones, and the chosen one in any case; of those with one text the most likely."""
+        """Map the texts of alternatives and the chosen token to log-probabilities; of equal texts the most likely."""
         found: dict[str, float | None] = {}
         for one in (*token.top, token):
             found.setdefault(one.text, one.logprob)
@@ -94,7 +94,7 @@ class TextStream(Stream):
 
 
 class TextDocument(WholeAnswer):
-    """The choices of the first prompt, then of the next; of several tries the best, by their mean log-probability."""
+    """The whole answer: the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
 
     kind = "text_completion"
 
@@ -127,7 +127,7 @@ def _mean(sequence: SequenceOutput) -> float:
 
 
 class PromptOnly:
-    """`max_tokens` 0: what the engine generated is neither shown nor counted. Each request has one sequence."""
+    """The reply to `max_tokens` 0, which hides and does not count the one generated token of each request."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply

@@ -1,4 +1,4 @@
-"""The server's API as an OpenAPI 3.1 document: made from the routes that it has and the dialects' own tables."""
+"""The API as an OpenAPI 3.1 document, built from the server's routes and the dialects' tables and types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
     **openai.DESCRIPTIONS,
     **triton.DESCRIPTIONS,
 }
-"""By the dialect's name. docs/wire.md is the text beside this."""
+"""Dialect's name -> its bodies."""
 
 NOT_SERVED = frozenset({"no_dynamic_batch"})
 """Dialects that only refuse."""
@@ -46,11 +46,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **openai.OPERATIONS,
     **triton.OPERATIONS,
 }
-"""By method and path."""
+"""Method and path -> the operation, for routes that are not for inference."""
 
 
 class DocumentedRoute(NamedTuple):
-    """A route: its path, the methods that it answers, and, of inference, the dialect of its bodies."""
+    """A route: its path, its methods and, for inference, the dialect of its bodies."""
 
     path: str
     methods: Sequence[str]
@@ -58,11 +58,11 @@ class DocumentedRoute(NamedTuple):
 
 
 def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locked: bool) -> dict[str, Any]:
-    """The whole of it.
+    """Build the document.
 
     Args:
-        context: says what the engine lacks.
-        locked: a key is needed, except where the operation says otherwise.
+        context: names what the engine does not support.
+        locked: the routes need a key, unless an operation is open.
     """
     paths: dict[str, Any] = {}
     for route in routes:
@@ -124,19 +124,19 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
 
 
 def dialects_of(schema: Schema) -> list[Description]:
-    """The dialects of a route's bodies."""
+    """List the dialects of a route's bodies."""
     schemas = schema.dialects if isinstance(schema, DispatchByField) else (schema,)
     return [DESCRIPTIONS[one.name] for one in schemas if one.name not in NOT_SERVED]
 
 
 def _streams(dialects: Sequence[Description]) -> dict[str, Any]:
-    """By content type, what each value of a stream is."""
+    """Map content types to the schema of each value of a stream."""
     kinds = dict.fromkeys(kind for one in dialects for kind in one.streams)
     return {kind: {"schema": _any_of(_shapes(one.chunk for one in dialects if kind in one.streams))} for kind in kinds}
 
 
 def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
-    """A route that takes any of these: the first is what it is called after."""
+    """Describe a route that takes any of these dialects; the first one names its tag."""
     content = _streams(dialects)
     if whole := [one for one in dialects if one.answer]:
         content["application/json"] = {

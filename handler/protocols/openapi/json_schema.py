@@ -1,4 +1,4 @@
-"""JSON Schema of answers' types, of parameters' tables, and the pieces that both are made of."""
+"""JSON Schema of answers' types and of parameters' tables, and the pieces for both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ref(name: str) -> Shape:
 
 
 def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, **more: Any) -> Shape:
-    """An object; names that it does not list are allowed."""
+    """Describe an object; names that it does not list are allowed."""
     properties = {**required, **(optional or {})}
     found: Shape = {"type": "object", "properties": properties, **more}
     return {**found, "required": [*required]} if required else found
@@ -44,7 +44,7 @@ def listing(items: Shape, **more: Any) -> Shape:
 
 
 def nullable(shape: Shape) -> Shape:
-    """The same, or null."""
+    """Allow null too."""
     if "anyOf" in shape:
         return {**shape, "anyOf": [*shape["anyOf"], NULL]}
     if isinstance(kind := shape.get("type"), str) and "enum" not in shape:

@@ -1,4 +1,4 @@
-"""Readers of plain JSON values: each returns ours, or raises ValueError with what would have been right."""
+"""Readers of plain JSON values. Each returns a Python value, or raises ValueError with what would be right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = "json_schema"
 
 
 def accepts(**schema: Any) -> Callable[[Reader], Reader]:
-    """Mark a reader with the JSON Schema of its values, for the API's document."""
+    """Attach the JSON Schema of a reader's values, for the API's document."""
 
     def mark(read: Reader) -> Reader:
         setattr(read, _NAME, schema)
@@ -37,7 +37,7 @@ def accepts(**schema: Any) -> Callable[[Reader], Reader]:
 
 
 def schema_of_reader(read: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON Schema of a reader's values; empty where `accepts` does not mark it."""
+    """Return the JSON Schema of a reader's values; empty where `accepts` attached none."""
     schema: dict[str, Any] = getattr(read, _NAME, {})
     return schema
 
@@ -67,9 +67,9 @@ def integer(least: int, most: int = INT32) -> Callable[[Any], int]:
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Callable[[Any], float]:
-    """A finite number in [least, most], without `least` itself when `above`, without `most` itself when `below`.
+    """Read a finite number in [least, most], without `least` when `above`, without `most` when `below`.
 
-    Engines compute in 32 bits: what is nothing there, 1e-50 say, is 0 here too.
+    Engines compute in 32 bits: a number that is 0 there, such as 1e-50, is 0 here too.
     """
     wanted = f"must be a number {'above' if above else 'of at least'} {least:g}"
     if most < math.inf:
@@ -96,7 +96,7 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
 
 @accepts(anyOf=STRING_OR_STRINGS)
 def strings(value: Any) -> tuple[str, ...]:
-    """A list of strings; one string stands for a list of one."""
+    """Read a list of strings; one string stands for a list of one."""
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list) or len(found) > MAX_STOPS:
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
@@ -119,7 +119,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 @accepts(type="object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100})
 def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """{"token id": what is added to its logit}, as OpenAI and vLLM have it; zeros go."""
+    """Read {"token id": number to add to its logit}, as OpenAI and vLLM have it; zeros are dropped."""
     wanted = "must be an object of token ids, each with a number from -100 to 100"
     if not isinstance(value, dict):
         raise ValueError(wanted)
@@ -134,7 +134,7 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def nothing(neutral: Any, why: str) -> Callable[[Any], None]:
-    """A parameter of which we support the neutral value only."""
+    """Read a parameter of which only the neutral value is supported."""
 
     @accepts(const=neutral)
     def read(value: Any) -> None:

@@ -37,7 +37,7 @@ class TgiSequence(_TgiSequence, total=False):
 
 
 class TgiDetails(_TgiDetails, total=False):
-    """A stream has `input_length` in the place of the tokens; TGI_COMPAT has `inputs`, as LMI."""
+    """Details of an answer. A stream has `input_length` and no tokens; TGI_COMPAT has `inputs`, as LMI."""
 
     prefill: list[TgiPromptToken]
     tokens: list[TgiToken]
@@ -77,7 +77,7 @@ class _TgiError(TypedDict):
 
 
 class TgiError(_TgiError, total=False):
-    """TGI_COMPAT has `code` too."""
+    """An error; TGI_COMPAT adds `code`."""
 
     code: Count
 

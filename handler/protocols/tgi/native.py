@@ -1,4 +1,4 @@
-"""TGI's own routes: `/`, `/generate` and `/generate_stream` as TGI 3 has them (contract generate_apis.md, 1 and 2)."""
+"""TGI's own routes `/`, `/generate` and `/generate_stream`, as text-generation-inference 3 has them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TABLE = Table(
     },
     "parameters.",
 )
-"""What shapes the answer, once types and limits are as TGI has them: onto Sampling, and what the engine lacks."""
+"""The parameters that shape the answer, once their types and ranges have passed TGI's checks."""
 
 DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
-"""Tokens show special marks, and stop strings are looked for among them; the whole text has none."""
+"""Tokens show special tokens, and stop strings match them; the whole text has none."""
 
 
 class Dialect(ResponseFormat, Protocol):
-    """A layout whose refusals depend on what was asked."""
+    """A format whose refusals depend on the request."""
 
     def failed(
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
@@ -45,7 +45,7 @@ class Dialect(ResponseFormat, Protocol):
 
 
 class Document(DocumentReply):
-    """A whole answer; the best of several is the one with the highest mean log-probability."""
+    """A whole answer. `best_of` returns the sequence with the highest mean log-probability."""
 
     def __init__(self, dialect: Dialect, request: Request) -> None:
         super().__init__(dialect, request)
@@ -73,8 +73,8 @@ class Tgi(TgiFormat):
 
     Args:
         array: a whole answer is the only element of an array.
-        streams: None: the body says so.
-        full_text: the answer begins with the prompt unless the body says otherwise.
+        streams: None lets the body decide.
+        full_text: the text begins with the prompt by default.
     """
 
     any_media = False
@@ -187,7 +187,7 @@ class Tgi(TgiFormat):
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:
-    """TGI's own, with times in whole milliseconds but for x-compute-time, which has seconds."""
+    """Return TGI's headers: times in whole milliseconds, but `x-compute-time` in seconds."""
     start = [("x-compute-type", context.engine), ("x-compute-characters", str(len(request.prompt)))]
 
     def of(timing: Timing | None) -> Headers:

@@ -51,7 +51,7 @@ _LIMITS: Mapping[str, Shape] = {
     "top_n_tokens": {"maximum": MAX_TOP_TOKENS},
 }
 _NOT_LIMITED = {"typical_p", "stop"}
-"""Of MindIE, which takes any."""
+"""Parameters that MindIE takes without TGI's limit."""
 
 
 def _fields(kinds: Mapping[str, Kind], limits: Mapping[str, Shape], context: ServerContext) -> dict[str, Shape]:
@@ -65,7 +65,7 @@ def _fields(kinds: Mapping[str, Kind], limits: Mapping[str, Shape], context: Ser
 
 
 _SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
-"""Fields of Sampling that have other names."""
+"""TGI's name -> the Sampling field, where they differ."""
 
 
 def _tgi_request(context: ServerContext) -> Shape:

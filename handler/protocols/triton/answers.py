@@ -7,7 +7,7 @@ from typing import TypedDict
 from handler.protocols.base import Count
 
 Numbers = float | list[float | None]
-"""A tensor of one element is that element, others are flat lists."""
+"""A tensor of one element is that element; others are flat lists."""
 
 Texts = str | None | list[str | None]
 Counts = Count | list[Count]

@@ -1,6 +1,6 @@
-"""Triton's generate extension (seed 002), as its TensorRT-LLM models have it.
+"""Requests of Triton's generate extension, as its TensorRT-LLM models take them.
 
-What a real Triton server says stands in the contract generate_apis.md, in its section on one that was measured.
+Source: Triton's docs/protocol/extension_generate.md; its src/http_server.cc for the words of refusals.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from handler.protocols.triton.response import (
 from handler.protocols.validation import show
 
 VERSION = "1"
-"""Of the one model."""
+"""The version of the one model."""
 
 Datatypes = Mapping[str, str]
-"""Names of tensors, each with Triton's type for it."""
+"""Tensor's name -> Triton's datatype."""
 
 _EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
 
 
 class Route(Enum):
-    """How many responses there are: what the path says, or the body's `stream` where one path is for both."""
+    """What decides the number of responses: the path, or the body's `stream` on a shared path."""
 
     GENERATE = "generate"
     STREAM = "generate_stream"
@@ -46,7 +46,7 @@ class Route(Enum):
 
 
 class Triton:
-    """`/generate` and `/generate_stream`, and a body with `text_input` at other routes."""
+    """`/generate`, `/generate_stream`, and bodies with `text_input` on other routes."""
 
     any_media = True  # Triton looks at no content type
 
@@ -85,9 +85,9 @@ class Triton:
         return ParsedRequest((request,), ResponseReply(options), ignored)
 
     def _streams(self, found: ParsedParameters) -> bool:
-        """Whether there is a response a token.
+        """Return whether there is a response a token.
 
-        `/generate_stream` streams unless told otherwise: its path says so, where TensorRT-LLM waits for `stream`.
+        `/generate_stream` streams by default, unlike TensorRT-LLM's model, which waits for `stream`.
         """
         stream = found.others.get("stream")
         if self._route is Route.STREAM:
@@ -104,9 +104,9 @@ class Triton:
 
 
 def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The inputs, flat or under `parameters`, and the names that are none.
+    """Read the inputs, flat or under `parameters`, and list the other names.
 
-    Those may hold what Triton takes for a request's parameters: it does not ask whether anyone reads them.
+    Those must have the types that Triton allows in a request's parameters, whether or not a model reads them.
     """
     parameters = body.get("parameters", {})
     if not isinstance(parameters, dict):
@@ -135,7 +135,7 @@ def _is_input(name: str) -> bool:
 
 
 def _read_prompt(given: dict[str, Any], id: str, context: ServerContext) -> str:
-    """Takes the prompt from the inputs."""
+    """Take the prompt out of the inputs."""
     if PROMPT not in given:
         one = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(given)} inputs"
         raise InvalidPayload(
@@ -183,7 +183,7 @@ def _tensors(found: ParsedParameters) -> Mapping[str, bool | None]:
 
 
 def _without_prompt(given: Mapping[str, Any], found: ParsedParameters, streams: bool) -> bool:
-    """TensorRT-LLM's text begins with the prompt; not in a stream, and not from its llmapi model, unless told so."""
+    """Return whether the text leaves the prompt out: in a stream and from the llmapi model, by default."""
     exclude = found.others.get("exclude_prompt")
     if exclude is not None:
         return bool(exclude)
@@ -200,12 +200,12 @@ def _check_one(sampling: Sampling, found: ParsedParameters) -> None:
 
 
 def inputs() -> Datatypes:
-    """All that a request may hold, the required one first."""
+    """Return all inputs, the required one first."""
     return {PROMPT: "BYTES", **{name: one.datatype for name, one in INPUTS.items()}}
 
 
 def outputs() -> Datatypes:
-    """All that a response may hold, beside its names."""
+    """Return all outputs beside the text."""
     floats = ("cum_log_probs", "output_log_probs", "context_logits", "generation_logits", "cumulative_logprob")
     counts = ("num_input_tokens", "num_output_tokens")
     return {
