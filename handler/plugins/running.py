@@ -45,7 +45,7 @@ def users_objects(formatter: InputFormatter | OutputFormatter) -> Iterator[None]
 def failed(
     formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
 ) -> FormatterFailed:
-    """Build the error for the client; it leaves out the text of `error`, which may quote the client."""
+    """Build the error; the text of `error`, which may quote the client, is not in its public message."""
     return FormatterFailed(f"{formatter.title} {what}", "" if error is None else _said(error))
 
 
