@@ -40,20 +40,22 @@ class CustomReader:
         """
         formatter = self._formatter
         item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers)
-        found = run(formatter, item, **self._keywords)
+        value = run(formatter, item, **self._keywords)
         with users_objects(formatter):
-            return self._read(found)
+            return self._read(value)
 
-    def _read(self, found: Any) -> tuple[dict[str, Any], Any]:
+    def _read(self, result: Any) -> tuple[dict[str, Any], Any]:
         formatter = self._formatter
-        if isinstance(found, dict):
-            return self._plain(found), None
-        if getattr(found, "input_text", None) is None:
-            raise failed(formatter, f"returned {kind(found)}; it must return a RequestInput with input_text, or a dict")
-        value = {"inputs": found.input_text, "parameters": getattr(found, "parameters", None)}
-        if adapters := getattr(found, "adapters", None):
+        if isinstance(result, dict):
+            return self._plain(result), None
+        if getattr(result, "input_text", None) is None:
+            raise failed(
+                formatter, f"returned {kind(result)}; it must return a RequestInput with input_text, or a dict"
+            )
+        value = {"inputs": result.input_text, "parameters": getattr(result, "parameters", None)}
+        if adapters := getattr(result, "adapters", None):
             value["adapters"] = adapters
-        return self._plain(value), found
+        return self._plain(value), result
 
     def _plain(self, value: dict[str, Any]) -> dict[str, Any]:
         """Copy the value by way of JSON: the dialect must not meet foreign objects, nor share the user's."""

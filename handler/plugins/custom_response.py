@@ -45,14 +45,14 @@ def with_formatter(
 
 
 def _changed(formatter: OutputFormatter, value: Any) -> Any:
-    found = run(formatter, value)
-    if found is None:
+    result = run(formatter, value)
+    if result is None:
         raise failed(formatter, "returned None; it must return a dict")
     try:
-        dumps(found)
+        dumps(result)
     except TypeError as error:
         raise failed(formatter, "returned what is not JSON", error) from None
-    return found
+    return result
 
 
 class CustomReply:
@@ -106,9 +106,9 @@ class CustomReply:
         """Add a token. The formatter runs for the first sequence's tokens, and when all sequences have ended."""
         output = self._output
         sequence = output.sequences[index]
-        shown = _user_token(token)
-        shown.request_id = output.request_id
-        sequence.append(shown, None if finish is None else finish.value)
+        user_token = _user_token(token)
+        user_token.request_id = output.request_id
+        sequence.append(user_token, None if finish is None else finish.value)
         if self._request.sampling.top_logprobs:
             sequence.top_tokens.append([_user_token(one) for one in token.top])
         if finish is not None:
@@ -129,10 +129,10 @@ class CustomReply:
             return
         sequence = output.sequences[output.best_sequence_index]
         while True:
-            taken = sequence.num_taken
+            num_taken = sequence.num_taken
             self._parts.append(self._checked(run(self._formatter, output)))
             # Upstream calls a stream's formatter again until all tokens are taken: for ever, where it takes none.
-            if not self._streams or not sequence.has_next_token() or sequence.num_taken == taken:
+            if not self._streams or not sequence.has_next_token() or sequence.num_taken == num_taken:
                 return
 
     def _call_legacy(self) -> Any:
@@ -157,10 +157,10 @@ class CustomReply:
             text += "".join([token.text for token in sequence.tokens])
         return run(self._formatter, token, first, last, details, text, output.request_id)
 
-    def _checked(self, found: Any) -> str:
-        if not isinstance(found, str):
-            raise failed(self._formatter, f"returned {kind(found)}; it must return a string")
-        return found
+    def _checked(self, result: Any) -> str:
+        if not isinstance(result, str):
+            raise failed(self._formatter, f"returned {kind(result)}; it must return a string")
+        return result
 
     def _encode(self, text: str) -> bytes:
         try:

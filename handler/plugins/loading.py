@@ -95,32 +95,32 @@ def find_formatters(directory: Path | None) -> Decorated:
 F = TypeVar("F", InputFormatter, OutputFormatter)
 
 
-def choose(found: Mapping[str, F], name: str | None, kind: str) -> F | None:
+def choose(formatters: Mapping[str, F], name: str | None, kind: str) -> F | None:
     """Return the formatter of that name, or the only one; None without any.
 
     Raises:
         ValueError: no function has that name, or several exist and none is named.
     """
-    if name is not None and name not in found:
+    if name is not None and name not in formatters:
         builtin = "json, jsonlines, sse, or " if kind == "output" else ""
-        have = f"it has {_names(found)}" if found else "there is none"
+        have = f"it has {_names(formatters)}" if formatters else "there is none"
         raise ValueError(f"must be {builtin}the name of an @{kind}_formatter function of model.py, and {have}")
-    if name is None and len(found) > 1:
-        raise ValueError(f"model.py has several {kind} formatters, {_names(found)}: one must be chosen")
-    return found[name] if name is not None else next(iter(found.values()), None)
+    if name is None and len(formatters) > 1:
+        raise ValueError(f"model.py has several {kind} formatters, {_names(formatters)}: one must be chosen")
+    return formatters[name] if name is not None else next(iter(formatters.values()), None)
 
 
-def _names(found: Mapping[str, Any]) -> str:
-    return ", ".join(found) or "none"
+def _names(formatters: Mapping[str, Any]) -> str:
+    return ", ".join(formatters) or "none"
 
 
 def _marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
     """List the marked functions, each once, even if the module has several names for it."""
-    found: dict[int, tuple[str, Callable[..., Any]]] = {}
+    marked: dict[int, tuple[str, Callable[..., Any]]] = {}
     for name, value in vars(module).items():
         if callable(value) and getattr(value, mark, False) is True:
-            found.setdefault(id(value), (name, value))
-    return list(found.values())
+            marked.setdefault(id(value), (name, value))
+    return list(marked.values())
 
 
 # -- importing ---------------------------------------------------------------------------------------------------
@@ -168,19 +168,27 @@ def _line(error: BaseException, path: Path) -> int:
 
 def _input(name: str, function: Callable[..., Any], path: Path) -> InputFormatter:
     where, parameters = _signature(name, function, path)
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    if not positional or sum(one.default is one.empty for one in positional) > 1:
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if not positional or sum(parameter.default is parameter.empty for parameter in positional) > 1:
         raise ConfigError(f"{where}: input formatter {name!r} must take one argument, and keywords: (input, **kwargs)")
     first = positional[0]
     accepts = None
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        accepts = frozenset(one.name for one in parameters[1:])
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        accepts = frozenset(parameter.name for parameter in parameters[1:])
     return InputFormatter(name, function, first.name == "decoded_payload" or _is_mapping(first), accepts)
 
 
 def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormatter:
     where, parameters = _signature(name, function, path)
-    needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    needed = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
     if len(needed) == 6:
         style = Style.LEGACY
     elif len(needed) == 1:

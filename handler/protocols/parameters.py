@@ -177,10 +177,10 @@ def read_all(
             continue
         named = Named(f"{table.prefix}{key}", value)
         try:
-            found = parameter.read(value, context) if parameter.informed else parameter.read(value)
+            result = parameter.read(value, context) if parameter.informed else parameter.read(value)
         except ValueError as error:
             raise named.refused(str(error)) from None
-        for field, item in (found if parameter.field == SEVERAL else {parameter.field: found}).items():
+        for field, item in (result if parameter.field == SEVERAL else {parameter.field: result}).items():
             if not field or item is None:
                 continue
             if field in names and values[field] != item:

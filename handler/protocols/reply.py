@@ -236,7 +236,9 @@ class DocumentReply(WholeReply):
     def _tensors(self, *sequences: SequenceOutput) -> dict[str, Any] | None:
         if self._outputs is None:
             return None
-        return document(self._outputs, [TokenRows(one.tokens, one.rows) for one in sequences], self._context)
+        return document(
+            self._outputs, [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences], self._context
+        )
 
     def refused(self, error: ServingError) -> HttpResponse:
         return self._format.refused_as(error, JSON)

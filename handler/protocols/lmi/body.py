@@ -27,12 +27,12 @@ def read_object(body: Any) -> Mapping[str, Any]:
 
 
 def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = body.get("parameters")
-    if found is None:
+    parameters = body.get("parameters")
+    if parameters is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(parameters, dict):
         raise InvalidPayload("'parameters' must be an object")
-    return found
+    return parameters
 
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
@@ -60,6 +60,6 @@ def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streamin
 
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
     """List the body's names that no table knows."""
-    found = [name for name in body if name not in _TOP_LEVEL]
-    found += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
-    return report_unknown(found, body, context)
+    names = [name for name in body if name not in _TOP_LEVEL]
+    names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
+    return report_unknown(names, body, context)

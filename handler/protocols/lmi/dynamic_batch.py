@@ -38,18 +38,18 @@ class DynamicBatch:
                 raise InvalidParameter(f"parameters.{name}: is only available with rolling batch")
         ignored = unknown_names(body, parameters, context)
         adapters = read_adapters(body, len(prompts), context)
-        asked = [
+        parsed = [
             _LMI.parse_prompt(prompt, parameters, context, adapter)
             for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
-        requests = [one.request for one in asked]
-        if read_stream(body, parameters, asked[0].streaming):
+        requests = [item.request for item in parsed]
+        if read_stream(body, parameters, parsed[0].streaming):
             raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
         if requests[0].sampling.prompt_logprobs:
             raise InvalidParameter("parameters.prompt_logprobs=1: is only available with rolling batch")
         if requests[0].sampling.top_logprobs:
             raise InvalidParameter("parameters.logprobs and top_n_tokens: are only available with rolling batch")
-        if asked[0].outputs is not None:
+        if parsed[0].outputs is not None:
             raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
             raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")

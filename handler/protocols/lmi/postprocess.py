@@ -37,5 +37,5 @@ class Postprocessor:
         return self._change(self._format.last_chunk(token, index, text, details, beside))
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        found = self._format.document(text, details, outputs)
-        return [self._change(value) for value in found] if isinstance(found, list) else self._change(found)
+        answer = self._format.document(text, details, outputs)
+        return [self._change(value) for value in answer] if isinstance(answer, list) else self._change(answer)

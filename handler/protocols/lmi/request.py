@@ -81,8 +81,8 @@ class Lmi(LmiFormat):
     def _framing_of_refused(self, body: Any, context: ServerContext) -> Framing:
         """Choose the framing for a refusal, from what can be read of a wrong body."""
         body = body if isinstance(body, dict) else {}
-        found = body.get("parameters")
-        parameters = found if isinstance(found, dict) else {}
+        content = body.get("parameters")
+        parameters = content if isinstance(content, dict) else {}
 
         def stream() -> bool:
             given = parameters.get("streaming")
@@ -104,8 +104,8 @@ class Lmi(LmiFormat):
         """
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
         defaults = {**context.sampling_defaults, **self.defaults} if parameters.get("do_sample") else self.defaults
-        found = read_all(parameters, context, defaults=defaults, table=TABLE)
-        sampling, others = found.sampling, found.others
+        parsed = read_all(parameters, context, defaults=defaults, table=TABLE)
+        sampling, others = parsed.sampling, parsed.others
         if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
             sampling = replace(sampling, seed=random.getrandbits(53))
         sampling, end_id = _with_end(sampling, others.get("end_id"), parameters)
@@ -119,11 +119,11 @@ class Lmi(LmiFormat):
             details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0,
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
-            adapter=merge_adapters(adapter, others.get("adapter"), found.names.get("adapter", "")),
+            adapter=merge_adapters(adapter, others.get("adapter"), parsed.names.get("adapter", "")),
             eos_token_id=end_id,
-            names=_names(found),
+            names=_names(parsed),
         )
-        return ParsedPrompt(request, _wanted(found), others.get("stream"))
+        return ParsedPrompt(request, _wanted(parsed), others.get("stream"))
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
@@ -171,23 +171,25 @@ def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, A
     return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, end_id)), end_id
 
 
-def _wanted(found: ParsedParameters) -> OutputTensors | None:
+def _wanted(parameters: ParsedParameters) -> OutputTensors | None:
     """Select the output tensors."""
-    sampling, others = found.sampling, found.others
-    named = others.get("outputs", ())
+    sampling, others = parameters.sampling, parameters.others
+    tensor_names = others.get("outputs", ())
     flags = {
         "return_log_probs": others.get("return_log_probs"),
         "return_context_logits": sampling.return_context_logits,
         "return_generation_logits": sampling.return_generation_logits,
     }
-    if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(named):
-        raise InvalidParameter(f"parameters.outputs={show(named)}: contradicts parameters.return_log_probs=false")
-    return select_tensors(named, flags, others.get("pad_id", others.get("end_id", -1)))
+    if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(tensor_names):
+        raise InvalidParameter(
+            f"parameters.outputs={show(tensor_names)}: contradicts parameters.return_log_probs=false"
+        )
+    return select_tensors(tensor_names, flags, others.get("pad_id", others.get("end_id", -1)))
 
 
-def _names(found: ParsedParameters) -> FieldNames:
+def _names(parameters: ParsedParameters) -> FieldNames:
     """Return the client's names of the fields that later checks refuse."""
-    names, default = found.names, LMI_NAMES
+    names, default = parameters.names, LMI_NAMES
     return FieldNames(
         prompt=names.get("prompt_ids", default.prompt),
         max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),

@@ -28,7 +28,7 @@ class LmiFormat:
         return self.token(token)
 
     def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return [self.token(one) for one in token.top]
+        return [self.token(alternative) for alternative in token.top]
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
         """Render a line of a stream that is not the last."""

@@ -37,7 +37,7 @@ class Logprobs(NamedTuple):
     def _token(self, token: Token) -> ChosenLogprob:
         """Render one token. An engine without alternatives reports the chosen token as the only one, as LMI does."""
         own = _logprob(token)
-        tops = ([_logprob(one) for one in token.top] or [own]) if self.alternatives else []
+        tops = ([_logprob(alternative) for alternative in token.top] or [own]) if self.alternatives else []
         return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
 
 
@@ -129,8 +129,8 @@ class ChatStream(Stream):
             return b""
         if len(pieces) == 1 and isinstance(text := pieces[0], str):
             return choice.beside[0] + JSON.encode(text) + choice.beside[1]
-        said = self._said(choice, pieces)
-        return self._chunk(self._made(choice, said, [], None)) if said else b""
+        delta_part = self._said(choice, pieces)
+        return self._chunk(self._made(choice, delta_part, [], None)) if delta_part else b""
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]

@@ -43,9 +43,9 @@ class OpenAiCompletions:
         prompt_only = body.get("max_tokens") == 0
         # A new token's alternatives are not wanted where no token is shown.
         able = _without(context, "top_logprobs") if prompt_only else context
-        found = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
+        parameters = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
         ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
-        sampling, echo = found.sampling, found.others.get("echo", False)
+        sampling, echo = parameters.sampling, parameters.others.get("echo", False)
         logprobs = body.get("logprobs")
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
         if len(prompts) * sampling.num_sequences > MAX_SEQUENCES:
@@ -61,10 +61,10 @@ class OpenAiCompletions:
             Request(
                 _text(prompt, context),
                 sampling,
-                truncate=found.others.get("truncate"),
+                truncate=parameters.others.get("truncate"),
                 prompt_ids=None if isinstance(prompt, str) else prompt,
                 adapter=adapter,
-                names=names("prompt", found),
+                names=names("prompt", parameters),
             )
             for prompt in prompts
         )

@@ -33,24 +33,24 @@ class TextFormat(NamedTuple):
         if self.logprobs is None:
             return None
         offsets = []
-        shown = [*prefill, *[token for token in tokens if token.id >= 0]]
-        for token in shown:
+        visible = [*prefill, *[token for token in tokens if token.id >= 0]]
+        for token in visible:
             offsets.append(at)
             at += len(token.text)
-        tops = [None] * len(prefill[:1]) + [self._top(token) for token in shown[len(prefill[:1]) :]]
+        tops = [None] * len(prefill[:1]) + [self._top(token) for token in visible[len(prefill[:1]) :]]
         return {
-            "tokens": [token.text for token in shown],
-            "token_logprobs": [token.logprob for token in shown],
+            "tokens": [token.text for token in visible],
+            "token_logprobs": [token.logprob for token in visible],
             "top_logprobs": tops if self.logprobs else None,
             "text_offset": offsets,
         }
 
     def _top(self, token: Token) -> dict[str, float | None]:
         """Map the texts of alternatives and the chosen token to log-probabilities; of equal texts the most likely."""
-        found: dict[str, float | None] = {}
-        for one in (*token.top, token):
-            found.setdefault(one.text, one.logprob)
-        return found
+        logprobs: dict[str, float | None] = {}
+        for alternative in (*token.top, token):
+            logprobs.setdefault(alternative.text, alternative.logprob)
+        return logprobs
 
 
 class TextChoice(Choice):
@@ -109,7 +109,9 @@ class TextDocument(WholeAnswer):
             prefill = tries[0].prefill
             if self._format.num_returned < self._each:
                 tries = sorted(tries, key=_mean, reverse=True)[: self._format.num_returned]
-            choices += [self._choice(len(choices) + place, prompt, one, prefill) for place, one in enumerate(tries)]
+            choices += [
+                self._choice(len(choices) + place, prompt, sequence, prefill) for place, sequence in enumerate(tries)
+            ]
         return choices
 
     def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> OpenAiTextChoice:

@@ -44,8 +44,8 @@ def failure(error: ServingError) -> OpenAiError:
     """Render an error as a body, or as a value of a stream."""
     number = status(error)
     param, code = None, None
-    if isinstance(error, InvalidPayload | InvalidParameter | TooLong) and (found := _NAME.match(error.message)):
-        param = next(filter(None, found.groups()))
+    if isinstance(error, InvalidPayload | InvalidParameter | TooLong) and (match := _NAME.match(error.message)):
+        param = next(filter(None, match.groups()))
     if isinstance(error, TooLong):
         code = "context_length_exceeded"
     elif isinstance(error, ModelNotFound):

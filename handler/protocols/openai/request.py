@@ -30,12 +30,12 @@ def unknown_fields(body: Mapping[str, Any], read: set[str]) -> list[str]:
     return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
 
-def names(prompt: str, found: ParsedParameters) -> FieldNames:
+def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
     """Return the client's names of the fields that later checks refuse."""
-    structured_output = found.names.get("structured_output", "response_format")
+    structured_output = parameters.names.get("structured_output", "response_format")
     return FieldNames(
         prompt=prompt,
-        max_new_tokens=found.names.get("max_new_tokens", "max_tokens"),
+        max_new_tokens=parameters.names.get("max_new_tokens", "max_tokens"),
         stop_token_ids="stop_token_ids",
         bad_token_ids="bad_words",
         logit_bias="logit_bias",

@@ -35,8 +35,8 @@ def ref(name: str) -> Shape:
 def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, **more: Any) -> Shape:
     """Describe an object; names that it does not list are allowed."""
     properties = {**required, **(optional or {})}
-    found: Shape = {"type": "object", "properties": properties, **more}
-    return {**found, "required": [*required]} if required else found
+    shape: Shape = {"type": "object", "properties": properties, **more}
+    return {**shape, "required": [*required]} if required else shape
 
 
 def listing(items: Shape, **more: Any) -> Shape:
@@ -81,34 +81,36 @@ def schema_of_type(kind: Any) -> Shape:
 
 def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
     """Every TypedDict in `kinds` and inside their fields, by name."""
-    found: dict[str, Shape] = {}
+    components: dict[str, Shape] = {}
     waiting = [*kinds]
     while waiting:
         kind = waiting.pop()
         if not is_typeddict(kind):
             waiting += [argument for argument in get_args(kind) if not isinstance(argument, str | tuple)]
-        elif kind.__name__ not in found:
+        elif kind.__name__ not in components:
             fields = get_type_hints(kind, include_extras=True)
             shapes = {name: schema_of_type(field) for name, field in fields.items()}
             required = {name: shape for name, shape in shapes.items() if name in kind.__required_keys__}
-            found[kind.__name__] = record(required, {name: shapes[name] for name in shapes if name not in required})
+            components[kind.__name__] = record(
+                required, {name: shapes[name] for name in shapes if name not in required}
+            )
             waiting += fields.values()
-    return found
+    return components
 
 
 # -- parameters --------------------------------------------------------------------------------------------------
 
 
-def parameter(found: Parameter, context: ServerContext) -> Shape:
+def parameter(entry: Parameter, context: ServerContext) -> Shape:
     """The schema of a parameter, null included. Names what the engine does not support."""
-    shape = dict(schema_of_reader(found.read))
-    if why := context.unsupported.get(found.field):
+    shape = dict(schema_of_reader(entry.read))
+    if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
     return nullable(shape) if shape else shape
 
 
 def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[str, Shape]:
-    return {name: parameter(found, context) for name, found in table.items()}
+    return {name: parameter(entry, context) for name, entry in table.items()}
 
 
 def request_fields() -> dict[str, Shape]:

@@ -23,10 +23,10 @@ def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
     if not value:
         return None
     check_adapters(context)
-    found = context.adapters.find(value)
-    if found is None:
+    adapter = context.adapters.find(value)
+    if adapter is None:
         raise ValueError("no adapter of that name is registered")
-    return found
+    return adapter
 
 
 def numbered_adapter(number: int, context: ServerContext) -> Adapter:
@@ -36,10 +36,10 @@ def numbered_adapter(number: int, context: ServerContext) -> Adapter:
         ValueError: no adapter has that number.
     """
     check_adapters(context)
-    found = context.adapters.by_number(number)
-    if found is None:
+    adapter = context.adapters.by_number(number)
+    if adapter is None:
         raise ValueError("no adapter of that number is registered")
-    return found
+    return adapter
 
 
 def check_adapters(context: ServerContext) -> None:
@@ -77,12 +77,12 @@ def quote(name: str) -> str:
     return repr(name if len(name) <= 80 else f"{name[:80]}...")
 
 
-def merge_adapters(one: Adapter | None, other: Adapter | None, what: str) -> Adapter | None:
+def merge_adapters(first: Adapter | None, second: Adapter | None, what: str) -> Adapter | None:
     """Return the adapter that two places of a request name; either may name none.
 
     Raises:
         InvalidPayload: they contradict each other; the message begins with `what`, the second place.
     """
-    if one is not None and other is not None and one != other:
-        raise InvalidPayload(f"{what}: {other.name!r} contradicts the adapter {one.name!r}")
-    return other if one is None else one
+    if first is not None and second is not None and first != second:
+        raise InvalidPayload(f"{what}: {second.name!r} contradicts the adapter {first.name!r}")
+    return second if first is None else first

@@ -50,20 +50,20 @@ def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         raise ValueError(f"the key {show(counts.most_common(1)[0][0])} stands twice")
-    return found
+    return value
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def report_unknown(found: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
+def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
     """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse)."""
-    if found and context.refuse_unknown:
-        some = ", ".join(name[:64] for name in found[:8])
+    if names and context.refuse_unknown:
+        some = ", ".join(name[:64] for name in names[:8])
         raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
-    return found
+    return names

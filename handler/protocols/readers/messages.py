@@ -42,9 +42,9 @@ def read_messages(value: Any, *, tools: bool = False) -> tuple[tuple[Message, ..
             raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
         if tools:
             message = {name: item for name, item in message.items() if item is not None}
-        found = _message(message, at, tools=tools)
-        messages.append(found)
-        read = ("role", "content", *(_READ.get(found["role"], ()) if tools else ()))
+        read_message = _message(message, at, tools=tools)
+        messages.append(read_message)
+        read = ("role", "content", *(_READ.get(read_message["role"], ()) if tools else ()))
         unknown |= {f"messages[].{name}": None for name in message if name not in read}
     return tuple(messages), list(unknown)
 
@@ -63,10 +63,10 @@ def _message(message: Message, at: str, *, tools: bool) -> dict[str, Any]:
             "content": "" if content is None else _text(content, f"{at}.content"),
             "tool_calls": calls,
         }
-    found = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
+    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
     if role == "tool":
-        found |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
-    return found
+        result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
+    return result
 
 
 def _check_arguments(messages: list[Any]) -> None:
@@ -83,8 +83,8 @@ def _check_arguments(messages: list[Any]) -> None:
 
 
 def _list(message: Any, name: str) -> list[Any]:
-    found = message.get(name) if isinstance(message, dict) else None
-    return found if isinstance(found, list) else []
+    value = message.get(name) if isinstance(message, dict) else None
+    return value if isinstance(value, list) else []
 
 
 def _tool_calls(value: Any, at: str) -> list[dict[str, Any]]:

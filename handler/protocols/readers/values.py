@@ -81,15 +81,15 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(wanted)
         try:
-            found = float(value)
+            result = float(value)
         except OverflowError:
-            found = math.inf
-        found = 0.0 if abs(found) < _LEAST_NORMAL else found
-        if not math.isfinite(found) or abs(found) > _MOST or found < least or found > most:
+            result = math.inf
+        result = 0.0 if abs(result) < _LEAST_NORMAL else result
+        if not math.isfinite(result) or abs(result) > _MOST or result < least or result > most:
             raise ValueError(wanted)
-        if (above and found == least) or (below and found == most):
+        if (above and result == least) or (below and result == most):
             raise ValueError(wanted)
-        return found
+        return result
 
     return read
 
@@ -97,13 +97,13 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
 @accepts(anyOf=STRING_OR_STRINGS)
 def strings(value: Any) -> tuple[str, ...]:
     """Read a list of strings; one string stands for a list of one."""
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or len(found) > MAX_STOPS:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or len(items) > MAX_STOPS:
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
-    for item in found:
+    for item in items:
         if not isinstance(item, str) or not 0 < len(item) <= MAX_STOP_CHARACTERS:
             raise ValueError(f"must hold non-empty strings of at most {MAX_STOP_CHARACTERS} characters")
-    return tuple(found)
+    return tuple(items)
 
 
 @accepts(type="array", maxItems=MAX_STOPS, items={"type": "integer", "minimum": 0, "maximum": INT32})
@@ -125,12 +125,12 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
         raise ValueError(wanted)
     bias = number(-100, 100)
     try:
-        found = {integer(0)(int(id)): bias(item) for id, item in value.items() if id.isascii() and id.isdecimal()}
+        biases = {integer(0)(int(id)): bias(item) for id, item in value.items() if id.isascii() and id.isdecimal()}
     except ValueError:
         raise ValueError(wanted) from None
-    if len(found) < len(value):
+    if len(biases) < len(value):
         raise ValueError(f"{wanted}, none of them twice")
-    return tuple((id, item) for id, item in sorted(found.items()) if item)
+    return tuple((id, item) for id, item in sorted(biases.items()) if item)
 
 
 def nothing(neutral: Any, why: str) -> Callable[[Any], None]:

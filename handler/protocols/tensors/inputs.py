@@ -114,12 +114,12 @@ def pad_id(value: Any, context: ServerContext) -> int:
 def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float], ...]:
     read = number(-math.inf)
     bias = [read(item) for item in _row(value, "[1, vocab_size] or [vocab_size]")]
-    found = tuple((id, item) for id, item in enumerate(bias) if item)
-    if found and context.vocabulary is None:
+    result = tuple((id, item) for id, item in enumerate(bias) if item)
+    if result and context.vocabulary is None:
         raise _no_vocabulary(context)
     if context.vocabulary is not None and len(bias) != len(context.vocabulary):
         raise ValueError(f"holds {len(bias)} numbers; the vocabulary has {len(context.vocabulary)} tokens")
-    return found
+    return result
 
 
 def word_list(value: Any) -> Words:
@@ -148,12 +148,12 @@ def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str
 
     @accepts(**_TENSOR, maxItems=2, items={"type": "array"})
     def read(value: Any, context: ServerContext) -> dict[str, Any]:
-        found = word_list(value)
-        for word in found:
+        all_words = word_list(value)
+        for word in all_words:
             _known(word, context)
-        one = tuple(word[0] for word in found if len(word) == 1)
-        more = tuple(_text(word, context) for word in found if len(word) > 1)
-        return {**({singles: one} if one else {}), **({strings: more} if more else {})}
+        single_ids = tuple(word[0] for word in all_words if len(word) == 1)
+        texts = tuple(_text(word, context) for word in all_words if len(word) > 1)
+        return {**({singles: single_ids} if single_ids else {}), **({strings: texts} if texts else {})}
 
     return read
 
@@ -209,8 +209,8 @@ def _ngram(value: Any) -> int:
 def _outputs(value: Any) -> dict[str, Any]:
     if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
         raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
-    found: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
-    return {**found, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
+    result: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
+    return {**result, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
 
 
 def _never(why: str) -> Parameter:

@@ -97,14 +97,14 @@ class Lines:
         """
         self._total += token.logprob or 0.0
         row = next(self._rows, None)
-        one = TokenRows((token,), () if row is None else (row,))
-        found = document(self._names, (one,), self._context)
-        if "cum_log_probs" in found:
-            found["cum_log_probs"] = [[self._total]]
+        rows = TokenRows((token,), () if row is None else (row,))
+        outputs = document(self._names, (rows,), self._context)
+        if "cum_log_probs" in outputs:
+            outputs["cum_log_probs"] = [[self._total]]
         if self._context is None:
-            found.pop("context_logits", None)
+            outputs.pop("context_logits", None)
         self._context = None
-        return found
+        return outputs
 
 
 def _lists(rows: Rows) -> list[list[float]]:

@@ -101,6 +101,6 @@ def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> 
             return f"`inputs` must have less than {error.most} tokens. Given: {error.given}"
     else:
         wanted = error.wanted
-    shown = error.given if isinstance(error, PromptTooLong) else error.num_prompt
-    given = f"Given: {shown} `inputs` tokens and {wanted} `max_new_tokens`"
+    num_prompt = error.given if isinstance(error, PromptTooLong) else error.num_prompt
+    given = f"Given: {num_prompt} `inputs` tokens and {wanted} `max_new_tokens`"
     return f"`inputs` tokens + `max_new_tokens` must be <= {most}. {given}"

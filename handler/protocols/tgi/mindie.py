@@ -139,8 +139,8 @@ class Mindie(TgiFormat):
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
     ) -> HttpResponse:
         """Render `error` alone, with its real status as long as nothing was sent."""
-        said = failure(error, request, begun=begun)
-        return HttpResponse(said.status, JSON.content_type, JSON.encode({"error": said.error}))
+        answer = failure(error, request, begun=begun)
+        return HttpResponse(answer.status, JSON.content_type, JSON.encode({"error": answer.error}))
 
     def stream_failure(self, error: ServingError) -> Any:
         return {"error": failure(error, begun=True).error}
@@ -165,13 +165,13 @@ def _check_limits(read: Body, context: ServerContext) -> None:
 
 def _request(read: Body, context: ServerContext) -> Request:
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
-    found = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": 20}, table=TABLE)
-    seed = found.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
+    parameters = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": 20}, table=TABLE)
+    seed = parameters.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
     return Request(
         prompt=read.inputs,
-        sampling=replace(found.sampling, seed=seed),
+        sampling=replace(parameters.sampling, seed=seed),
         truncate=given.get("truncate"),
-        details=given.get("details", False) or found.sampling.prompt_logprobs,
+        details=given.get("details", False) or parameters.sampling.prompt_logprobs,
         full_text=given.get("return_full_text", False),
-        adapter=found.others.get("adapter"),
+        adapter=parameters.others.get("adapter"),
     )

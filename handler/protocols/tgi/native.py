@@ -96,23 +96,25 @@ class Tgi(TgiFormat):
         ignored = unknown(body, context)
         if read.stream and not stream:
             ignored.append("stream")  # this route does not look at it
-        told = headers(request, context)
+        own_headers = headers(request, context)
         if stream:
 
             def failed(error: ServingError) -> bytes:
                 return SSE.encode(self.stream_failure(error, request))
 
             reply = Stream(self, request)
-            return ParsedRequest((request,), reply, ignored, True, headers=told, keep_alive=KEEP_ALIVE, failed=failed)
-        return ParsedRequest((request,), Document(self, request), ignored, headers=told)
+            return ParsedRequest(
+                (request,), reply, ignored, True, headers=own_headers, keep_alive=KEEP_ALIVE, failed=failed
+            )
+        return ParsedRequest((request,), Document(self, request), ignored, headers=own_headers)
 
     def _request(self, read: Body, context: ServerContext) -> Request:
         given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
         if given.get("best_of", 1) > 1:  # then the limits saw to it that something says so
             given["do_sample"] = True
         defaults = {**DEFAULTS, "do_sample": not read.has_parameters}
-        found = read_all(given, context, defaults=defaults, table=TABLE)
-        sampling = found.sampling
+        parameters = read_all(given, context, defaults=defaults, table=TABLE)
+        sampling = parameters.sampling
         if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
             sampling = replace(sampling, seed=random.getrandbits(53))
         return Request(
@@ -121,7 +123,7 @@ class Tgi(TgiFormat):
             truncate=given.get("truncate"),
             details=given.get("details", False) or sampling.prompt_logprobs,
             full_text=given.get("return_full_text", self._full_text),
-            adapter=found.others.get("adapter"),
+            adapter=parameters.others.get("adapter"),
             fill_context="max_new_tokens" not in given,
             min_free_tokens=SLICE,
         )
@@ -169,21 +171,21 @@ class Tgi(TgiFormat):
     # -- failures ------------------------------------------------------------------------------------------------
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        asked = isinstance(body, dict) and body.get("stream") is True
-        return self.failed(error, stream=asked if self._streams is None else self._streams)
+        stream = isinstance(body, dict) and body.get("stream") is True
+        return self.failed(error, stream=stream if self._streams is None else self._streams)
 
     def failed(
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
     ) -> HttpResponse:
-        said = failure(error, request, begun=begun)
-        value = {"error": said.error, "error_type": said.error_type}
-        if stream and said.in_stream:
+        answer = failure(error, request, begun=begun)
+        value = {"error": answer.error, "error_type": answer.error_type}
+        if stream and answer.in_stream:
             return HttpResponse(200, SSE.content_type, SSE.encode(value))
-        return HttpResponse(said.status, JSON.content_type, JSON.encode(value))
+        return HttpResponse(answer.status, JSON.content_type, JSON.encode(value))
 
     def stream_failure(self, error: ServingError, request: Request | None = None) -> Any:
-        said = failure(error, request, begun=True)
-        return {"error": said.error, "error_type": said.error_type}
+        answer = failure(error, request, begun=True)
+        return {"error": answer.error, "error_type": answer.error_type}
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:

@@ -94,23 +94,23 @@ def read_body(
         WrongType: naming the first field of a wrong type, or the missing `inputs`.
     """
     _check("the body", body, _OBJECT)
-    found = _typed(body, top_level, "")
-    if "inputs" not in found:
+    fields = _typed(body, top_level, "")
+    if "inputs" not in fields:
         raise WrongType("missing field `inputs`")
-    given = found.get("parameters")
+    given = fields.get("parameters")
     typed = {} if given is None else _typed(given, parameters, "parameters.")
-    return Body(found["inputs"], typed, given is not None, bool(found.get("stream")))
+    return Body(fields["inputs"], typed, given is not None, bool(fields.get("stream")))
 
 
 def _typed(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
-    found = {}
+    fields = {}
     for name, value in given.items():
         kind = kinds.get(name)
         if kind is None or (value is None and kind.null):
             continue
         _check(f"{prefix}{name}", value, kind)
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def _check(where: str, value: Any, kind: Kind) -> None:
@@ -141,9 +141,9 @@ def _said(value: Any, kind: Kind) -> str:
 
 def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping[str, Kind] = PARAMETERS) -> list[str]:
     """List the names that no table knows."""
-    found = [name for name in body if name not in TOP_LEVEL]
-    found += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
-    return report_unknown(found, body, context)
+    names = [name for name in body if name not in TOP_LEVEL]
+    names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
+    return report_unknown(names, body, context)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class TgiFormat:
         return {"id": token.id, "text": token.text, "logprob": token.logprob}
 
     def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return [self.token(one) for one in token.top]
+        return [self.token(alternative) for alternative in token.top]
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
         if beside is not None:

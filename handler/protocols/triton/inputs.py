@@ -33,8 +33,8 @@ class Input(NamedTuple):
 @accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
 def _words(value: Any) -> tuple[str, ...]:
     """Read a string or a list of them. Empty strings are dropped, as TensorRT-LLM's examples send them."""
-    found = [value] if isinstance(value, str) else value
-    return strings([item for item in found if item != ""] if isinstance(found, list) else found)
+    items = [value] if isinstance(value, str) else value
+    return strings([item for item in items if item != ""] if isinstance(items, list) else items)
 
 
 @accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
@@ -196,16 +196,16 @@ def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidParameter: one of the two is missing, or the type is unknown.
     """
-    found = dict(given)
-    kind = _unpacked(found.pop("guided_decoding_guide_type", ""))
-    structured_output = _unpacked(found.pop("guided_decoding_guide", ""))
+    inputs = dict(given)
+    kind = _unpacked(inputs.pop("guided_decoding_guide_type", ""))
+    structured_output = _unpacked(inputs.pop("guided_decoding_guide", ""))
     if kind == "":
         if structured_output != "":
             raise InvalidParameter(f"guided_decoding_guide={show(structured_output)}: needs guided_decoding_guide_type")
-        return found
+        return inputs
     if not isinstance(kind, str) or kind not in _GUIDES:
         raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDES)}")
-    return {**found, "guided_decoding_guide": {kind: structured_output}}
+    return {**inputs, "guided_decoding_guide": {kind: structured_output}}
 
 
 def samples(given: Mapping[str, Any]) -> bool:

@@ -92,8 +92,8 @@ class ResponseOptions(NamedTuple):
         """Build a response, names in alphabetical order; a tensor of one element is that element, others are flat
         lists.
         """
-        found = {**self.fixed, **{name: _flat(value) for name, value in values.items()}, "text_output": text}
-        return dict(sorted(found.items()))
+        fields = {**self.fixed, **{name: _flat(value) for name, value in values.items()}, "text_output": text}
+        return dict(sorted(fields.items()))
 
 
 def _flat(value: Any) -> Any:
@@ -117,17 +117,17 @@ class ResponseReply(WholeReply):
     def _document(self) -> dict[str, Any]:
         options = self._options
         sequences = self._returned()
-        texts = [options.before + one.text for one in sequences]
-        lengths = [sum(token.id >= 0 for token in one.tokens) for one in sequences]
+        texts = [options.before + sequence.text for sequence in sequences]
+        lengths = [sum(token.id >= 0 for token in sequence.tokens) for sequence in sequences]
         extras: dict[str, Any] = {
-            "finish_reason": [_REASONS.get(one.finish) for one in sequences],
-            "cumulative_logprob": [one.logprob for one in sequences],
+            "finish_reason": [_REASONS.get(sequence.finish) for sequence in sequences],
+            "cumulative_logprob": [sequence.logprob for sequence in sequences],
             "num_input_tokens": self._num_prompt_tokens,
             "num_output_tokens": lengths,
         }
         values = {name: extras[name] for name in options.extras}
         if options.tensors is not None:
-            generated = [TokenRows(one.tokens, one.rows) for one in sequences]
+            generated = [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences]
             values |= document(options.tensors, generated, self._context)
         return options.response(texts[0] if len(texts) == 1 else texts, values)
 
@@ -136,7 +136,7 @@ class ResponseReply(WholeReply):
         sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
             return self._sequences
-        ranked = rank_sequences([one.logprob for one in self._sequences], sampling)
+        ranked = rank_sequences([sequence.logprob for sequence in self._sequences], sampling)
         count = sampling.n if sampling.n > 1 or sampling.num_beams == 1 else sampling.num_beams
         return [self._sequences[index] for index in ranked[:count]]
 
