@@ -34,7 +34,7 @@ def with_formatter(
     if call.postprocess is None:
         return call
     if formatter.style is Style.VALUE:
-        return call._replace(reply=call.postprocess(functools.partial(_changed, formatter)), formatter=formatter.title)
+        return call._replace(reply=call.postprocess(functools.partial(_apply, formatter)), formatter=formatter.title)
     if given is None:
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
         given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
@@ -44,7 +44,7 @@ def with_formatter(
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 
 
-def _changed(formatter: OutputFormatter, value: Any) -> Any:
+def _apply(formatter: OutputFormatter, value: Any) -> Any:
     result = run(formatter, value)
     if result is None:
         raise failed(formatter, "returned None; it must return a dict")
@@ -125,12 +125,12 @@ class CustomReply:
     def _call(self) -> None:
         output = self._output
         if self._formatter.style is Style.LEGACY:
-            self._parts.append(self._checked(self._call_legacy()))
+            self._parts.append(self._check_text(self._call_legacy()))
             return
         sequence = output.sequences[output.best_sequence_index]
         while True:
             num_taken = sequence.num_taken
-            self._parts.append(self._checked(run(self._formatter, output)))
+            self._parts.append(self._check_text(run(self._formatter, output)))
             # Upstream calls a stream's formatter again until all tokens are taken: for ever, where it takes none.
             if not self._streams or not sequence.has_next_token() or sequence.num_taken == num_taken:
                 return
@@ -157,7 +157,7 @@ class CustomReply:
             text += "".join([token.text for token in sequence.tokens])
         return run(self._formatter, token, first, last, details, text, output.request_id)
 
-    def _checked(self, result: Any) -> str:
+    def _check_text(self, result: Any) -> str:
         if not isinstance(result, str):
             raise failed(self._formatter, f"returned {kind(result)}; it must return a string")
         return result

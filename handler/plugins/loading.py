@@ -82,9 +82,9 @@ def find_formatters(directory: Path | None) -> Decorated:
     path = directory / "model.py" if directory is not None else None
     if path is None or not path.is_file():
         return Decorated({}, {})
-    module = _imported(path) or _import(path)
-    inputs = {name: _input(name, function, path) for name, function in _marked(module, "is_input_formatter")}
-    outputs = {name: _output(name, function, path) for name, function in _marked(module, "is_output_formatter")}
+    module = _find_imported(path) or _import(path)
+    inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
+    outputs = {name: _output(name, function, path) for name, function in _find_marked(module, "is_output_formatter")}
     if inputs or outputs:
         log.info("%s: input formatters: %s; output formatters: %s", path, *(_names(x) for x in (inputs, outputs)))
     else:
@@ -114,7 +114,7 @@ def _names(formatters: Mapping[str, Any]) -> str:
     return ", ".join(formatters) or "none"
 
 
-def _marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
+def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
     """List the marked functions, each once, even if the module has several names for it."""
     marked: dict[int, tuple[str, Callable[..., Any]]] = {}
     for name, value in vars(module).items():
@@ -126,7 +126,7 @@ def _marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]
 # -- importing ---------------------------------------------------------------------------------------------------
 
 
-def _imported(path: Path) -> ModuleType | None:
+def _find_imported(path: Path) -> ModuleType | None:
     """Return the module of that file if DJL has imported it, whose name for it depends on DJL's version."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)

@@ -46,7 +46,7 @@ def failed(
     formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
 ) -> FormatterFailed:
     """Build the error; the text of `error`, which may quote the client, is not in its public message."""
-    return FormatterFailed(f"{formatter.title} {what}", "" if error is None else _said(error))
+    return FormatterFailed(f"{formatter.title} {what}", "" if error is None else _error_text(error))
 
 
 def kind(value: Any) -> str:
@@ -54,7 +54,7 @@ def kind(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)[:500].encode(errors="replace").decode()
     except BaseException:  # its own __str__ is the user's code too

@@ -108,7 +108,7 @@ class Lmi(LmiFormat):
         sampling, others = parsed.sampling, parsed.others
         if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
             sampling = replace(sampling, seed=random.getrandbits(53))
-        sampling, end_id = _with_end(sampling, others.get("end_id"), parameters)
+        sampling, end_id = _use_end_id(sampling, others.get("end_id"), parameters)
         details = self.details_default if flags["details"] is None else flags["details"]
         ids = others.get("prompt_ids")
         request = Request(
@@ -123,7 +123,7 @@ class Lmi(LmiFormat):
             eos_token_id=end_id,
             names=_names(parsed),
         )
-        return ParsedPrompt(request, _wanted(parsed), others.get("stream"))
+        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"))
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
@@ -159,7 +159,7 @@ def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContex
     return b"".join([context.vocabulary.pieces[id] for id in ids]).decode("utf-8", "replace")
 
 
-def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
+def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
     """Make `end_id` a stop token in the place of the model's own end token.
 
     Returns the id too: an end by it is shown as EOS, unless the client lists it among its stop tokens.
@@ -171,7 +171,7 @@ def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, A
     return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, end_id)), end_id
 
 
-def _wanted(parameters: ParsedParameters) -> OutputTensors | None:
+def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
     """Select the output tensors."""
     sampling, others = parameters.sampling, parameters.others
     tensor_names = others.get("outputs", ())

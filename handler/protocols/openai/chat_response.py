@@ -70,7 +70,7 @@ class ChatFormat(NamedTuple):
         reason = REASONS[finish]
         return "tool_calls" if called and not self.named and reason == "stop" else reason
 
-    def counted(self, pieces: Iterable[Piece]) -> list[Piece]:
+    def select_pieces(self, pieces: Iterable[Piece]) -> list[Piece]:
         return [piece for piece in pieces if isinstance(piece, str) or not (self.single and piece.number)]
 
 
@@ -106,7 +106,7 @@ class ChatStream(Stream):
         return self._is_text
 
     def _text_part(self, choice: Choice, text: str) -> OpenAiChatPart:
-        return self._made(choice, {"content": text}, [], None)
+        return self._choice_part(choice, {"content": text}, [], None)
 
     def _chunks(self, choice: Choice, delta: Delta) -> bytes:
         """Encode plain text between tool calls once, and reuse the bytes around it."""
@@ -129,25 +129,25 @@ class ChatStream(Stream):
             return b""
         if len(pieces) == 1 and isinstance(text := pieces[0], str):
             return choice.beside[0] + JSON.encode(text) + choice.beside[1]
-        delta_part = self._said(choice, pieces)
-        return self._chunk(self._made(choice, delta_part, [], None)) if delta_part else b""
+        delta_part = self._message_delta(choice, pieces)
+        return self._chunk(self._choice_part(choice, delta_part, [], None)) if delta_part else b""
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
     ) -> OpenAiChatPart | None:
         assert isinstance(choice, ChatChoice)
         if choice.parser is None:
-            return self._made(choice, {"content": token.text}, [token], finish)
+            return self._choice_part(choice, {"content": token.text}, [token], finish)
         choice.waiting.append(token)
         text = self._format.text(token)
         pieces = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
-        delta = self._said(choice, pieces)
+        delta = self._message_delta(choice, pieces)
         if not delta and finish is None:
             return None
         tokens, choice.waiting = choice.waiting, []
-        return self._made(choice, delta, tokens, finish)
+        return self._choice_part(choice, delta, tokens, finish)
 
-    def _made(
+    def _choice_part(
         self, choice: Choice, delta: OpenAiMessagePart, tokens: list[Token], finish: Finish | None
     ) -> OpenAiChatPart:
         assert isinstance(choice, ChatChoice)
@@ -166,11 +166,11 @@ class ChatStream(Stream):
             delta.setdefault("tool_calls", None)
         return delta
 
-    def _said(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
+    def _message_delta(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
         """Build the `delta` of what a parser has read; empty for nothing."""
         delta: OpenAiMessagePart = {}
         calls: dict[int, ToolCallPart] = {}
-        for piece in self._format.counted(pieces):
+        for piece in self._format.select_pieces(pieces):
             if isinstance(piece, str):
                 delta["content"] = (delta.get("content") or "") + piece
             elif isinstance(piece, CallStart):
@@ -214,7 +214,7 @@ class ChatDocument(WholeAnswer):
         parser = self._format.parser()
         if parser is None:
             return {"role": "assistant", "content": text, "refusal": None}
-        content, calls = _gathered(self._format.counted([*parser.feed(text), *parser.flush()]))
+        content, calls = _gather_calls(self._format.select_pieces([*parser.feed(text), *parser.flush()]))
         if not calls:
             return {"role": "assistant", "content": content, "refusal": None}
         return {
@@ -225,7 +225,7 @@ class ChatDocument(WholeAnswer):
         }
 
 
-def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
+def _gather_calls(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
     """Return the text, and the calls as a whole answer has them."""
     content: list[str] = []
     functions: dict[int, FunctionCall] = {}

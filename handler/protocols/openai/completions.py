@@ -42,7 +42,7 @@ class OpenAiCompletions:
         stream, usage = read_stream(body)
         prompt_only = body.get("max_tokens") == 0
         # A new token's alternatives are not wanted where no token is shown.
-        able = _without(context, "top_logprobs") if prompt_only else context
+        able = _with_support_for(context, "top_logprobs") if prompt_only else context
         parameters = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
         ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
         sampling, echo = parameters.sampling, parameters.others.get("echo", False)
@@ -54,7 +54,7 @@ class OpenAiCompletions:
         ranked = sampling.best_of > sampling.n
         sampling = replace(sampling, logprobs=logprobs is not None or ranked)
         if echo and logprobs is not None:
-            sampling = _scored(sampling, logprobs, context)
+            sampling = _with_prompt_logprobs(sampling, logprobs, context)
         if prompt_only:  # the engines generate one token at least
             sampling = replace(sampling, max_new_tokens=1, logprobs=False, top_logprobs=0)
         requests = tuple(
@@ -99,7 +99,7 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
                 raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the answer is the prompt")
 
 
-def _scored(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
+def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
     """Ask for the log-probabilities of the prompt's tokens, with as many alternatives."""
     if why := context.unsupported.get("prompt_logprobs"):
         raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
@@ -108,7 +108,7 @@ def _scored(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampli
     return replace(sampling, prompt_logprobs=True, prompt_top_logprobs=logprobs)
 
 
-def _without(context: ServerContext, field: str) -> ServerContext:
+def _with_support_for(context: ServerContext, field: str) -> ServerContext:
     """Return the context of an engine that supports `field`."""
     return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
 

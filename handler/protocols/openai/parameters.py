@@ -35,18 +35,24 @@ def _format(value: Any) -> StructuredOutput | None:
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
 
 
-_GUIDES = {"json": json_schema, "regex": regex, "choice": choice, "grammar": grammar, "json_object": json_object}
+_STRUCTURED_OUTPUT_READERS = {
+    "json": json_schema,
+    "regex": regex,
+    "choice": choice,
+    "grammar": grammar,
+    "json_object": json_object,
+}
 
 
-@accepts(type="object", properties={name: {} for name in _GUIDES})
+@accepts(type="object", properties={name: {} for name in _STRUCTURED_OUTPUT_READERS})
 def _structured_outputs(value: Any) -> StructuredOutput | None:
     """Read vLLM's `structured_outputs`, an object with exactly one name."""
-    wanted = f"must be an object with one of {', '.join(_GUIDES)}"
+    wanted = f"must be an object with one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
     given = {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else {}
-    if len(given) != 1 or not given.keys() <= _GUIDES.keys():
+    if len(given) != 1 or not given.keys() <= _STRUCTURED_OUTPUT_READERS.keys():
         raise ValueError(wanted)
     ((name, item),) = given.items()
-    return _GUIDES[name](item)
+    return _STRUCTURED_OUTPUT_READERS[name](item)
 
 
 @accepts(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)

@@ -19,13 +19,13 @@ MAX_CHOICES = 256
 def json_schema(value: Any) -> StructuredOutput:
     """Read a JSON schema, as an object or as text."""
     if isinstance(value, str):
-        value = _parsed(_bounded(value))
+        value = _parse(_check_length(value))
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema, which is an object")
     return StructuredOutput("json_schema", _json(value))
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     def constant(name: str) -> None:
         raise ValueError(name)
 
@@ -129,16 +129,16 @@ def _json(value: Any) -> str:
         text.encode()
     except (UnicodeEncodeError, RecursionError):  # half a surrogate pair, which only an escape can bring in
         raise ValueError("must be JSON without lone surrogates, and not nested too deeply") from None
-    return _bounded(text)
+    return _check_length(text)
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"must be {what}, a non-empty string")
-    return _bounded(value)
+    return _check_length(value)
 
 
-def _bounded(text: str) -> str:
+def _check_length(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"must have at most {MAX_CHARACTERS} characters; it has {len(text)}")
     return text

@@ -14,6 +14,7 @@ from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerC
 from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all
 from handler.protocols.readers.values import integer
 from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
+from handler.protocols.tgi.answers import TgiError
 from handler.protocols.tgi.errors import SLICE, failure
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
@@ -178,7 +179,7 @@ class Tgi(TgiFormat):
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
     ) -> HttpResponse:
         answer = failure(error, request, begun=begun)
-        value = {"error": answer.error, "error_type": answer.error_type}
+        value: TgiError = {"error": answer.error, "error_type": answer.error_type}
         if stream and answer.in_stream:
             return HttpResponse(200, SSE.content_type, SSE.encode(value))
         return HttpResponse(answer.status, JSON.content_type, JSON.encode(value))

@@ -94,15 +94,15 @@ def read_body(
         WrongType: naming the first field of a wrong type, or the missing `inputs`.
     """
     _check("the body", body, _OBJECT)
-    fields = _typed(body, top_level, "")
+    fields = _read_fields(body, top_level, "")
     if "inputs" not in fields:
         raise WrongType("missing field `inputs`")
     given = fields.get("parameters")
-    typed = {} if given is None else _typed(given, parameters, "parameters.")
+    typed = {} if given is None else _read_fields(given, parameters, "parameters.")
     return Body(fields["inputs"], typed, given is not None, bool(fields.get("stream")))
 
 
-def _typed(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
+def _read_fields(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
     fields = {}
     for name, value in given.items():
         kind = kinds.get(name)
@@ -115,13 +115,13 @@ def _typed(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> 
 
 def _check(where: str, value: Any, kind: Kind) -> None:
     if not kind.fits(value):
-        raise WrongType(f"{where}: {_said(value, kind)}, expected {kind.name}")
+        raise WrongType(f"{where}: {_describe(value, kind)}, expected {kind.name}")
     if kind.items is not None:
         for index, item in enumerate(value):
             _check(f"{where}[{index}]", item, kind.items)
 
 
-def _said(value: Any, kind: Kind) -> str:
+def _describe(value: Any, kind: Kind) -> str:
     """Describe an unexpected value as serde does."""
     match value:
         case None:

@@ -63,7 +63,7 @@ def _any_json(value: Any) -> StructuredOutput:
     return StructuredOutput("json_object", "")
 
 
-_GUIDES: Mapping[str, Callable[[Any], StructuredOutput]] = {
+_GUIDE_READERS: Mapping[str, Callable[[Any], StructuredOutput]] = {
     "json": _any_json,
     "json_schema": json_schema,
     "regex": regex,
@@ -76,7 +76,7 @@ _GUIDES: Mapping[str, Callable[[Any], StructuredOutput]] = {
 def _guide(value: Mapping[str, Any]) -> StructuredOutput:
     """Read `{type: guide}`, which `join_guide` makes of two inputs."""
     ((kind, content),) = value.items()
-    return _GUIDES[kind](content)
+    return _GUIDE_READERS[kind](content)
 
 
 def _only_empty(why: str) -> Callable[[Any], None]:
@@ -197,14 +197,14 @@ def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
         InvalidParameter: one of the two is missing, or the type is unknown.
     """
     inputs = dict(given)
-    kind = _unpacked(inputs.pop("guided_decoding_guide_type", ""))
-    structured_output = _unpacked(inputs.pop("guided_decoding_guide", ""))
+    kind = _unpack(inputs.pop("guided_decoding_guide_type", ""))
+    structured_output = _unpack(inputs.pop("guided_decoding_guide", ""))
     if kind == "":
         if structured_output != "":
             raise InvalidParameter(f"guided_decoding_guide={show(structured_output)}: needs guided_decoding_guide_type")
         return inputs
-    if not isinstance(kind, str) or kind not in _GUIDES:
-        raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDES)}")
+    if not isinstance(kind, str) or kind not in _GUIDE_READERS:
+        raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDE_READERS)}")
     return {**inputs, "guided_decoding_guide": {kind: structured_output}}
 
 
@@ -233,12 +233,12 @@ def _number(given: Mapping[str, Any], *names: str) -> float | None:
     """Return the first of `names` that has a number; the table's readers refuse other values."""
     for name in names:
         if name in given:
-            value = _unpacked(given[name])
+            value = _unpack(given[name])
             return value if isinstance(value, int | float) and not isinstance(value, bool) else None
     return None
 
 
-def _unpacked(value: Any) -> Any:
+def _unpack(value: Any) -> Any:
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value

@@ -116,7 +116,7 @@ class ResponseReply(WholeReply):
 
     def _document(self) -> dict[str, Any]:
         options = self._options
-        sequences = self._returned()
+        sequences = self._rank()
         texts = [options.before + sequence.text for sequence in sequences]
         lengths = [sum(token.id >= 0 for token in sequence.tokens) for sequence in sequences]
         extras: dict[str, Any] = {
@@ -131,7 +131,7 @@ class ResponseReply(WholeReply):
             values |= document(options.tensors, generated, self._context)
         return options.response(texts[0] if len(texts) == 1 else texts, values)
 
-    def _returned(self) -> list[SequenceOutput]:
+    def _rank(self) -> list[SequenceOutput]:
         """Return the sequences in the order of their seeds; ranked for `best_of`, and as the engine ranks beams."""
         sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:

@@ -57,7 +57,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mappin
     """Messages for a template that has no place for tools, which are text then, with calls and answers: SmolLM2's."""
     plain = [_plain(message) for message in messages]
     if tools:
-        instructions = _told(tools)
+        instructions = _instructions(tools)
         if plain[0]["role"] == "system":
             plain[0] = {"role": "system", "content": f"{plain[0]['content']}\n\n{instructions}"}
         else:
@@ -76,7 +76,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": "\n".join(filter(None, (message["content"], written)))}
 
 
-def _told(tools: Sequence[Mapping[str, Any]]) -> str:
+def _instructions(tools: Sequence[Mapping[str, Any]]) -> str:
     example = _json([{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}])
     return (
         f"These functions can be called:\n<tools>{_json([tool['function'] for tool in tools])}</tools>\n"
