@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
@@ -105,16 +105,27 @@ Count = Annotated[int, ("minimum", 0)]
 """A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
 
 
-class _FrontEndError(TypedDict):
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired as NotRequired
+else:
+
+    class NotRequired:
+        """Mark a field of a TypedDict as optional. Python 3.10 has no `typing.NotRequired`."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return Annotated[kind, OPTIONAL]
+
+
+OPTIONAL = ("required", False)
+
+
+class FrontEndError(TypedDict):
+    """The error of DJL Serving's front end (`code`, `type`, `message`), with our `error`."""
+
     code: Count
     type: str
     message: str
-
-
-class FrontEndError(_FrontEndError, total=False):
-    """The error of DJL Serving's front end (`code`, `type`, `message`), with our `error`."""
-
-    error: str
+    error: NotRequired[str]
 
 
 def front_end_error(error: ServingError) -> FrontEndError:

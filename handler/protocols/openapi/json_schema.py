@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from handler.protocols.base import ServerContext
+from handler.protocols.base import OPTIONAL, ServerContext
 from handler.protocols.parameters import REQUEST_FIELDS, Parameter
 from handler.protocols.readers.values import schema_of_reader
 
@@ -67,7 +67,7 @@ def schema_of_type(kind: Any) -> Shape:
         return ref(kind.__name__)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return {**schema_of_type(arguments[0]), **dict(arguments[1:])}
+        return {**schema_of_type(arguments[0]), **dict(pair for pair in arguments[1:] if pair != OPTIONAL)}
     if origin is Literal:
         return {"const": arguments[0]} if len(arguments) == 1 else {"enum": [*arguments]}
     if origin is list:
@@ -90,10 +90,10 @@ def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
         elif kind.__name__ not in components:
             fields = get_type_hints(kind, include_extras=True)
             shapes = {name: schema_of_type(field) for name, field in fields.items()}
-            required = {name: shape for name, shape in shapes.items() if name in kind.__required_keys__}
-            components[kind.__name__] = record(
-                required, {name: shapes[name] for name in shapes if name not in required}
-            )
+            optional = {name for name, field in fields.items() if OPTIONAL in getattr(field, "__metadata__", ())}
+            optional |= kind.__optional_keys__
+            required = {name: shape for name, shape in shapes.items() if name not in optional}
+            components[kind.__name__] = record(required, {name: shapes[name] for name in shapes if name in optional})
             waiting += fields.values()
     return components
 
