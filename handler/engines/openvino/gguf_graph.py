@@ -21,9 +21,7 @@ def replace_weights(model: Any, source: Path, weights: str) -> None:
     vectors = {n: dequantize(t.data, t.tensor_type) for n, t in tensors.items() if len(t.shape) == 1}
     first = {n: dequantize(t.data[:1], t.tensor_type)[0] for n, t in tensors.items() if len(t.shape) == 2}
     odd = _replace_vectors(nodes, {**vectors, "rotary frequencies": _rotary(reader)})
-    odd += [
-        n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads
-    ]  # GenAI's reader does not reorder them
+    odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
     for root, values, slack, period in _matrices(nodes):
         rows, columns = root.get_output_shape(0)
         row = values[0].reshape(columns)  # the first in either order of rows; only equal matrices share it

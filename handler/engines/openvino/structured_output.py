@@ -19,7 +19,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
-from handler.engines.structured_output.schema_keywords import XgrammarSupport, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 
 MASK_SECONDS = 0.05
 """CPU time of finding a step's allowed tokens, on average; the whole batch waits for it."""
@@ -45,7 +45,7 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
         case "json_schema":
             schema = json.loads(structured_output.value)
             grammar = json_grammar(schema)
-            if keyword := dropped(schema, _CONVERTER if grammar is None else _GRAMMAR):
+            if keyword := ignored(schema, _CONVERTER if grammar is None else _GRAMMAR):
                 raise ValueError(f"the schema's {keyword} cannot be followed by OpenVINO GenAI's xgrammar")
             return {"json_schema": structured_output.value} if grammar is None else {"grammar": grammar}
         case "json_object":

@@ -18,7 +18,7 @@ from typing import Any
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.structured_output.schema_keywords import XgrammarSupport, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from handler.engines.vllm.arguments import engine_arguments, environment, structured_output_arguments
 
 _OF_AUTO = "xgrammar"
@@ -118,7 +118,7 @@ class VllmCheck:
     def _check_keywords(self, structured_output: StructuredOutput) -> None:
         if self._name != _OF_AUTO or structured_output.kind != "json_schema":
             return
-        if keyword := dropped(json.loads(structured_output.value), self._xgrammar):
+        if keyword := ignored(json.loads(structured_output.value), self._xgrammar):
             other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(structured_output) else ""
             raise ValueError(f"the schema's {keyword} cannot be followed by xgrammar{other}")
 
