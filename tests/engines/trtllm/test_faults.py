@@ -94,7 +94,7 @@ def test_what_has_not_begun_may_wait_behind_a_whole_answer() -> None:
     for running, expects in (([], False), ([plain], True), ([whole], False), ([plain, whole], False),
                              ([begun, whole], True)):  # fmt: skip
         engine._running = {one.key: one for one in running}
-        assert engine._expects() == expects, running
+        assert engine._expects_results() == expects, running
 
 
 def test_a_first_load_that_fails_is_said(model: Path) -> None:

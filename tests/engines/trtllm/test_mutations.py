@@ -67,7 +67,7 @@ def test_a_failed_result_that_is_taken_up_again_shows(model: Path) -> None:
                 for _ in range(3):
                     try:
                         async for _ in running.result:
-                            found.engine._arrived(running)
+                            found.engine._notify(running)
                     except AssertionError:
                         continue
 
