@@ -1,8 +1,8 @@
-"""Writes a Hugging Face directory of a well-known shape without weights, for `-o option.load_format=dummy`.
+"""Write a Hugging Face directory of a well-known shape without weights, for `-o option.load_format=dummy`.
 
-Such a directory has 5 MB and computes as long as a real model of that shape, so it can be carried to a GPU machine that
-reaches no registry. Its tokenizer is another model's, with fillers up to the shape's vocabulary, for random weights
-choose any id:
+Such a directory has 5 MB and computes as long as a real model of that shape. Carry it to a GPU machine without a
+package registry. Random weights choose any id, so its tokenizer is another model's, with fillers up to the shape's
+vocabulary:
 
     python bench/dummy_model.py llama8b DIRECTORY [--tokenizer MODEL_DIRECTORY]
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,16 @@ def exact_demo(demo_model: Path) -> Path:
 def hf_demo() -> Path:
     """The demo model as a Hugging Face directory; makes it with torch, which vLLM brings."""
     return prepare_checkpoint("demo", {})
+
+
+@pytest.fixture(scope="session")
+def vllm(hf_demo: Path) -> Iterator[Any]:
+    """vLLM behind a batcher, as `Driver`: one for the whole run, for its start takes half a minute."""
+    from tests.process.engines.test_conformance import start  # after pytest has rewritten its assertions
+
+    driver = start("vllm", hf_demo)
+    yield driver
+    driver.engine.close()
 
 
 @pytest.fixture(scope="session")

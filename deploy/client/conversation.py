@@ -41,16 +41,16 @@ class Conversation:
             RequestFailed: the request failed.
         """
         turn = {"role": "user", "content": text}
-        said: list[str] = []
+        pieces: list[str] = []
         try:
             with self._predictor.chat([*self.messages, turn], stream=True, **self._parameters) as stream:
                 for piece in stream.text():
-                    said.append(piece)
+                    pieces.append(piece)
                     yield piece
         except (KeyboardInterrupt, GeneratorExit):
-            self._keep(turn, said)
+            self._keep(turn, pieces)
             raise
-        self._keep(turn, said)
+        self._keep(turn, pieces)
 
-    def _keep(self, turn: dict[str, str], said: list[str]) -> None:
-        self.turns += [turn, {"role": "assistant", "content": "".join(said)}]
+    def _keep(self, turn: dict[str, str], pieces: list[str]) -> None:
+        self.turns += [turn, {"role": "assistant", "content": "".join(pieces)}]

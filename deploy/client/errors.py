@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from deploy.errors import DeployError, NotAllowed, NotThere
 
 if TYPE_CHECKING:
-    from deploy.client.events import Event
+    from deploy.client.streaming.events import Event
 
 
 class RequestFailed(DeployError):

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 from botocore.config import Config
 
 from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
-from deploy.client.bearer import BearerToken
+from deploy.client.aws.bearer import BearerToken
+from deploy.client.aws.failures import FROM_AWS, failure
+from deploy.client.aws.runtime import TIMEOUTS, Runtime, Timeouts
 from deploy.client.errors import NotSent, NotStarted
-from deploy.client.failures import FROM_AWS, failure
 from deploy.client.openai_route import OpenAIRoute
 from deploy.client.retry import PATIENT, Patience
-from deploy.client.runtime import TIMEOUTS, Runtime, Timeouts
-from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialized
+from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialize_body
 from deploy.client.session import Session
-from deploy.client.stream import Stream, of_response
+from deploy.client.streaming.stream import Stream, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -123,7 +123,7 @@ class Predictor:
         request = self._request(data, initial_args, options)
         request.setdefault("Accept", ", ".join(self.deserializer.ACCEPT))
         response = self.runtime.invoke(request)
-        return deserialized(self.deserializer, response["Body"], response.get("ContentType", ""))
+        return deserialize_body(self.deserializer, response["Body"], response.get("ContentType", ""))
 
     def predict_stream(
         self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]
@@ -134,7 +134,7 @@ class Predictor:
         """
         if isinstance(data, Mapping) and data.keys() & _PROMPTS and "stream" not in data:
             data = {**data, "stream": True}
-        return of_response(self.runtime.stream(self._request(data, initial_args, options)))
+        return stream_of(self.runtime.stream(self._request(data, initial_args, options)))
 
     @overload
     def chat(self, messages: Messages, *, stream: Literal[False] = False, **parameters: Any) -> dict[str, Any]: ...

@@ -41,7 +41,7 @@ PATIENT = Patience()
 IMPATIENT = Patience(busy=0, cold=0)
 
 
-def patiently(
+def with_retries(
     attempt: Callable[[], _Answer],
     patience: Patience,
     report: Callable[[NotStarted, float], None] | None = None,
@@ -63,10 +63,10 @@ def patiently(
         try:
             return attempt()
         except NotStarted as error:
-            left = started + patience.limit(error) - clock()
-            if left <= 0:
+            remaining = started + patience.limit(error) - clock()
+            if remaining <= 0:
                 raise
-            wait = min(pause * random.uniform(0.5, 1.0), left)
+            wait = min(pause * random.uniform(0.5, 1.0), remaining)
             if report is not None:
                 report(error, wait)
             sleep(wait)

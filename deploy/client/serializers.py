@@ -51,5 +51,5 @@ class BytesDeserializer:
         return bytes(stream.read())
 
 
-def deserialized(deserializer: Deserializer, body: bytes, content_type: str) -> Any:
+def deserialize_body(deserializer: Deserializer, body: bytes, content_type: str) -> Any:
     return deserializer.deserialize(io.BytesIO(body), content_type)

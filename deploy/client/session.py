@@ -11,7 +11,7 @@ from deploy.client.errors import ModelFailed, RequestFailed
 
 if TYPE_CHECKING:
     from deploy.client.predictor import Predictor
-    from deploy.client.stream import Stream
+    from deploy.client.streaming.stream import Stream
 
 
 class Session:
@@ -29,12 +29,12 @@ class Session:
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
-        response = self._told("NEW_SESSION", "NEW_SESSION")
+        response = self._send("NEW_SESSION", "NEW_SESSION")
         name, _, more = str(response.get("NewSessionId") or "").partition(";")
         self.id = name.strip()
         if not self.id:
             raise ModelFailed("the container answered without a session's id", "Are its sessions switched on?")
-        self.expires = _moment(more)
+        self.expires = _expiry(more)
 
     def predict(self, data: Any, **options: Any) -> Any:
         """As `Predictor.predict`; a session that is unknown or has expired is `ModelRefused` (400)."""
@@ -46,7 +46,7 @@ class Session:
     def close(self) -> None:
         """The container forgets it. Closed already: nothing happens."""
         if self.id:
-            self._told("CLOSE", self.id)
+            self._send("CLOSE", self.id)
             self.id = ""
 
     def __enter__(self) -> Session:
@@ -61,13 +61,13 @@ class Session:
             if error is None:  # else the first error is the one to be seen
                 raise
 
-    def _told(self, what: str, name: str) -> dict[str, Any]:
+    def _send(self, what: str, name: str) -> dict[str, Any]:
         return self._predictor.runtime.invoke(
             {"Body": json.dumps({"requestType": what}).encode(), "ContentType": "application/json", "SessionId": name}
         )
 
 
-def _moment(text: str) -> datetime.datetime | None:
+def _expiry(text: str) -> datetime.datetime | None:
     """Of `Expires=2026-11-20T00:00:00Z`."""
     name, _, value = text.strip().partition("=")
     if name.lower() != "expires":

@@ -11,7 +11,7 @@ import re
 from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qs
 
-from deploy.local.answers import Rejected
+from deploy.local.answers import ApiError
 
 TOKEN_PREFIX = "sagemaker-api-key-"
 _SERVICE = "sagemaker"
@@ -30,10 +30,10 @@ def check_signature(authorization: str | None, region: str | None) -> str:
         Rejected: there is no signature, it is none of AWS's fourth version, or it is for something else.
     """
     if not authorization:
-        raise Rejected(403, "MissingAuthenticationToken", "Missing Authentication Token")
+        raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
     signed = _SIGNED.fullmatch(authorization)
     if signed is None:
-        raise Rejected(403, "IncompleteSignature", "The Authorization header is no Signature Version 4.")
+        raise ApiError(403, "IncompleteSignature", "The Authorization header is no Signature Version 4.")
     return _region(signed[1], region, "InvalidSignatureException")
 
 
@@ -44,10 +44,10 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         Rejected: there is none, it is malformed, too old, or for another region.
     """
     if not authorization:
-        raise Rejected(403, "MissingAuthenticationToken", "Missing Authentication Token")
+        raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
     scheme, _, token = authorization.partition(" ")
     if scheme != "Bearer" or not token.startswith(TOKEN_PREFIX):
-        raise _denied(f"this route wants Authorization: Bearer {TOKEN_PREFIX}...")
+        raise _access_denied(f"this route wants Authorization: Bearer {TOKEN_PREFIX}...")
     try:
         url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
         query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
@@ -56,13 +56,13 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         until = made + timedelta(seconds=seconds)
         scope, action, _ = query["X-Amz-Credential"], query["Action"], query["X-Amz-Signature"]
     except (ValueError, OverflowError, KeyError) as error:
-        raise _denied("the bearer token is not the base64 of a presigned URL") from error
+        raise _access_denied("the bearer token is not the base64 of a presigned URL") from error
     if action != "CallWithBearerToken":
-        raise _denied(f"the bearer token is signed for {action}, not for CallWithBearerToken")
+        raise _access_denied(f"the bearer token is signed for {action}, not for CallWithBearerToken")
     if not 1 <= seconds <= _LONGEST:
-        raise _denied(f"the bearer token is made for {seconds} s; at most {_LONGEST} are allowed")
+        raise _access_denied(f"the bearer token is made for {seconds} s; at most {_LONGEST} are allowed")
     if now > until:
-        raise Rejected(
+        raise ApiError(
             403, "ExpiredTokenException", f"The bearer token was good for {seconds} s from {made.isoformat()}."
         )
     return _region(scope, region, "AccessDeniedException")
@@ -74,10 +74,10 @@ def _region(credential: str, wanted: str | None, code: str) -> str:
         case [_, _, region, service, "aws4_request"] if service == _SERVICE:
             if wanted is None or region == wanted:
                 return region
-            raise Rejected(403, code, f"Credential is scoped to {region}; this endpoint is in {wanted}.")
+            raise ApiError(403, code, f"Credential is scoped to {region}; this endpoint is in {wanted}.")
         case _:
-            raise Rejected(403, code, f"Credential must be scoped to service {_SERVICE}.")
+            raise ApiError(403, code, f"Credential must be scoped to service {_SERVICE}.")
 
 
-def _denied(why: str) -> Rejected:
-    return Rejected(403, "AccessDeniedException", f"Not authorized: {why}.")
+def _access_denied(why: str) -> ApiError:
+    return ApiError(403, "AccessDeniedException", f"Not authorized: {why}.")

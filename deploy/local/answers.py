@@ -10,7 +10,7 @@ TIMED_OUT = "Your invocation timed out while waiting for a response from contain
 _MESSAGE_LIMIT = 2048  # characters: the API's shape Message
 
 
-class Rejected(Exception):
+class ApiError(Exception):
     """The request's answer is this error.
 
     Args:
@@ -30,11 +30,11 @@ class Rejected(Exception):
         return web.json_response({"Message": str(self), **self.members}, status=self.status, headers=headers)
 
 
-def validation_error(message: str, status: int = 400) -> Rejected:
-    return Rejected(status, "ValidationError", message)
+def validation_error(message: str, status: int = 400) -> ApiError:
+    return ApiError(status, "ValidationError", message)
 
 
-def model_error(original: int, message: str, log_stream: str) -> Rejected:
+def model_error(original: int, message: str, log_stream: str) -> ApiError:
     """The container did not answer with a 2xx.
 
     Args:
@@ -47,7 +47,7 @@ def model_error(original: int, message: str, log_stream: str) -> Rejected:
         else ("server", "SERVER_ERROR_FROM_MODEL" if original else "INTERNAL_FAILURE_FROM_MODEL")
     )
     message = message[:_MESSAGE_LIMIT]
-    return Rejected(
+    return ApiError(
         424,
         "ModelError",
         f'Received {side} error ({original}) from primary with message "{message}".',

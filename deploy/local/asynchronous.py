@@ -29,7 +29,7 @@ _EXTENSION = re.compile(r"(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]{1,512}")
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AsyncRequest:
     """A request, and where its answer will be.
 
     Args:
@@ -61,7 +61,9 @@ class AsyncCalls:
         self._room = asyncio.Semaphore(CONCURRENT)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def accept(self, headers: Mapping[str, str], passed: Mapping[str, str], body: bytes, log_stream: str) -> Accepted:
+    def accept(
+        self, headers: Mapping[str, str], passed: Mapping[str, str], body: bytes, log_stream: str
+    ) -> AsyncRequest:
         """Queue a request.
 
         Args:
@@ -82,7 +84,7 @@ class AsyncCalls:
         extension = _text(headers, "S3OutputPathExtension", _EXTENSION)
         filename = _text(headers, "Filename", _FILENAME)
         folder = f"{extension.strip('/')}/" if extension else ""
-        accepted = Accepted(
+        accepted = AsyncRequest(
             inference_id=request_id,
             input=location or body,
             passed={**passed, INFERENCE_ID: request_id},
@@ -104,7 +106,7 @@ class AsyncCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, call: Accepted, log_stream: str) -> None:
+    async def _run(self, call: AsyncRequest, log_stream: str) -> None:
         began = time.monotonic()
         async with self._room:
             try:
@@ -117,9 +119,9 @@ class AsyncCalls:
                 await asyncio.to_thread(self._store.write, call.output, data)
             except Exception as error:  # whoever waits for the answer has to be told
                 log.info("asynchronous request %s: %s", call.inference_id, error)
-                await self._failed(call, str(error))
+                await self._write_failure(call, str(error))
 
-    async def _failed(self, call: Accepted, why: str) -> None:
+    async def _write_failure(self, call: AsyncRequest, why: str) -> None:
         try:
             await asyncio.to_thread(self._store.write, call.failure, why.encode("utf-8", "replace"))
         except OSError:

@@ -128,10 +128,10 @@ class Container:
         )
         self._reader = asyncio.ensure_future(self._read())
 
-    async def died(self) -> Failed:
+    async def wait_for_exit(self) -> Failed:
         """Waits until it has ended by itself; how, and the last lines of its log."""
         assert self._process is not None, "start() comes first"
-        status = await self._ended()
+        status = await self._wait()
         await self._read_all()
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         last = "\n".join(f"  {line}" for line in self.tail)
@@ -144,11 +144,11 @@ class Container:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             try:
-                await asyncio.wait_for(self._ended(), seconds)
+                await asyncio.wait_for(self._wait(), seconds)
             except asyncio.TimeoutError:
                 self._show(f"still there {seconds:g} s after SIGTERM: SIGKILL, as SageMaker does")
         self.kill()
-        status = await self._ended()
+        status = await self._wait()
         await self._read_all()
         self._process._transport.close()  # type: ignore[attr-defined]  # the log's pipe, if it is still held open
         return status
@@ -158,7 +158,7 @@ class Container:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    async def _ended(self) -> int:
+    async def _wait(self) -> int:
         """The exit status. asyncio's own wait() lasts until nobody holds the log's pipe, which a child may for long."""
         assert self._process is not None
         while (status := self._process.returncode) is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deploy.local.answers import Rejected, validation_error
+from deploy.local.answers import ApiError, validation_error
 
 MIB = 2**20
 ACCOUNT = "000000000000"
@@ -80,7 +80,7 @@ class Endpoint:
         if variant is not None and variant != self.variant:
             raise validation_error(f"Variant {variant} of endpoint {name} not found: it has {self.variant}.")
         if not self.healthy:
-            raise Rejected(503, "ServiceUnavailable", f"No instance of endpoint {name} answers its health check.")
+            raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} answers its health check.")
 
     def adapter(self, component: str | None) -> str | None:
         """The adapter that the named component stands for.

@@ -17,7 +17,7 @@ _PRELUDE = struct.Struct("!III")
 _CRC = struct.Struct("!I")
 
 
-def encoded(headers: bytes, payload: bytes) -> bytes:
+def encode(headers: bytes, payload: bytes) -> bytes:
     """One message.
 
     Args:
@@ -28,7 +28,7 @@ def encoded(headers: bytes, payload: bytes) -> bytes:
     return message + _CRC.pack(zlib.crc32(message))
 
 
-def encoded_headers(headers: Mapping[str, str]) -> bytes:
+def encode_headers(headers: Mapping[str, str]) -> bytes:
     parts = []
     for name, value in headers.items():
         key, text = name.encode(), value.encode()
@@ -36,14 +36,14 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
     return b"".join(parts)
 
 
-_PART = encoded_headers(
+_PART = encode_headers(
     {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}
 )
 
 
 def payload_part(data: bytes) -> bytes:
     """The event `PayloadPart{Bytes}`."""
-    return encoded(_PART, data)
+    return encode(_PART, data)
 
 
 def model_stream_error(code: str, message: str) -> bytes:
@@ -58,4 +58,4 @@ def internal_stream_failure(message: str) -> bytes:
 
 def _exception(kind: str, body: Mapping[str, str]) -> bytes:
     headers = {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}
-    return encoded(encoded_headers(headers), json.dumps(body).encode())
+    return encode(encode_headers(headers), json.dumps(body).encode())

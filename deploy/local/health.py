@@ -59,8 +59,8 @@ async def until_ready(endpoint: Endpoint, probing: Probing) -> None:
         while wrong := await ping(session, endpoint.container, probing.timeout):
             if loop.time() >= deadline:
                 endpoint.status = Status.FAILED
-                said = NEVER_HEALTHY.format(variant=endpoint.variant, seconds=probing.window)
-                raise Failed(f"{said} Last: {wrong}.", "Give it longer with --start-timeout, or see its log.")
+                text = NEVER_HEALTHY.format(variant=endpoint.variant, seconds=probing.window)
+                raise Failed(f"{text} Last: {wrong}.", "Give it longer with --start-timeout, or see its log.")
             await asyncio.sleep(probing.between)
 
 

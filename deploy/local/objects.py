@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from deploy.local.answers import Rejected
+from deploy.local.answers import ApiError
 from deploy.local.store import Store
 
 _PATH = r"/{bucket:(?!endpoints/)[^/]+}/{key:.+}"
@@ -31,7 +31,7 @@ class Objects:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         try:
             data = await asyncio.to_thread(self._path(request).read_bytes)
-        except Rejected as error:
+        except ApiError as error:
             return _failed(400, "InvalidArgument", str(error))
         except OSError:
             return _failed(404, "NoSuchKey", f"{request.path}: the specified key does not exist.")
@@ -43,7 +43,7 @@ class Objects:
         data = await request.read()
         try:
             await asyncio.to_thread(self._store.put, self._path(request), data)
-        except Rejected as error:
+        except ApiError as error:
             return _failed(400, "InvalidArgument", str(error))
         except OSError as error:  # too long a name, or an object's name is another's folder
             return _failed(400, "InvalidArgument", f"{request.path}: a directory cannot hold it: {error.strerror}")

@@ -75,7 +75,7 @@ class Relay:
         """
         try:
             async with self.post("/invocations", body, headers, seconds) as reply:
-                await refuse_failed(reply, log_stream)
+                await raise_for_status(reply, log_stream)
                 data = await _read(reply, MOST + 1)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             log.warning("the container gave no answer: %s", error or "time is over")
@@ -85,7 +85,7 @@ class Relay:
         return reply, data
 
 
-async def refuse_failed(reply: aiohttp.ClientResponse, log_stream: str) -> None:
+async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> None:
     """Let a 2xx pass.
 
     Raises:

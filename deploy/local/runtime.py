@@ -16,13 +16,13 @@ import aiohttp
 from aiohttp import web
 
 from deploy.local.access import check_signature, check_token
-from deploy.local.answers import TIMED_OUT, Rejected, model_error, validation_error
+from deploy.local.answers import TIMED_OUT, ApiError, model_error, validation_error
 from deploy.local.asynchronous import AsyncCalls
 from deploy.local.endpoint import MIB, Endpoint
 from deploy.local.eventstream import CONTENT_TYPE
 from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Operation, to_client, to_container
 from deploy.local.objects import Objects
-from deploy.local.relay import Relay, messages, refuse_failed
+from deploy.local.relay import Relay, messages, raise_for_status
 from deploy.local.store import Store
 
 log = logging.getLogger("deploy.local")
@@ -45,7 +45,7 @@ class Runtime:
 
     def app(self) -> web.Application:
         # The body's limit is looked at by `_body`, which says whose it is.
-        app = web.Application(middlewares=[_answered], client_max_size=self._endpoint.limits.body + 1)
+        app = web.Application(middlewares=[_respond], client_max_size=self._endpoint.limits.body + 1)
         app.router.add_post("/endpoints/{endpoint}/invocations", self._invoke)
         app.router.add_post("/endpoints/{endpoint}/invocations-response-stream", self._stream)
         app.router.add_post("/endpoints/{endpoint}/async-invocations", self._invoke_async)
@@ -66,7 +66,7 @@ class Runtime:
     # -- operations ----------------------------------------------------------------------------------------------
 
     async def _invoke(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._signed(request, INVOKE)
+        log_stream, headers = self._check_request(request, INVOKE)
         body = await self._body(request)
         reply, data = await self._relay.whole(body, headers, self._endpoint.limits.invoke, log_stream)
         returned = to_client(reply.headers, INVOKE, self._endpoint.variant)
@@ -75,12 +75,12 @@ class Runtime:
         return web.Response(body=data, headers=returned)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._signed(request, STREAM)
+        log_stream, headers = self._check_request(request, STREAM)
         body = await self._body(request)
         seconds = self._endpoint.limits.stream
         try:
             async with self._relay.post("/invocations", body, headers, seconds) as reply:
-                await refuse_failed(reply, log_stream)
+                await raise_for_status(reply, log_stream)
                 returned = to_client(reply.headers, STREAM, self._endpoint.variant)
                 returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
                 answer = web.StreamResponse(headers={**returned, "Content-Type": CONTENT_TYPE})
@@ -95,7 +95,7 @@ class Runtime:
         return answer
 
     async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._signed(request, ASYNC)
+        log_stream, headers = self._check_request(request, ASYNC)
         if self._async is None:
             raise validation_error("The endpoint has no AsyncInferenceConfig: start it with a directory for S3 (--s3).")
         body = await self._body(request)
@@ -135,7 +135,7 @@ class Runtime:
 
     # -- what they share -----------------------------------------------------------------------------------------
 
-    def _signed(self, request: web.Request, operation: Operation) -> tuple[str, dict[str, str]]:
+    def _check_request(self, request: web.Request, operation: Operation) -> tuple[str, dict[str, str]]:
         """Of a signed request: the log that its errors name, and the headers for the container."""
         endpoint, headers = self._endpoint, request.headers
         region = check_signature(headers.get("Authorization"), endpoint.region)
@@ -158,7 +158,7 @@ class Runtime:
         return body
 
 
-def _too_large(limit: int) -> Rejected:
+def _too_large(limit: int) -> ApiError:
     return validation_error(f"Request body is larger than {limit} bytes ({limit / MIB:g} MB).", 413)
 
 
@@ -171,7 +171,7 @@ def _streams(body: bytes) -> bool:
 
 
 @web.middleware
-async def _answered(
+async def _respond(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Errors as AWS writes them, and a line in the log."""
@@ -179,16 +179,16 @@ async def _answered(
     try:
         answer = await handler(request)
         return answer
-    except Rejected as error:
+    except ApiError as error:
         answer = error.response()
         log.info("%s: %s", error.code, error)
         return answer
     except web.HTTPException:  # the router's: no such path, or not by that method
-        answer = Rejected(404, "UnknownOperationException", f"No operation at {request.path}.").response()
+        answer = ApiError(404, "UnknownOperationException", f"No operation at {request.path}.").response()
         return answer
     except Exception:
         log.exception("%s failed", request.path)
-        answer = Rejected(500, "InternalFailure", "The request processing has failed.").response()
+        answer = ApiError(500, "InternalFailure", "The request processing has failed.").response()
         return answer
     finally:
         status = answer.status if answer is not None else "client gone"

@@ -69,12 +69,12 @@ async def serve(
     async with _listening(plan) as url, _container(plan.command, log, asked) as container:
         report(f"endpoint {endpoint.name} is Creating at {url}")
         watching = asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))
-        dying = asyncio.ensure_future(container.died() if container else _never())
+        dying = asyncio.ensure_future(container.wait_for_exit() if container else _never())
         stopping = asyncio.ensure_future(asked.wait())
         try:
             await asyncio.wait({watching, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if dying.done() and not stopping.done():
-                _died(endpoint, dying.result(), report)
+                _report_exit(endpoint, dying.result(), report)
                 watching.cancel()
                 await stopping
             elif not stopping.done():
@@ -93,7 +93,7 @@ async def _never() -> Failed:
     raise AssertionError
 
 
-def _died(endpoint: Endpoint, failed: Failed, report: Callable[[str], None]) -> None:
+def _report_exit(endpoint: Endpoint, failed: Failed, report: Callable[[str], None]) -> None:
     """Before it is in service that is the endpoint's end; afterwards requests fail, as until SageMaker replaces it."""
     if endpoint.status is not Status.IN_SERVICE:
         endpoint.status = Status.FAILED
@@ -123,8 +123,8 @@ async def _load_adapters(plan: Plan) -> None:
             try:
                 async with session.post(f"{plan.endpoint.container}/adapters", json=body) as reply:
                     if reply.status != 200:
-                        said = (await reply.text(errors="replace")).strip()
-                        raise Failed(f"adapter {name}: the container answers {reply.status}: {said}")
+                        text = (await reply.text(errors="replace")).strip()
+                        raise Failed(f"adapter {name}: the container answers {reply.status}: {text}")
             except (aiohttp.ClientError, asyncio.TimeoutError) as error:
                 raise Failed(f"adapter {name}: the container gave no answer: {error or 'time is over'}") from None
 
@@ -142,8 +142,8 @@ async def _listening(plan: Plan) -> AsyncIterator[str]:
             await site.start()
         except OSError as error:
             advice = "Name another one with --port; 0 takes a free one."
-            said = os.strerror(error.errno) if error.errno else str(error)
-            raise DeployError(f"cannot listen on {plan.host}:{plan.port}: {said}", advice) from None
+            text = os.strerror(error.errno) if error.errno else str(error)
+            raise DeployError(f"cannot listen on {plan.host}:{plan.port}: {text}", advice) from None
         host, port = runner.addresses[0][:2]
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
     finally:

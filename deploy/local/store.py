@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from deploy.local.answers import Rejected, validation_error
+from deploy.local.answers import ApiError, validation_error
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
@@ -50,7 +50,7 @@ class Store:
         try:
             return self.path(uri).read_bytes()
         except OSError as error:
-            raise Rejected(404, "NoSuchKey", f"{uri}: {error.strerror}") from None
+            raise ApiError(404, "NoSuchKey", f"{uri}: {error.strerror}") from None
 
     def write(self, uri: str, data: bytes) -> None:
         self.put(self.path(uri), data)

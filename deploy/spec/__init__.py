@@ -1,6 +1,6 @@
-"""The specification of a deployment: one YAML or JSON file, validated, and never changed afterwards.
+"""The specification of a deployment: one YAML or JSON file, validated, immutable.
 
-`Spec` is the whole; `sections.py` its parts; `reading.py` makes one of a file and the command line.
+`Spec` is the whole, `sections.py` has its parts, `reading.py` reads it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from deploy.spec.values import Name, Region, RoleArn, Section, TagKey, TagValue
 
 __all__ = ["Spec"]
 
-_OURS = 2  # of the fifty tags that a resource may have: names.py
+_OURS = 2  # of a resource's fifty tags; the rest is for names.py
 
 
 def _scalar(value: Any) -> Any:
-    """One message for all four types, where pydantic would give one for each."""
+    """Validate all four types at once: pydantic would report an error for each."""
     if not isinstance(value, str | int | float):
         raise ValueError("must be a text, a number, true or false; JSON goes in as text, in quotes")
     return value
 
 
 def _variable(value: Any) -> Any:
-    """A text: YAML makes other numbers of `0777` and `12:30:45`, and a switch of `on`."""
+    """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
     if not isinstance(value, str):
         raise ValueError("must be a text: quote it")
     if any(unicodedata.category(one) == "Cc" for one in value):
@@ -87,7 +87,7 @@ class Spec(Section):
 
     @property
     def own_code(self) -> bool:
-        """Whether the model's own Python may run."""
+        """Whether the model's own Python code may run."""
         return str(self.options.get("trust_remote_code", "")).lower() == "true"
 
     @model_validator(mode="after")

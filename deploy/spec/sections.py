@@ -1,6 +1,6 @@
-"""The sections of a specification. Their descriptions are what `lmi deploy schema` and docs/deploy.md show.
+"""The sections of a specification. `lmi deploy schema` and docs/deploy.md show their descriptions.
 
-Limits are botocore 1.44's (contract sagemaker.md, sections 1 and 5).
+Limits are those of botocore 1.44's service model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from deploy.spec.values import (
 
 
 def one_of(section: Section, *names: str) -> None:
-    """Exactly one of the fields is given.
+    """Check that exactly one of the fields is set.
 
     Raises:
         ValueError: none is, or several are.
@@ -102,7 +102,7 @@ class Model(Section):
 
     @property
     def directory(self) -> Path | None:
-        """`path` with `~` as what it stands for."""
+        """`path` with `~` expanded."""
         return None if self.path is None else Path(self.path).expanduser()
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from handler.formatters import Token as Shown
 from handler.plugins.loading import OutputFormatter, Style
 from handler.plugins.running import failed, kind, run, users_objects
 from handler.protocols.base import ParsedRequest
-from handler.protocols.reply import finish_of, returned
+from handler.protocols.reply import finish_of, rank_sequences
 
 _ids = itertools.count()
 
@@ -31,10 +31,10 @@ def with_formatter(
         given: the input formatter's own object for the output formatter; None where it made none.
         tgi_compat: `option.tgi_compat`.
     """
-    if call.reshape is None:
+    if call.postprocess is None:
         return call
     if formatter.style is Style.VALUE:
-        return call._replace(reply=call.reshape(functools.partial(_changed, formatter)), formatter=formatter.title)
+        return call._replace(reply=call.postprocess(functools.partial(_changed, formatter)), formatter=formatter.title)
     if given is None:
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
         given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
@@ -116,7 +116,7 @@ class CustomReply:
             if not self._unfinished:
                 output.finished = True
                 logprobs = [one.cumulative_log_prob for one in output.sequences.values()]
-                best, *others = returned(logprobs, self._request.sampling)
+                best, *others = rank_sequences(logprobs, self._request.sampling)
                 output.best_sequence_index, output.other_sequences_indices = best, others
         self.finished = not self._unfinished
         if index == 0 or self.finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
@@ -101,8 +101,24 @@ def no_headers(timing: Timing | None) -> Headers:
     return ()
 
 
-def front_end_error(error: ServingError) -> dict[str, Any]:
-    """What DJL's front end says of a request that it turns away (contract djl.md, section 2), with our `error`."""
+Count = Annotated[int, ("minimum", 0)]
+"""A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
+
+
+class _FrontEndError(TypedDict):
+    code: Count
+    type: str
+    message: str
+
+
+class FrontEndError(_FrontEndError, total=False):
+    """The error of DJL Serving's front end (`code`, `type`, `message`), with our `error`."""
+
+    error: str
+
+
+def front_end_error(error: ServingError) -> FrontEndError:
+    """Render an error as DJL Serving's front end renders a request that it turns away."""
     return {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
 
 
@@ -127,23 +143,24 @@ class Reply(Protocol):
 
 
 class ParsedRequest(NamedTuple):
-    """What one HTTP request asks for: one or more prompts, and how to write their answer.
+    """One HTTP request: its prompts, and the reply that writes their answer.
 
     Attributes:
-        reshape: makes the same reply, its values changed by a function before they are framed. None: a user's output
-            formatter has no say in this answer.
-        formatter: the user's function that the reply runs, for messages; "" where there is none. `feed` may take its
-            time then, and raises FormatterFailed; it is fed a delta with that error, as with any other failure.
-        headers: the dialect's own, of the answer asked for; `None` stands for the timing at a stream's start.
-        keep_alive: what a stream sends when nothing has come for a while; b"" where the dialect has no such thing.
-        failed: a stream's end, where all that it has sent are such signs; None: as `Reply.refused` has it.
+        ignored: names in the body that no dialect knows.
+        postprocess: makes the same reply with a function that changes its values before framing. None: a user's
+            output formatter does not apply to this answer.
+        formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
+            takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
+        headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
+        keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
+        failed: renders the end of a stream that has sent nothing but `keep_alive`. None: use `Reply.refused`.
     """
 
     requests: Sequence[Request]
     reply: Reply
     ignored: Sequence[str] = ()
     streams: bool = False
-    reshape: Callable[[Callable[[Any], Any]], Reply] | None = None
+    postprocess: Callable[[Callable[[Any], Any]], Reply] | None = None
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from handler.protocols.base import Schema
-from handler.protocols.dispatch import ByShape, Refusing
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.protocols.base import HttpResponse, ParsedRequest, Schema, ServerContext
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.request import Lmi
@@ -13,6 +16,58 @@ from handler.protocols.tgi.compat import TgiCompat
 from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.triton.request import Route, Triton
+
+
+class DispatchByField:
+    """A body with `inputs` is the mode's own; of the others the first dialect whose field it has reads it.
+
+    Null is absent.
+
+    Args:
+        mode: the dialect of this configuration, which also answers what no dialect can read.
+        others: the field by which a dialect is known -> the dialect.
+    """
+
+    def __init__(self, mode: Schema, others: Mapping[str, Schema]) -> None:
+        self.name = mode.name
+        self.any_media = mode.any_media
+        self._mode = mode
+        self._others = others
+
+    @property
+    def dialects(self) -> tuple[Schema, ...]:
+        """All that it chooses from, the mode first."""
+        return self._mode, *self._others.values()
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        return self._dialect(body).parse(body, context)
+
+    def _dialect(self, body: Any) -> Schema:
+        if isinstance(body, dict) and body.get("inputs") is None:
+            for field, dialect in self._others.items():
+                if body.get(field) is not None:
+                    return dialect
+        return self._mode
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return self._dialect(body).refused(error, body, context)
+
+
+class RefusingDialect:
+    """A dialect that a mode does not have: refused by name, in the mode's own form."""
+
+    def __init__(self, mode: Schema, why: str) -> None:
+        self.name = f"no_{mode.name}"
+        self.any_media = mode.any_media
+        self._mode = mode
+        self._why = why
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        raise InvalidPayload(self._why)
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return self._mode.refused(error, body, context)
+
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """Where Triton has a model."""
@@ -26,14 +81,14 @@ _NO_TRITON = "'text_input': Triton's generate is not available for dynamic batch
 SCHEMAS: dict[str, Schema] = {
     schema.name: schema
     for schema in (
-        ByShape(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
-        ByShape(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
-        ByShape(
+        DispatchByField(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        DispatchByField(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        DispatchByField(
             _BATCH,
             {
-                "messages": Refusing(_BATCH, _NO_CHAT),
-                "prompt": Refusing(_BATCH, _NO_COMPLETIONS),
-                "text_input": Refusing(_BATCH, _NO_TRITON),
+                "messages": RefusingDialect(_BATCH, _NO_CHAT),
+                "prompt": RefusingDialect(_BATCH, _NO_COMPLETIONS),
+                "text_input": RefusingDialect(_BATCH, _NO_TRITON),
             },
         ),
     )

@@ -9,7 +9,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, Framing
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.protocols.base import HttpResponse
-from handler.protocols.tensors.outputs import Generated, Lines, Wanted, document
+from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
 
 class ResponseFormat(Protocol):
@@ -91,12 +91,12 @@ class StreamReply:
     """A stream of lines, one a token."""
 
     def __init__(
-        self, layout: ResponseFormat, request: Request, framing: Framing, outputs: Wanted | None = None
+        self, format: ResponseFormat, request: Request, framing: Framing, outputs: OutputTensors | None = None
     ) -> None:
-        self._layout = layout
+        self._format = format
         self._request = request
-        self._chunk = layout.chunk
-        self._special_in_text = layout.special_in_text
+        self._chunk = format.chunk
+        self._special_in_text = format.special_in_text
         self._framing = framing
         self._encode = framing.encode
         self._texts: list[str] = []
@@ -114,7 +114,7 @@ class StreamReply:
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is not None:
             self.finished = True
-            return self._encode(self._layout.stream_failure(delta.error))
+            return self._encode(self._format.stream_failure(delta.error))
         if self._bare and delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly all
             token = delta.tokens[0]
             self._num_tokens += 1
@@ -142,7 +142,7 @@ class StreamReply:
         """What the line of a token has beside it."""
         if self._bare:
             return None
-        tops = {"top_tokens": self._layout.top_tokens(token)} if self._request.sampling.top_logprobs else {}
+        tops = {"top_tokens": self._format.top_tokens(token)} if self._request.sampling.top_logprobs else {}
         return tops if self._outputs is None else {**tops, "outputs": self._outputs.line(token)}
 
     def _last(self, token: Token, finish: Finish) -> Any:
@@ -154,13 +154,13 @@ class StreamReply:
         text = (request.prompt if request.full_text else "") + "".join(self._texts)
         details = None
         if request.details:
-            details = self._layout.stream_details(request, finish, self._num_tokens, self._num_prompt_tokens)
+            details = self._format.stream_details(request, finish, self._num_tokens, self._num_prompt_tokens)
             if self._prefill is not None:
-                details["prefill"] = [self._layout.prompt_token(token) for token in self._prefill]
-        return self._layout.last_chunk(token, self._num_tokens, text, details, self._beside(token))
+                details["prefill"] = [self._format.prompt_token(token) for token in self._prefill]
+        return self._format.last_chunk(token, self._num_tokens, text, details, self._beside(token))
 
     def refused(self, error: ServingError) -> HttpResponse:
-        return self._layout.refused_as(error, self._framing)
+        return self._format.refused_as(error, self._framing)
 
 
 class WholeReply:
@@ -209,9 +209,9 @@ class WholeReply:
 class DocumentReply(WholeReply):
     """LMI's and TGI's whole answer."""
 
-    def __init__(self, layout: ResponseFormat, request: Request, outputs: Wanted | None = None) -> None:
-        super().__init__(request.sampling.num_sequences, special_in_text=layout.special_in_text)
-        self._layout = layout
+    def __init__(self, format: ResponseFormat, request: Request, outputs: OutputTensors | None = None) -> None:
+        super().__init__(request.sampling.num_sequences, special_in_text=format.special_in_text)
+        self._format = format
         self._request = request
         self._outputs = outputs
 
@@ -220,14 +220,14 @@ class DocumentReply(WholeReply):
 
     def _document(self) -> Any:
         scores = [self._score(sequence) for sequence in self._sequences]
-        best, *others = [self._sequences[index] for index in returned(scores, self._request.sampling)]
+        best, *others = [self._sequences[index] for index in rank_sequences(scores, self._request.sampling)]
         best.prefill = self._sequences[0].prefill
         request = self._request
         text = (request.prompt if request.full_text else "") + best.text
         details = None
         if request.details:
-            details = self._layout.details(request, best, others, self._num_prompt_tokens)
-        return self._layout.document(text, details, self._tensors(best, *others))
+            details = self._format.details(request, best, others, self._num_prompt_tokens)
+        return self._format.document(text, details, self._tensors(best, *others))
 
     def _score(self, sequence: SequenceOutput) -> float:
         """By which the sequences are ranked."""
@@ -236,13 +236,13 @@ class DocumentReply(WholeReply):
     def _tensors(self, *sequences: SequenceOutput) -> dict[str, Any] | None:
         if self._outputs is None:
             return None
-        return document(self._outputs, [Generated(one.tokens, one.rows) for one in sequences], self._context)
+        return document(self._outputs, [TokenRows(one.tokens, one.rows) for one in sequences], self._context)
 
     def refused(self, error: ServingError) -> HttpResponse:
-        return self._layout.refused_as(error, JSON)
+        return self._format.refused_as(error, JSON)
 
 
-def returned(scores: Sequence[float], sampling: Sampling) -> list[int]:
+def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
     """The sequences that the client gets, by index, the best first; beams come ranked by the engine."""
     ranked = list(range(len(scores)))
     if sampling.num_beams == 1:

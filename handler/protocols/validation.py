@@ -55,7 +55,9 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
     if sampling.structured_output is not None:
         for field in ("ignore_eos", "min_new_tokens"):
             if getattr(sampling, field) != DEFAULTS[field]:
-                raise named(field).refused(f"a guide says itself where an answer ends; leave out {named('guide').name}")
+                raise named(field).refused(
+                    f"a guide says itself where an answer ends; leave out {named('structured_output').name}"
+                )
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")

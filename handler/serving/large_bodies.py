@@ -20,7 +20,7 @@ from handler.core.errors import NotJson, Overloaded, TooLarge, Unavailable
 from handler.core.values import Request
 from handler.engines.structured_output.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
-from handler.protocols.readers import decode, decode_text
+from handler.protocols.readers.body import decode, decode_text
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.loading import Formatters
 from handler.protocols import registry
-from handler.protocols.adapters import agreed, named_adapter, shown
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
-from handler.protocols.readers import decode, decode_text
+from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
+from handler.protocols.readers.body import decode, decode_text
 from handler.serving.large_bodies import LARGE, LargeBodies
 from handler.serving.model import LoadedModel
 
@@ -218,8 +218,8 @@ class Intake:
             try:
                 one = named_adapter(given, self.context)
             except ValueError as error:
-                raise InvalidPayload(f"header {name}: {shown(given)}: {error}") from None
-            found = agreed(found, one, f"header {name}")
+                raise InvalidPayload(f"header {name}: {quote(given)}: {error}") from None
+            found = merge_adapters(found, one, f"header {name}")
         return found
 
     def _check(self, request: Request, prompt: Prompt) -> None:
@@ -268,7 +268,7 @@ def check_guide(request: Request, why: str) -> None:
 
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
-    return replace(request, adapter=agreed(adapter, request.adapter, "the body"))
+    return replace(request, adapter=merge_adapters(adapter, request.adapter, "the body"))
 
 
 def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:

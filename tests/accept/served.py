@@ -15,7 +15,7 @@ from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from tests.engines.processes import descendants
+from tests.process_tree import descendants
 
 PROMPT = "Once upon a time"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from botocore.loaders import JSONFileLoader
 
-from tests.deploy.aws import Cloud
+from tests.deploy.doubles.aws import Cloud
 
 _NOWHERE = "http://127.0.0.1:9"  # where nothing listens: a test that asks AWS without `cloud` fails at once
 
@@ -67,7 +67,7 @@ def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Clou
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds for which `calls.call` would have waited."""
     waited: list[float] = []
-    monkeypatch.setattr("deploy.changes.calls.pause", waited.append)
+    monkeypatch.setattr("deploy.deployer.calls.pause", waited.append)
     return waited
 
 

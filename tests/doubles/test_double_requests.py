@@ -1,4 +1,4 @@
-"""How the double answers requests: the manners that contract trtllm.md, section 11, asks for."""
+"""Requests to the double: they end, fail and stop as those of TensorRT-LLM 1.0 to 1.3 do."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 xgrammar reads each subschema by one keyword: the first of `$ref`, `const`, `enum`, `anyOf`, `oneOf` and `allOf`, else
 its `type`. It ignores keywords beside the former, and some combinations of those that belong to a type. The rules here
-are measured (`tests/engines/schema_cases.py`). Unknown names and annotations pass, as JSON Schema has it; `oneOf`
+are measured (`tests/unit/engines/schema_cases.py`). Unknown names and annotations pass, as JSON Schema has it; `oneOf`
 passes though its branches may overlap. An answer may be narrower than the schema, as without unnamed properties.
 docs/decisions.md says why this file exists.
 """

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import BadRequest, InvalidPayload, NotFound, serving_error
 from handler.http.asgi import Endpoint, read_body, send_error, send_json
-from handler.protocols.readers import decode
+from handler.protocols.readers.body import decode
 from handler.scheduler.lora.calls import Order, read_order, required
 from handler.scheduler.lora.registry import Registered
 from handler.serving.preprocess import ignored_header

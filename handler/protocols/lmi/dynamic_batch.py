@@ -7,10 +7,10 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, JSONLINES
 from handler.core.values import Delta, Request
-from handler.protocols.adapters import read_adapters
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.readers import read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.readers.adapters import read_adapters
 from handler.protocols.reply import SequenceOutput
 
 _LMI = Lmi()  # one request of a batch is LMI's
@@ -39,7 +39,8 @@ class DynamicBatch:
         ignored = unknown_names(body, parameters, context)
         adapters = read_adapters(body, len(prompts), context)
         asked = [
-            _LMI.asked(prompt, parameters, context, adapter) for prompt, adapter in zip(prompts, adapters, strict=True)
+            _LMI.parse_prompt(prompt, parameters, context, adapter)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
         requests = [one.request for one in asked]
         if read_stream(body, parameters, asked[0].streaming):

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from handler.core.framing import JSON, around
+from handler.core.framing import JSON, SSE_DONE, Framing, around
 from handler.core.values import Delta, Finish, Token
-from handler.protocols.lmi.chat_response import Completion
-from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
+from handler.protocols.openai.answers import (
+    ChatLogprobs,
+    ChosenLogprob,
+    FunctionCall,
+    OpenAiChatChoice,
+    OpenAiChatPart,
+    OpenAiMessage,
+    OpenAiMessagePart,
+    TokenLogprob,
+    ToolCall,
+    ToolCallPart,
+)
+from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
+from handler.protocols.openai.tools.parsing import Arguments, CallStart, Parser, Piece
 from handler.protocols.reply import SequenceOutput
-from handler.protocols.tools.parsing import Arguments, Begun, Parser, Piece
 
 
-class Form(NamedTuple):
+class Logprobs(NamedTuple):
+    """The log-probabilities that a client asks for: of the chosen tokens, and of their alternatives."""
+
+    chosen: bool = False
+    alternatives: bool = False
+
+    def of(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
+        return {"content": [self._token(token) for token in tokens if token.id >= 0]} if self.chosen else None
+
+    def _token(self, token: Token) -> ChosenLogprob:
+        """Without alternatives from the engine, the chosen token is the only one, as in LMI."""
+        own = _logprob(token)
+        tops = ([_logprob(one) for one in token.top] or [own]) if self.alternatives else []
+        return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
+
+
+def _logprob(token: Token) -> TokenLogprob:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
+
+
+class ChatFormat(NamedTuple):
     """How a chat's answers look.
 
     Attributes:
-        tokens: says what a token's log-probability looks like.
+        logprobs: those asked for.
         parser: makes one for each choice; it gives None where there are no calls to read.
         single: only the first call counts.
         named: the client named the tool, and OpenAI says `stop` then.
@@ -26,7 +57,7 @@ class Form(NamedTuple):
         marks: special tokens that are text for the parser; others are none.
     """
 
-    tokens: Completion
+    logprobs: Logprobs
     parser: Callable[[], Parser | None] = lambda: None
     single: bool = False
     named: bool = False
@@ -62,18 +93,20 @@ class ChatChoice(Choice):
 class ChatStream(Stream):
     kind = "chat.completion.chunk"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int, wanted: Usage) -> None:
-        choices = [ChatChoice(index, form.parser()) for index in range(num_sequences)]
-        super().__init__(head, choices, num_sequences, wanted)
-        self._form = form
-        self._is_bare = not form.tokens.logprobs and not wanted.always
+    def __init__(
+        self, head: Head, format: ChatFormat, num_sequences: int, wanted: Usage, framing: Framing = SSE_DONE
+    ) -> None:
+        choices = [ChatChoice(index, format.parser()) for index in range(num_sequences)]
+        super().__init__(head, choices, num_sequences, wanted, framing)
+        self._format = format
+        self._is_bare = not format.logprobs.chosen and not wanted.always
         self._is_text = choices[0].parser is None and self._is_bare
 
     @property
     def _is_plain(self) -> bool:
         return self._is_text
 
-    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+    def _text_part(self, choice: Choice, text: str) -> OpenAiChatPart:
         return self._made(choice, {"content": text}, [], None)
 
     def _chunks(self, choice: Choice, delta: Delta) -> bytes:
@@ -92,7 +125,7 @@ class ChatStream(Stream):
             choice.beside = around(lambda text: self._chunk(self._text_part(choice, text)))
         (token,) = delta.tokens
         self._num_tokens += 1
-        pieces = parser.feed(self._form.text(token))
+        pieces = parser.feed(self._format.text(token))
         if not pieces:
             return b""
         if len(pieces) == 1 and isinstance(text := pieces[0], str):
@@ -102,12 +135,12 @@ class ChatStream(Stream):
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> dict[str, Any] | None:
+    ) -> OpenAiChatPart | None:
         assert isinstance(choice, ChatChoice)
         if choice.parser is None:
             return self._made(choice, {"content": token.text}, [token], finish)
         choice.waiting.append(token)
-        text = self._form.text(token)
+        text = self._format.text(token)
         pieces = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
         delta = self._said(choice, pieces)
         if not delta and finish is None:
@@ -116,30 +149,38 @@ class ChatStream(Stream):
         return self._made(choice, delta, tokens, finish)
 
     def _made(
-        self, choice: Choice, delta: dict[str, Any], tokens: list[Token], finish: Finish | None
-    ) -> dict[str, Any]:
+        self, choice: Choice, delta: OpenAiMessagePart, tokens: list[Token], finish: Finish | None
+    ) -> OpenAiChatPart:
         assert isinstance(choice, ChatChoice)
-        if not choice.begun or self._form.every_role:
-            delta = {"role": "assistant", "content": None, **delta}
-        if self._form.every_role:
-            delta.setdefault("tool_calls", None)
         return {
             "index": choice.index,
-            "delta": delta,
-            "logprobs": self._form.tokens.probabilities(tokens),
-            "finish_reason": self._form.reason(finish, called=choice.called),
+            "delta": self._message_part(choice, delta),
+            "logprobs": self._format.logprobs.of(tokens),
+            "finish_reason": self._format.reason(finish, called=choice.called),
         }
 
-    def _said(self, choice: ChatChoice, pieces: Iterable[Piece]) -> dict[str, Any]:
+    def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
+        """Put the role before a choice's first part."""
+        if not choice.begun or self._format.every_role:
+            delta = {"role": "assistant", "content": None, **delta}
+        if self._format.every_role:
+            delta.setdefault("tool_calls", None)
+        return delta
+
+    def _said(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
         """The `delta` for what a parser has read; empty for nothing."""
-        delta: dict[str, Any] = {}
-        calls: dict[int, dict[str, Any]] = {}
-        for piece in self._form.counted(pieces):
+        delta: OpenAiMessagePart = {}
+        calls: dict[int, ToolCallPart] = {}
+        for piece in self._format.counted(pieces):
             if isinstance(piece, str):
-                delta["content"] = delta.get("content", "") + piece
-            elif isinstance(piece, Begun):
-                function = {"name": piece.name, "arguments": ""}
-                calls[piece.number] = {"index": piece.number, "id": call_id(), "type": "function", "function": function}
+                delta["content"] = (delta.get("content") or "") + piece
+            elif isinstance(piece, CallStart):
+                calls[piece.number] = {
+                    "index": piece.number,
+                    "id": call_id(),
+                    "type": "function",
+                    "function": {"name": piece.name, "arguments": ""},
+                }
             else:
                 call = calls.setdefault(piece.number, {"index": piece.number, "function": {"arguments": ""}})
                 call["function"]["arguments"] += piece.text
@@ -149,32 +190,32 @@ class ChatStream(Stream):
         return delta
 
 
-class ChatDocument(Whole):
+class ChatDocument(WholeAnswer):
     """The choices are in the order of their seeds."""
 
     kind = "chat.completion"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int) -> None:
+    def __init__(self, head: Head, format: ChatFormat, num_sequences: int) -> None:
         super().__init__(head, 1, num_sequences)
-        self._form = form
+        self._format = format
 
-    def _choices(self) -> list[dict[str, Any]]:
+    def _choices(self) -> list[OpenAiChatChoice]:
         return [self._choice(sequence) for sequence in self._sequences]
 
-    def _choice(self, sequence: SequenceOutput) -> dict[str, Any]:
-        message = self._message("".join([self._form.text(token) for token in sequence.tokens]))
+    def _choice(self, sequence: SequenceOutput) -> OpenAiChatChoice:
+        message = self._message("".join([self._format.text(token) for token in sequence.tokens]))
         return {
             "index": sequence.index,
             "message": message,
-            "logprobs": self._form.tokens.probabilities(sequence.tokens),
-            "finish_reason": self._form.reason(sequence.finish, called="tool_calls" in message),
+            "logprobs": self._format.logprobs.of(sequence.tokens),
+            "finish_reason": self._format.reason(sequence.finish, called="tool_calls" in message),
         }
 
-    def _message(self, text: str) -> dict[str, Any]:
-        parser = self._form.parser()
+    def _message(self, text: str) -> OpenAiMessage:
+        parser = self._format.parser()
         if parser is None:
             return {"role": "assistant", "content": text, "refusal": None}
-        content, calls = _gathered(self._form.counted([*parser.feed(text), *parser.flush()]))
+        content, calls = _gathered(self._format.counted([*parser.feed(text), *parser.flush()]))
         if not calls:
             return {"role": "assistant", "content": content, "refusal": None}
         return {
@@ -185,18 +226,18 @@ class ChatDocument(Whole):
         }
 
 
-def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
+def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
     """The text, and the calls as a whole answer has them."""
     content: list[str] = []
-    functions: dict[int, dict[str, str]] = {}
+    functions: dict[int, FunctionCall] = {}
     for piece in pieces:
         if isinstance(piece, str):
             content.append(piece)
-        elif isinstance(piece, Begun):
+        elif isinstance(piece, CallStart):
             functions[piece.number] = {"name": piece.name, "arguments": ""}
         elif isinstance(piece, Arguments):
             functions[piece.number]["arguments"] += piece.text
-    calls: list[dict[str, Any]] = [
+    calls: list[ToolCall] = [
         {"id": call_id(), "type": "function", "function": function} for function in functions.values()
     ]
     return "".join(content), calls

@@ -10,12 +10,13 @@ from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import Request, Sampling
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import errors
-from handler.protocols.openai.completions_response import Form, PromptOnly, TextDocument, TextStream
+from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
 from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_model
-from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
+from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, identity
-from handler.protocols.parameters import integer, read_all
-from handler.protocols.readers import reported
+from handler.protocols.parameters import read_all
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.values import integer
 
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
@@ -43,7 +44,7 @@ class OpenAiCompletions:
         # A new token's alternatives are not wanted where no token is shown.
         able = _without(context, "top_logprobs") if prompt_only else context
         found = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
-        ignored = [*reported(unread(body, _READ), body, context), *harmless(body)]
+        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
         sampling, echo = found.sampling, found.others.get("echo", False)
         logprobs = body.get("logprobs")
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
@@ -67,11 +68,13 @@ class OpenAiCompletions:
             )
             for prompt in prompts
         )
-        form = Form(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
+        format = TextFormat(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
         id, created = identity("cmpl")
         head = Head(id, created, model, context.fingerprint)
         reply: Reply = (
-            TextStream(head, form, sampling.n, usage) if stream else TextDocument(head, form, sampling.num_sequences)
+            TextStream(head, format, sampling.n, usage)
+            if stream
+            else TextDocument(head, format, sampling.num_sequences)
         )
         if prompt_only:
             reply = PromptOnly(reply)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.base import Reply
-from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
+from handler.protocols.openai.answers import OpenAiTextChoice, TextLogprobs
+from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
 from handler.protocols.reply import SequenceOutput
 
 
-class Form(NamedTuple):
+class TextFormat(NamedTuple):
     """How text completions look.
 
     Attributes:
@@ -24,7 +25,7 @@ class Form(NamedTuple):
     prompts: Sequence[str]
     num_returned: int = 1
 
-    def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> dict[str, Any] | None:
+    def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> TextLogprobs | None:
         """The log-probabilities, with the text that comes with each token; it begins at character `at`.
 
         The prompt's first token has neither a probability nor alternatives.
@@ -64,22 +65,22 @@ class TextChoice(Choice):
 class TextStream(Stream):
     kind = "text_completion"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int, wanted: Usage) -> None:
-        prompts = [prompt for prompt in form.prompts for _ in range(num_sequences)]
+    def __init__(self, head: Head, format: TextFormat, num_sequences: int, wanted: Usage) -> None:
+        prompts = [prompt for prompt in format.prompts for _ in range(num_sequences)]
         choices = [TextChoice(index, prompt) for index, prompt in enumerate(prompts)]
         super().__init__(head, choices, num_sequences, wanted)
-        self._form = form
+        self._format = format
 
     @property
     def _is_plain(self) -> bool:
-        return self._form.logprobs is None and not self._usage.always
+        return self._format.logprobs is None and not self._usage.always
 
-    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+    def _text_part(self, choice: Choice, text: str) -> OpenAiTextChoice:
         return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> dict[str, Any] | None:
+    ) -> OpenAiTextChoice | None:
         assert isinstance(choice, TextChoice)
         text = token.text if choice.begun else choice.prompt + token.text
         at = choice.at if choice.begun or prefill else len(choice.prompt)
@@ -87,36 +88,36 @@ class TextStream(Stream):
         return {
             "index": choice.index,
             "text": text,
-            "logprobs": self._form.columns(prefill, [token], at),
+            "logprobs": self._format.columns(prefill, [token], at),
             "finish_reason": REASONS[finish],
         }
 
 
-class TextDocument(Whole):
+class TextDocument(WholeAnswer):
     """The choices of the first prompt, then of the next; of several tries the best, by their mean log-probability."""
 
     kind = "text_completion"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int) -> None:
-        super().__init__(head, len(form.prompts), num_sequences)
-        self._form = form
+    def __init__(self, head: Head, format: TextFormat, num_sequences: int) -> None:
+        super().__init__(head, len(format.prompts), num_sequences)
+        self._format = format
 
-    def _choices(self) -> list[dict[str, Any]]:
-        choices: list[dict[str, Any]] = []
-        for number, prompt in enumerate(self._form.prompts):
+    def _choices(self) -> list[OpenAiTextChoice]:
+        choices: list[OpenAiTextChoice] = []
+        for number, prompt in enumerate(self._format.prompts):
             tries = self._sequences[number * self._each : (number + 1) * self._each]
             prefill = tries[0].prefill
-            if self._form.num_returned < self._each:
-                tries = sorted(tries, key=_mean, reverse=True)[: self._form.num_returned]
+            if self._format.num_returned < self._each:
+                tries = sorted(tries, key=_mean, reverse=True)[: self._format.num_returned]
             choices += [self._choice(len(choices) + place, prompt, one, prefill) for place, one in enumerate(tries)]
         return choices
 
-    def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> dict[str, Any]:
+    def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> OpenAiTextChoice:
         at = 0 if prefill else len(prompt)
         return {
             "index": index,
             "text": prompt + sequence.text,
-            "logprobs": self._form.columns(prefill, sequence.tokens, at),
+            "logprobs": self._format.columns(prefill, sequence.tokens, at),
             "finish_reason": REASONS[sequence.finish],
         }
 

@@ -21,6 +21,7 @@ from handler.core.errors import (
 )
 from handler.core.framing import JSON, SSE_DONE
 from handler.protocols.base import HttpResponse
+from handler.protocols.openai.answers import OpenAiError
 
 _INVALID = "invalid_request_error"
 
@@ -39,7 +40,7 @@ def status(error: ServingError) -> int:
     return 500
 
 
-def failure(error: ServingError) -> dict[str, Any]:
+def failure(error: ServingError) -> OpenAiError:
     """The value that stands for an error, as a body or in a stream."""
     number = status(error)
     param, code = None, None

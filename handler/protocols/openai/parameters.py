@@ -9,21 +9,8 @@ from typing import Any
 from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import takes
-from handler.protocols.parameters import (
-    MAX_NAME,
-    MAX_TOP_TOKENS,
-    PARAMETERS,
-    Parameter,
-    Table,
-    boolean,
-    integer,
-    nothing,
-    number,
-    string,
-    strings,
-)
-from handler.protocols.structured_output import (
+from handler.protocols.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table
+from handler.protocols.readers.structured_output import (
     choice,
     grammar,
     json_object,
@@ -32,16 +19,17 @@ from handler.protocols.structured_output import (
     response_format,
     tgi_grammar,
 )
+from handler.protocols.readers.values import MAX_NAME, accepts, boolean, integer, nothing, number, string, strings
 
 
-@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
+@accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def top_logprobs(value: Any, context: ServerContext) -> int:
     """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     return 0 if count == 1 and "top_logprobs" in context.unsupported else count
 
 
-@takes(type="object", required=["type"], properties={"type": {"type": "string"}})
+@accepts(type="object", required=["type"], properties={"type": {"type": "string"}})
 def _format(value: Any) -> StructuredOutput | None:
     """OpenAI's, or TGI's with `value`, into which huggingface_hub's client turns OpenAI's."""
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
@@ -50,7 +38,7 @@ def _format(value: Any) -> StructuredOutput | None:
 _GUIDES = {"json": json_schema, "regex": regex, "choice": choice, "grammar": grammar, "json_object": json_object}
 
 
-@takes(type="object", properties={name: {} for name in _GUIDES})
+@accepts(type="object", properties={name: {} for name in _GUIDES})
 def _structured_outputs(value: Any) -> StructuredOutput | None:
     """vLLM's, which has one of several names."""
     wanted = f"must be an object with one of {', '.join(_GUIDES)}"
@@ -61,14 +49,14 @@ def _structured_outputs(value: Any) -> StructuredOutput | None:
     return _GUIDES[name](item)
 
 
-@takes(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
+@accepts(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
 def _seed(value: Any) -> int:
     """OpenAI's and vLLM's are signed."""
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 
 def _none_of(what: str) -> Any:
-    @takes(enum=[[], {}])
+    @accepts(enum=[[], {}])
     def read(value: Any) -> None:
         if value not in ([], {}):
             raise ValueError(f"is not supported: {what}")

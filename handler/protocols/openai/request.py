@@ -9,11 +9,11 @@ from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
 from handler.protocols.base import ParsedRequest
-from handler.protocols.json_schema import takes
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
-from handler.protocols.parameters import Found
+from handler.protocols.parameters import ParsedParameters
+from handler.protocols.readers.values import accepts
 from handler.protocols.validation import show
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
@@ -25,12 +25,12 @@ def defaults(body: Mapping[str, Any], max_new_tokens: int) -> dict[str, Any]:
     return {"do_sample": body.get("temperature") != 0, "max_new_tokens": max_new_tokens}
 
 
-def unread(body: Mapping[str, Any], read: set[str]) -> list[str]:
+def unknown_fields(body: Mapping[str, Any], read: set[str]) -> list[str]:
     """The body's names that mean nothing here; null is absent."""
     return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
 
-def names(prompt: str, found: Found) -> FieldNames:
+def names(prompt: str, found: ParsedParameters) -> FieldNames:
     """What the client calls what is checked later on."""
     structured_output = found.names.get("structured_output", "response_format")
     return FieldNames(
@@ -60,7 +60,7 @@ def read_stream(body: Mapping[str, Any]) -> tuple[bool, Usage]:
         raise InvalidParameter(f"stream_options={show(options)}: {error}") from None
 
 
-@takes(
+@accepts(
     type="object",
     properties={name: {"type": ["boolean", "null"]} for name in _STREAM_OPTIONS},
     additionalProperties=False,

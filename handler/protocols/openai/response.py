@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, SSE_DONE, around
+from handler.core.framing import JSON, SSE_DONE, Framing, around
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai import errors
+from handler.protocols.openai.answers import TokenUsage
 from handler.protocols.reply import SequenceOutput, WholeReply
 
 REASONS: Mapping[Finish | None, str | None] = {
@@ -24,12 +25,12 @@ REASONS: Mapping[Finish | None, str | None] = {
 
 
 class Head(NamedTuple):
-    """What an answer says of itself."""
+    """The fields of an answer that are the same in all of its chunks."""
 
     id: str
     created: int
-    model: str
-    fingerprint: str
+    model: str = ""
+    fingerprint: str = ""
 
     def value(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {
@@ -59,7 +60,7 @@ class Usage(NamedTuple):
     null: bool = False
 
 
-def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
+def usage(num_prompt_tokens: int, num_tokens: int) -> TokenUsage:
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
@@ -90,10 +91,18 @@ class Stream:
         num_sequences: of each request.
     """
 
-    content_type = SSE_DONE.content_type
     kind = ""
 
-    def __init__(self, head: Head, choices: Sequence[Choice], num_sequences: int, wanted: Usage) -> None:
+    def __init__(
+        self,
+        head: Head,
+        choices: Sequence[Choice],
+        num_sequences: int,
+        wanted: Usage,
+        framing: Framing = SSE_DONE,
+    ) -> None:
+        self.content_type = framing.content_type
+        self._framing = framing
         self._head = head
         self._choices = choices
         self._num_sequences = num_sequences
@@ -109,7 +118,7 @@ class Stream:
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is not None:
             self.finished = True
-            return errors.stream_end(delta.error)
+            return self._failure(delta.error)
         choice = self._choices[index * self._num_sequences + delta.sequence]
         around = choice.around
         if around is not None and delta.finish is None and len(delta.tokens) == 1:  # the hot path: all but the text is
@@ -142,13 +151,13 @@ class Stream:
         """Every token's part is its text, and nothing else differs."""
         raise NotImplementedError
 
-    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+    def _text_part(self, choice: Choice, text: str) -> Mapping[str, Any]:
         """What a chunk of nothing but text says of its choice."""
         raise NotImplementedError
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> dict[str, Any] | None:
+    ) -> Mapping[str, Any] | None:
         """What a chunk says of its choice; None: nothing yet.
 
         Args:
@@ -162,22 +171,26 @@ class Stream:
             value["usage"] = self._count()
         elif self._usage.null:
             value["usage"] = None
-        return SSE_DONE.encode(value)
+        return self._framing.encode(value)
 
     def _end(self) -> bytes:
         chunk = b""
         if self._usage.at_end:
-            chunk = SSE_DONE.encode({**self._head.value(self.kind, []), "usage": self._count()})
-        return chunk + SSE_DONE.end
+            chunk = self._framing.encode({**self._head.value(self.kind, []), "usage": self._count()})
+        return chunk + self._framing.end
 
-    def _count(self) -> dict[str, int]:
+    def _count(self) -> TokenUsage:
         return usage(self._num_prompt_tokens, self._num_tokens)
+
+    def _failure(self, error: ServingError) -> bytes:
+        """The end of a stream that broke off."""
+        return errors.stream_end(error)
 
     def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)
 
 
-class Whole(WholeReply):
+class WholeAnswer(WholeReply):
     """One object; a subclass says what a choice is.
 
     Args:
@@ -201,7 +214,7 @@ class Whole(WholeReply):
         num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
         return {**self._head.value(self.kind, self._choices()), "usage": usage(self._num_prompt_tokens, num_tokens)}
 
-    def _choices(self) -> list[dict[str, Any]]:
+    def _choices(self) -> Sequence[Mapping[str, Any]]:
         raise NotImplementedError
 
     def refused(self, error: ServingError) -> HttpResponse:

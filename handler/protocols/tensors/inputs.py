@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from handler.protocols.adapters import numbered_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import taken, takes
-from handler.protocols.parameters import MAX_STOPS, PARAMETERS, SEVERAL, Parameter, Table, boolean, integer, number
+from handler.protocols.parameters import PARAMETERS, SEVERAL, Parameter, Table
+from handler.protocols.readers.adapters import numbered_adapter
+from handler.protocols.readers.values import MAX_STOPS, accepts, boolean, integer, number, schema_of_reader
 from handler.protocols.tensors.outputs import LOGITS, OUTPUTS
 
 _INT32 = (1 << 31) - 1
@@ -42,7 +42,7 @@ def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], An
     """A tensor of one element, or that element by itself."""
     depth = shape.count("1")
 
-    @takes(anyOf=one_of(taken(read) or {}, depth))
+    @accepts(anyOf=one_of(schema_of_reader(read), depth))
     def read_one(value: Any) -> Any:
         for _ in range(depth):
             if isinstance(value, list):
@@ -82,7 +82,7 @@ def _no_vocabulary(context: ServerContext) -> ValueError:
     return ValueError(f"the engine {context.engine} lacks it: it has no vocabulary of its own")
 
 
-@takes(**_TENSOR, items={"type": ["integer", "array"]})
+@accepts(**_TENSOR, items={"type": ["integer", "array"]})
 def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
     ids = _ids(_row(value, "[1, num_input_tokens] or [num_input_tokens]"))
     if not ids:
@@ -93,7 +93,7 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
     return tuple(ids)
 
 
-@takes(anyOf=one_of(_ID))
+@accepts(anyOf=one_of(_ID))
 def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
     """-1 is no end token at all; another one takes the place of the model's own."""
     id = single(integer(-1))(value)
@@ -103,14 +103,14 @@ def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
     return {"ignore_eos": True, "end_id": id}
 
 
-@takes(anyOf=one_of(_ID))
+@accepts(anyOf=one_of(_ID))
 def pad_id(value: Any, context: ServerContext) -> int:
     id: int = single(integer(-1))(value)
     _known((id,), context)
     return id
 
 
-@takes(**_TENSOR, items={"type": ["number", "array"]})
+@accepts(**_TENSOR, items={"type": ["number", "array"]})
 def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float], ...]:
     read = number(-math.inf)
     bias = [read(item) for item in _row(value, "[1, vocab_size] or [vocab_size]")]
@@ -146,7 +146,7 @@ def word_list(value: Any) -> Words:
 def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str, Any]]:
     """Words of one token go to the field `singles`, as they are; longer ones, as their text, to `strings`."""
 
-    @takes(**_TENSOR, maxItems=2, items={"type": "array"})
+    @accepts(**_TENSOR, maxItems=2, items={"type": "array"})
     def read(value: Any, context: ServerContext) -> dict[str, Any]:
         found = word_list(value)
         for word in found:
@@ -174,21 +174,21 @@ def _text(word: tuple[int, ...], context: ServerContext) -> str:
 # -- what has a meaning of its own here ----------------------------------------------------------------------------
 
 
-@takes(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
+@accepts(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
 def _top_k(value: Any) -> dict[str, Any]:
     """TensorRT-LLM has no `do_sample`: more than one candidate is sampling."""
     k = max(single(integer(-1))(value), 0)
     return {"top_k": k, "do_sample": True} if k > 1 else {"top_k": k}
 
 
-@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+@accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> dict[str, Any]:
     """0 is off, as it is TensorRT-LLM's own default; another value is sampling."""
     p = single(number(0, 1))(value)
     return {"top_p": p, "do_sample": True} if p else {"top_p": 1.0}
 
 
-@takes(anyOf=one_of({"enum": [True, False, 0, 1]}))
+@accepts(anyOf=one_of({"enum": [True, False, 0, 1]}))
 def _early_stopping(value: Any) -> bool:
     """LMI's boolean, or TensorRT-LLM's integer, whose other values have other searches."""
     value = single(lambda item: item)(value)
@@ -199,13 +199,13 @@ def _early_stopping(value: Any) -> bool:
     return bool(value)
 
 
-@takes(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
+@accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
 def _ngram(value: Any) -> int:
     size: int = single(integer(0))(value)
     return 0 if size >= _NGRAM_OFF else size
 
 
-@takes(type="array", items={"enum": list(OUTPUTS)})
+@accepts(type="array", items={"enum": list(OUTPUTS)})
 def _outputs(value: Any) -> dict[str, Any]:
     if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
         raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
@@ -216,7 +216,7 @@ def _outputs(value: Any) -> dict[str, Any]:
 def _never(why: str) -> Parameter:
     """Accepted when it holds nothing."""
 
-    @takes(enum=[[], [[]], 0, [0]])
+    @accepts(enum=[[], [[]], 0, [0]])
     def read(value: Any) -> None:
         if value not in ([], [[]], 0, [0]) or isinstance(value, bool):
             raise ValueError(f"is not supported: {why}")
@@ -258,7 +258,7 @@ TENSORS: Mapping[str, Parameter] = {
     "prompt_vocab_size": _never(_P_TUNING),
     "lora_task_id": Parameter(
         "adapter",
-        takes(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
+        accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
             lambda value, context: numbered_adapter(single(integer(0, _UINT64))(value), context)
         ),
         informed=True,

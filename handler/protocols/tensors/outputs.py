@@ -28,14 +28,14 @@ LOGITS = {"context_logits", "generation_logits"}
 Rows = Sequence[Sequence[float]]
 
 
-class Wanted(NamedTuple):
+class OutputTensors(NamedTuple):
     """What of `OUTPUTS` is asked for; `pad` fills the ids of sequences that are shorter than the longest."""
 
     names: tuple[str, ...]
     pad: int = -1
 
 
-def wanted(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> Wanted | None:
+def select_tensors(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> OutputTensors | None:
     """None when nothing is.
 
     Args:
@@ -43,17 +43,17 @@ def wanted(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> 
         flags: the input tensors that are set.
     """
     names = tuple(name for name, flag in OUTPUTS.items() if name in named or flags.get(flag))
-    return Wanted(names, pad) if names else None
+    return OutputTensors(names, pad) if names else None
 
 
-class Generated(NamedTuple):
+class TokenRows(NamedTuple):
     """One sequence of an answer: its tokens and, for each, its row of logits where there are any."""
 
     tokens: Sequence[Token]
     rows: Rows = ()
 
 
-def document(names: Wanted, sequences: Sequence[Generated], context: Rows | None) -> dict[str, Any]:
+def document(names: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> dict[str, Any]:
     """`outputs` of a whole answer; `context` are the prompt's rows of logits."""
     tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
     longest = max(map(len, tokens), default=0)
@@ -80,7 +80,7 @@ def document(names: Wanted, sequences: Sequence[Generated], context: Rows | None
 class Lines:
     """`outputs` of the lines of a stream, in order."""
 
-    def __init__(self, names: Wanted) -> None:
+    def __init__(self, names: OutputTensors) -> None:
         self._names = names
         self._total = 0.0
         self._context: Rows | None = None
@@ -96,7 +96,7 @@ class Lines:
         """`cum_log_probs` goes up to this token; the prompt's logits stand in the first line only."""
         self._total += token.logprob or 0.0
         row = next(self._rows, None)
-        one = Generated((token,), () if row is None else (row,))
+        one = TokenRows((token,), () if row is None else (row,))
         found = document(self._names, (one,), self._context)
         if "cum_log_probs" in found:
             found["cum_log_probs"] = [[self._total]]

@@ -12,10 +12,10 @@ from handler.core.values import Request
 from handler.protocols.base import HttpResponse, ServerContext
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.reply import SequenceOutput
-from handler.protocols.tgi.response_format import TgiLayout, seed_of
+from handler.protocols.tgi.response import TgiFormat, seed_of
 
 
-class TgiCompat(TgiLayout, Lmi):
+class TgiCompat(TgiFormat, Lmi):
     """An array when not streaming, server-sent events when streaming.
 
     Details are on unless switched off, as in LMI's own compatibility mode. Stop strings stay in the text, as in TGI.

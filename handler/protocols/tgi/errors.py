@@ -25,7 +25,7 @@ SLICE = 1024
 """New tokens that TGI 3 checks against the model's limit; of more it makes as many as fit."""
 
 
-class Misshapen(InvalidPayload):
+class WrongType(InvalidPayload):
     """A wrong JSON type, or a field that is not there: the message begins with where it stands."""
 
     @property
@@ -33,7 +33,7 @@ class Misshapen(InvalidPayload):
         return f"{self.message.partition(': ')[0]} has a wrong type"
 
 
-class Rejected(InvalidParameter):
+class OutOfRange(InvalidParameter):
     """A value that breaks a limit, in TGI's words."""
 
     @property
@@ -69,7 +69,7 @@ def failure(error: ServingError, request: Request | None = None, *, begun: bool 
     match error:
         case NotJson():
             return Failure(400, f"Failed to parse the request body as JSON: {error.message}", "validation", False)
-        case Misshapen():
+        case WrongType():
             what = "Failed to deserialize the JSON body into the target type"
             return Failure(422, f"{what}: {error.message}", "validation", False)
         case UnsupportedMedia() | TooLarge() | MethodNotAllowed():

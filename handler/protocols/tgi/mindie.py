@@ -12,7 +12,8 @@ from handler.core.framing import JSON
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.parameters import PARAMETERS as LMI
-from handler.protocols.parameters import Parameter, Table, integer, read_all
+from handler.protocols.parameters import Parameter, Table, read_all
+from handler.protocols.readers.values import integer
 from handler.protocols.reply import SequenceOutput
 from handler.protocols.tgi.errors import failure
 from handler.protocols.tgi.native import DEFAULTS, Document, Stream
@@ -27,7 +28,7 @@ from handler.protocols.tgi.request import (
     require,
     unknown,
 )
-from handler.protocols.tgi.response_format import TgiLayout, finish_shown
+from handler.protocols.tgi.response import TgiFormat, finish_shown
 
 MAX_CHARACTERS = 512 << 10
 
@@ -59,7 +60,7 @@ _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """The seed takes them and does nothing with them; other values than these are reported."""
 
 
-class Mindie(TgiLayout):
+class Mindie(TgiFormat):
     """An object when not streaming. Nulls stand for absent values everywhere, as in the seed's own example."""
 
     name = "mindie"

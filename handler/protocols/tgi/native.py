@@ -11,11 +11,12 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request
 from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, integer, read_all
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all
+from handler.protocols.readers.values import integer
 from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
 from handler.protocols.tgi.errors import SLICE, failure
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
-from handler.protocols.tgi.response_format import TgiLayout, finish_shown, seed_of
+from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
 
 _AS_LMI = (
     "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample", "stop",
@@ -67,7 +68,7 @@ class Stream(StreamReply):
         return self._dialect.failed(error, stream=True, request=self._request)
 
 
-class Tgi(TgiLayout):
+class Tgi(TgiFormat):
     """One of TGI's routes.
 
     Args:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from handler.protocols.base import ServerContext
-from handler.protocols.readers import reported
-from handler.protocols.structured_output import tgi_grammar
-from handler.protocols.tgi.errors import Misshapen, Rejected
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.structured_output import tgi_grammar
+from handler.protocols.tgi.errors import OutOfRange, WrongType
 from handler.protocols.validation import show
 
 MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS = 2, 4, 5
@@ -91,12 +91,12 @@ def read_body(
     """The body's fields.
 
     Raises:
-        Misshapen: the first one of a wrong type, or `inputs` missing.
+        WrongType: the first one of a wrong type, or `inputs` missing.
     """
     _check("the body", body, _OBJECT)
     found = _typed(body, top_level, "")
     if "inputs" not in found:
-        raise Misshapen("missing field `inputs`")
+        raise WrongType("missing field `inputs`")
     given = found.get("parameters")
     typed = {} if given is None else _typed(given, parameters, "parameters.")
     return Body(found["inputs"], typed, given is not None, bool(found.get("stream")))
@@ -115,7 +115,7 @@ def _typed(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> 
 
 def _check(where: str, value: Any, kind: Kind) -> None:
     if not kind.fits(value):
-        raise Misshapen(f"{where}: {_said(value, kind)}, expected {kind.name}")
+        raise WrongType(f"{where}: {_said(value, kind)}, expected {kind.name}")
     if kind.items is not None:
         for index, item in enumerate(value):
             _check(f"{where}[{index}]", item, kind.items)
@@ -143,7 +143,7 @@ def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping
     """Names that mean nothing here, to be reported."""
     found = [name for name in body if name not in TOP_LEVEL]
     found += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
-    return reported(found, body, context)
+    return report_unknown(found, body, context)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------
@@ -151,14 +151,14 @@ def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping
 
 def require(right: bool, otherwise: str) -> None:
     if not right:
-        raise Rejected(otherwise)
+        raise OutOfRange(otherwise)
 
 
 def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
     """What TGI refuses, the first thing that it would.
 
     Raises:
-        Rejected: in its words.
+        OutOfRange: in its words.
     """
     given = body.parameters
     best_of, do_sample = given.get("best_of", 1), given.get("do_sample", not body.has_parameters)
@@ -182,7 +182,7 @@ def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
         try:
             tgi_grammar(given["grammar"])
         except ValueError as error:
-            raise Rejected(f"grammar is not valid: it {error}") from None
+            raise OutOfRange(f"grammar is not valid: it {error}") from None
 
 
 def check_sampling(given: Mapping[str, Any]) -> None:

@@ -12,23 +12,13 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import Adapter, StructuredOutput
-from handler.protocols.adapters import named_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import takes
-from handler.protocols.parameters import (
-    PARAMETERS,
-    Parameter,
-    Table,
-    boolean,
-    integer,
-    number,
-    show,
-    string,
-    strings,
-    top_k,
-)
-from handler.protocols.structured_output import grammar, json_schema, regex
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, top_k
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.structured_output import grammar, json_schema, regex
+from handler.protocols.readers.values import accepts, boolean, integer, number, string, strings
 from handler.protocols.tensors.inputs import TENSORS, one_of, single
+from handler.protocols.validation import show
 
 
 class Input(NamedTuple):
@@ -41,14 +31,14 @@ class Input(NamedTuple):
 # -- values ------------------------------------------------------------------------------------------------------
 
 
-@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
+@accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
 def _words(value: Any) -> tuple[str, ...]:
     """A string or a list of them; empty ones are none at all, as TensorRT-LLM's examples send them."""
     found = [value] if isinstance(value, str) else value
     return strings([item for item in found if item != ""] if isinstance(found, list) else found)
 
 
-@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
+@accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
 def _stop(value: Any) -> tuple[str, ...] | None:
     """vLLM's stop strings; of TensorRT-LLM, the flag that cancels an earlier request."""
     if isinstance(value, bool):
@@ -58,12 +48,12 @@ def _stop(value: Any) -> tuple[str, ...] | None:
     return _words(value)
 
 
-@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+@accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> float:
     return single(number(0, 1))(value) or 1.0  # TensorRT-LLM's 0 is off
 
 
-@takes(anyOf=one_of({"type": "string"}))
+@accepts(anyOf=one_of({"type": "string"}))
 def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
     return named_adapter(single(string)(value), context)
 
@@ -83,7 +73,7 @@ _GUIDES: Mapping[str, Callable[[Any], StructuredOutput]] = {
 """By guided_decoding_guide_type."""
 
 
-@takes(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
+@accepts(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
 def _guide(value: Mapping[str, Any]) -> StructuredOutput:
     """`{type: guide}`, which `joined` makes of two inputs."""
     ((kind, content),) = value.items()
@@ -91,7 +81,7 @@ def _guide(value: Mapping[str, Any]) -> StructuredOutput:
 
 
 def _only_empty(why: str) -> Callable[[Any], None]:
-    @takes(enum=["", [], [""], 0, [0], False, [False]])
+    @accepts(enum=["", [], [""], 0, [0], False, [False]])
     def read(value: Any) -> None:
         if value not in ("", [], [""], 0, [0]):
             raise ValueError(f"is not supported: {why}")
@@ -201,7 +191,7 @@ LLMAPI = ("sampling_param_", "streaming")
 # -- what several inputs say together ------------------------------------------------------------------------------
 
 
-def joined(given: Mapping[str, Any]) -> dict[str, Any]:
+def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs with the guide's two in one.
 
     Raises:

@@ -13,11 +13,20 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import FieldNames, Request, Sampling
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.parameters import MAX_NAME, Found, read_all, show
-from handler.protocols.readers import reported
-from handler.protocols.tensors.outputs import wanted
-from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, joined, samples
-from handler.protocols.triton.response import Asked, OneEventReply, OneResponse, ResponseReply, StreamReply, refusal
+from handler.protocols.parameters import ParsedParameters, read_all
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.values import MAX_NAME
+from handler.protocols.tensors.outputs import select_tensors
+from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, join_guide, samples
+from handler.protocols.triton.response import (
+    OneEventReply,
+    OneResponse,
+    ResponseOptions,
+    ResponseReply,
+    StreamReply,
+    refusal,
+)
+from handler.protocols.validation import show
 
 VERSION = "1"
 """Of the one model."""
@@ -55,27 +64,27 @@ class Triton:
             raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; at most {MAX_NAME}")
         given, unknown = _read_names(body)
         prompt = _read_prompt(given, id, context)
-        given = joined(given)
+        given = join_guide(given)
         found = read_all(given, context, defaults={"do_sample": samples(given)}, table=TABLE)
-        ignored = reported(unknown, body, context)
+        ignored = report_unknown(unknown, body, context)
         streams = self._streams(found)
         request = _request(prompt, found, ignores_end=given.get("ignore_eos") in (True, [True]))
         fixed = {**({"id": id} if id else {}), "model_name": context.model_names[0], "model_version": VERSION}
-        asked = Asked(
+        options = ResponseOptions(
             request,
             fixed,
-            wanted((), _tensors(found), -1),
+            select_tensors((), _tensors(found), -1),
             frozenset(name for name in _EXTRAS if found.others.get(name)),
             "" if _without_prompt(given, found, streams) else prompt,
         )
         if streams:
             _check_one(request.sampling, found)
-            return ParsedRequest((request,), StreamReply(asked), ignored, streams=True)
+            return ParsedRequest((request,), StreamReply(options), ignored, streams=True)
         if self._route is Route.STREAM:
-            return ParsedRequest((request,), OneEventReply(asked), ignored, streams=True)
-        return ParsedRequest((request,), ResponseReply(asked), ignored)
+            return ParsedRequest((request,), OneEventReply(options), ignored, streams=True)
+        return ParsedRequest((request,), ResponseReply(options), ignored)
 
-    def _streams(self, found: Found) -> bool:
+    def _streams(self, found: ParsedParameters) -> bool:
         """Whether there is a response a token.
 
         `/generate_stream` streams unless told otherwise: its path says so, where TensorRT-LLM waits for `stream`.
@@ -143,7 +152,7 @@ def _read_prompt(given: dict[str, Any], id: str, context: ServerContext) -> str:
     return prompt
 
 
-def _request(prompt: str, found: Found, *, ignores_end: bool) -> Request:
+def _request(prompt: str, found: ParsedParameters, *, ignores_end: bool) -> Request:
     sampling, names, end_id = found.sampling, found.names, found.others.get("end_id")
     if end_id is not None:  # in the place of the model's own end token
         if ignores_end:
@@ -165,7 +174,7 @@ def _request(prompt: str, found: Found, *, ignores_end: bool) -> Request:
     )
 
 
-def _tensors(found: Found) -> Mapping[str, bool | None]:
+def _tensors(found: ParsedParameters) -> Mapping[str, bool | None]:
     return {
         "return_log_probs": found.others.get("return_log_probs"),
         "return_context_logits": found.sampling.return_context_logits,
@@ -173,7 +182,7 @@ def _tensors(found: Found) -> Mapping[str, bool | None]:
     }
 
 
-def _without_prompt(given: Mapping[str, Any], found: Found, streams: bool) -> bool:
+def _without_prompt(given: Mapping[str, Any], found: ParsedParameters, streams: bool) -> bool:
     """TensorRT-LLM's text begins with the prompt; not in a stream, and not from its llmapi model, unless told so."""
     exclude = found.others.get("exclude_prompt")
     if exclude is not None:
@@ -181,7 +190,7 @@ def _without_prompt(given: Mapping[str, Any], found: Found, streams: bool) -> bo
     return streams or any(name.startswith(LLMAPI) for name in given)
 
 
-def _check_one(sampling: Sampling, found: Found) -> None:
+def _check_one(sampling: Sampling, found: ParsedParameters) -> None:
     for field in ("n", "best_of", "num_beams"):
         if (count := getattr(sampling, field)) > 1:
             raise InvalidParameter(f"{found.names[field]}={show(count)}: must be 1 when streaming")

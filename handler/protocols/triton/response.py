@@ -20,8 +20,8 @@ from handler.core.errors import (
 from handler.core.framing import JSON, SSE, around
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.base import HttpResponse
-from handler.protocols.reply import SequenceOutput, WholeReply, finish_of, returned
-from handler.protocols.tensors.outputs import Generated, Lines, Wanted, document
+from handler.protocols.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
+from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
 EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")
 
@@ -72,7 +72,7 @@ def _not_found(error: ModelNotFound) -> str:
 # -- responses ---------------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class ResponseOptions(NamedTuple):
     """What a request wants in its responses.
 
     Attributes:
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
 
     request: Request
     fixed: Mapping[str, str]
-    tensors: Wanted | None
+    tensors: OutputTensors | None
     extras: frozenset[str]
     before: str
 
@@ -105,17 +105,17 @@ def _flat(value: Any) -> Any:
 class ResponseReply(WholeReply):
     """One response: the text, or a list of them where several sequences were asked for."""
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked.request.sampling.num_sequences)
-        self._asked = asked
+    def __init__(self, options: ResponseOptions) -> None:
+        super().__init__(options.request.sampling.num_sequences)
+        self._options = options
 
     def _finish(self, delta: Delta) -> Finish | None:
-        return finish_of(self._asked.request, delta)
+        return finish_of(self._options.request, delta)
 
     def _document(self) -> dict[str, Any]:
-        asked = self._asked
+        options = self._options
         sequences = self._returned()
-        texts = [asked.before + one.text for one in sequences]
+        texts = [options.before + one.text for one in sequences]
         lengths = [sum(token.id >= 0 for token in one.tokens) for one in sequences]
         extras: dict[str, Any] = {
             "finish_reason": [_REASONS.get(one.finish) for one in sequences],
@@ -123,18 +123,18 @@ class ResponseReply(WholeReply):
             "num_input_tokens": self._num_prompt_tokens,
             "num_output_tokens": lengths,
         }
-        values = {name: extras[name] for name in asked.extras}
-        if asked.tensors is not None:
-            generated = [Generated(one.tokens, one.rows) for one in sequences]
-            values |= document(asked.tensors, generated, self._context)
-        return asked.response(texts[0] if len(texts) == 1 else texts, values)
+        values = {name: extras[name] for name in options.extras}
+        if options.tensors is not None:
+            generated = [TokenRows(one.tokens, one.rows) for one in sequences]
+            values |= document(options.tensors, generated, self._context)
+        return options.response(texts[0] if len(texts) == 1 else texts, values)
 
     def _returned(self) -> list[SequenceOutput]:
         """In the order of their seeds, unless the best of more were asked for; beams as the engine ranks them."""
-        sampling = self._asked.request.sampling
+        sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
             return self._sequences
-        ranked = returned([one.logprob for one in self._sequences], sampling)
+        ranked = rank_sequences([one.logprob for one in self._sequences], sampling)
         count = sampling.n if sampling.n > 1 or sampling.num_beams == 1 else sampling.num_beams
         return [self._sequences[index] for index in ranked[:count]]
 
@@ -166,15 +166,15 @@ class OneEventReply(_Events, ResponseReply):
 class StreamReply(_Events):
     """An event a token."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-        self._before = asked.before
-        self._lines = None if asked.tensors is None else Lines(asked.tensors)
+    def __init__(self, options: ResponseOptions) -> None:
+        self._options = options
+        self._before = options.before
+        self._lines = None if options.tensors is None else Lines(options.tensors)
         self._num_prompt_tokens = 0
         self._logprob = 0.0
         self._around: tuple[bytes, bytes] | None = None  # what stands about the text where nothing else changes
-        if self._lines is None and asked.extras <= {"finish_reason"}:
-            self._around = around(lambda text: EVENTS.encode(asked.response(text, {})))
+        if self._lines is None and options.extras <= {"finish_reason"}:
+            self._around = around(lambda text: EVENTS.encode(options.response(text, {})))
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
@@ -189,14 +189,14 @@ class StreamReply(_Events):
         if delta.finish is None:
             return b"".join([self._event(token) for token in delta.tokens])
         *tokens, last = delta.tokens or (NO_TOKEN,)
-        finish = finish_of(self._asked.request, delta)
+        finish = finish_of(self._options.request, delta)
         return b"".join([*map(self._event, tokens), self._event(last, finish)])
 
     def _event(self, token: Token, finish: Finish | None = None) -> bytes:
         text = token.text
         if self._before:
             text, self._before = self._before + text, ""
-        extras = self._asked.extras
+        extras = self._options.extras
         if self._around is not None and (finish is None or not extras):  # nearly all
             before, after = self._around
             return before + JSON.encode(text) + after
@@ -210,4 +210,4 @@ class StreamReply(_Events):
         values |= {name: value for name, value in beside.items() if name in extras}
         if finish is not None and "finish_reason" in extras:
             values["finish_reason"] = _REASONS.get(finish)
-        return EVENTS.encode(self._asked.response(text, values))
+        return EVENTS.encode(self._options.response(text, values))
