@@ -114,8 +114,8 @@ def tokenizer_eos_id(model: Path) -> int | None:
         text = token.get("content") if isinstance(token, dict) else token
         if text is not None:
             tokenizer = model_files.read_json(model / "tokenizer.json")
-            added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
+            added = {token_entry["content"]: token_entry["id"] for token_entry in tokenizer.get("added_tokens") or ()}
             vocabulary = (tokenizer.get("model") or {}).get("vocab")
-            found = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
-            return None if found is None else int(found)
+            id = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
+            return None if id is None else int(id)
     return None

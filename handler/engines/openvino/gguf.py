@@ -88,10 +88,10 @@ def _string(file: BinaryIO) -> bytes:
     length = _read(file, "Q")
     if length > _MAX_STRING:
         raise ValueError(f"{file.name} is broken: its header has a string of {length:,} bytes")
-    found = file.read(length)
-    if len(found) < length:
+    data = file.read(length)
+    if len(data) < length:
         raise ValueError(f"{file.name} ends inside its header")
-    return found
+    return data
 
 
 def _skip(file: BinaryIO, count: int) -> None:

@@ -125,10 +125,10 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     """Return the bytes of every id: OpenVINO's `decode` loses characters whose bytes lie in several tokens."""
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
     pieces = [by_id.get(id, b"") for id in range(max(by_id) + 1)]
-    every = [[id] for id in range(len(pieces))]
-    hidden = tokenizer.decode(every, skip_special_tokens=True)
-    shown = tokenizer.decode(every, skip_special_tokens=False)
-    special = [id for id, (short, long) in enumerate(zip(hidden, shown, strict=True)) if short != long]
+    ids_alone = [[id] for id in range(len(pieces))]
+    hidden = tokenizer.decode(ids_alone, skip_special_tokens=True)
+    visible = tokenizer.decode(ids_alone, skip_special_tokens=False)
+    special = [id for id, (short, long) in enumerate(zip(hidden, visible, strict=True)) if short != long]
     sample = "Hello world, 12 times\n  indented"
     ids = tokenizer.encode(sample, add_special_tokens=False).input_ids.data[0].tolist()
     if b"".join(pieces[id] for id in ids) != sample.encode():

@@ -112,19 +112,19 @@ def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
 def _lengths(config: EngineConfig) -> dict[str, Any]:
     """Make the token limits; `max_seq_len` is always set, so that the engine's limit is ours."""
     options = config.options
-    found: dict[str, Any] = {}
-    most = _either(config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len")
+    arguments: dict[str, Any] = {}
+    limit = _either(config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len")
     if options.get("max_output_len") is not None:
-        found["max_input_len"] = options.get("max_input_len") or _MAX_INPUT_LEN
-        most = most or found["max_input_len"] + options["max_output_len"]
-    found["max_seq_len"] = most or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
+        arguments["max_input_len"] = options.get("max_input_len") or _MAX_INPUT_LEN
+        limit = limit or arguments["max_input_len"] + options["max_output_len"]
+    arguments["max_seq_len"] = limit or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
     step = _either(
         config.max_tokens_per_step, "option.max_num_batched_tokens",
         options.get("max_num_tokens"), "option.max_num_tokens",
     )  # fmt: skip
     if step is not None:
-        found["max_num_tokens"] = step
-    return found
+        arguments["max_num_tokens"] = step
+    return arguments
 
 
 def _either(first: int | None, key: str, second: int | None, other: str) -> int | None:
@@ -136,49 +136,49 @@ def _either(first: int | None, key: str, second: int | None, other: str) -> int 
 
 def _kv_cache(config: EngineConfig) -> dict[str, Any]:
     options = config.options
-    found = {name: options[option] for option, name in _KV_CACHE.items() if options.get(option) is not None}
+    cache = {name: options[option] for option, name in _KV_CACHE.items() if options.get(option) is not None}
     if config.prefix_cache is not None:
-        found["enable_block_reuse"] = config.prefix_cache
+        cache["enable_block_reuse"] = config.prefix_cache
     if config.cache_gib:
-        found["max_gpu_total_bytes"] = config.cache_gib << 30
-    return found
+        cache["max_gpu_total_bytes"] = config.cache_gib << 30
+    return cache
 
 
 def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if (policy := options.get("batch_scheduler_policy")) is not None:
-        found["scheduler_config"] = {"capacity_scheduler_policy": policy}
+        arguments["scheduler_config"] = {"capacity_scheduler_policy": policy}
     if (overlap := options.get("enable_overlap_scheduler")) is not None:
-        found["disable_overlap_scheduler"] = not overlap
+        arguments["disable_overlap_scheduler"] = not overlap
     if (strategy := options.get("allreduce_strategy")) is not None:
-        found["allreduce_strategy"] = strategy
+        arguments["allreduce_strategy"] = strategy
     elif options.get("use_custom_all_reduce") is False:
-        found["allreduce_strategy"] = "NCCL"
+        arguments["allreduce_strategy"] = "NCCL"
     if (backend := options.get("moe_backend")) is not None:
-        found["moe_config"] = {"backend": backend}
+        arguments["moe_config"] = {"backend": backend}
     graphs = {name: options[option] for option, name in _CUDA_GRAPH.items() if options.get(option) is not None}
     if options.get("use_cuda_graph") is False:
-        found["cuda_graph_config"] = None
+        arguments["cuda_graph_config"] = None
     elif graphs:
-        found["cuda_graph_config"] = graphs
-    return found
+        arguments["cuda_graph_config"] = graphs
+    return arguments
 
 
 def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
     # There is no adapter at the start from which the engine could take the modules.
-    found = {"lora_target_modules": options.get("lora_target_modules") or _LORA_MODULES}
+    config = {"lora_target_modules": options.get("lora_target_modules") or _LORA_MODULES}
     for name in ("max_lora_rank", "max_loras", "max_cpu_loras"):
         if options.get(name) is not None:
-            found[name] = options[name]
-    return found
+            config[name] = options[name]
+    return config
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
     for name, value in more.items():
         if name in _OURS:
             raise ConfigError(f"option.engine_args: {name!r} is not to be changed there")
-        known = arguments.get(name)
-        arguments[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+        current = arguments.get(name)
+        arguments[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
 
 
 def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> dict[str, Any]:
@@ -204,11 +204,11 @@ def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> di
 def context_length(model: Path) -> int | None:
     """Read the context length, in tokens, from config.json."""
     file = model / "config.json"
-    found = dict(json.loads(file.read_text())) if file.is_file() else {}
-    found = {**found, **(found.get("text_config") or {})}
+    config = dict(json.loads(file.read_text())) if file.is_file() else {}
+    config = {**config, **(config.get("text_config") or {})}
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-        if isinstance(found.get(name), int):
-            return int(found[name])
+        if isinstance(config.get(name), int):
+            return int(config[name])
     return None
 
 

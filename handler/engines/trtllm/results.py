@@ -106,9 +106,9 @@ class RunningRequest:
         if (at := self._own_stop(ids)) is not None:
             ids, self.stopped = ids[: at + 1], output.finish_reason is None
             finish = Finish.STOP if ids[-1] in self.options.stops else Finish.EOS
-        found = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)
+        result = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)
         self._sent += len(ids)
-        return [found] if ids or finish is not None else []
+        return [result] if ids or finish is not None else []
 
     def _beams(self) -> list[Output]:
         """Return all beams, in the engine's order: the best first."""
@@ -161,11 +161,11 @@ class RunningRequest:
         scores = context if self.options.context_logits else None
         generation = _rows(output.generation_logits)[: len(ids)] if self.options.generation_logits else None
         logits = None if scores is None and generation is None else Logits(_to_lists(scores), _to_lists(generation))
-        found = Output(self.key, ids, logprobs, finish, number, tops=tops, logits=logits)
+        result = Output(self.key, ids, logprobs, finish, number, tops=tops, logits=logits)
         if context is None or not self.options.prompt_logprobs:
-            return found
+            return result
         scored, prompt_tops = score(context[:-1], self.options.prompt[1:], self.options.prompt_tops)
-        return found._replace(
+        return result._replace(
             prompt_logprobs=[None, *scored], prompt_tops=[(), *prompt_tops] if self.options.prompt_tops else None
         )
 

@@ -32,8 +32,8 @@ def installed_version() -> str:
 
 
 def release_of(version: str) -> Release:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def torch_sampler(arguments: Mapping[str, Any]) -> bool:

@@ -204,10 +204,10 @@ class Vllm:
         """Request the alternatives after each beam; the prefix cache has all but the last token."""
         search = beams.search
         beams.alternatives = [()] * len(search.beams)
-        one = replace(search.sampling, num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
+        sampling = replace(search.sampling, num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            self._submit(pending, [*beams.ids, *beam.ids], self._params(one), beams.adapter)
+            self._submit(pending, [*beams.ids, *beam.ids], self._params(sampling), beams.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
         """Advance a search by a beam's next token; the outputs come when the search has ended."""

@@ -141,12 +141,12 @@ class VllmCheck:
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )
         check = params._validate_structured_outputs
-        known = {
+        arguments = {
             "model_config": self._config.model_config,
             "structured_outputs_config": self._config.structured_outputs_config,
             "tokenizer": self._tokenizer,
         }
-        check(**{name: known[name] for name in inspect.signature(check).parameters})
+        check(**{name: arguments[name] for name in inspect.signature(check).parameters})
         return params
 
     def _make_backend(self, name: str) -> Any:
