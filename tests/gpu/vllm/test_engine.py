@@ -15,6 +15,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
+from handler.engines.process.supervisor import State
 from tests.process.engines.test_conformance import Driver, ids, start, text
 from tests.process_tree import in_session
 from tests.servers import wait_for
@@ -291,5 +292,7 @@ def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(vllm: Dr
     assert time.monotonic() - began < 20, "it was noticed at once, not when its time was up"
     wait_for(lambda: not in_session(leader), 20, "something of it is left that holds memory")
     wait_for(lambda: not any(segment.exists() for segment in segments), 20, f"one of {segments} is left")
+    while vllm.engine.state is not State.READY:  # a request waits two minutes for it, a busy machine may need longer
+        vllm.engine.step(timeout=1)
     waiting = vllm.submit(PROMPT, max_new_tokens=3)
     assert vllm.run()[waiting][-1].finish is Finish.LENGTH
