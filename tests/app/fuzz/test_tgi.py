@@ -8,16 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.protocols.tgi.request import PARAMETERS
 from tests.app.fuzz.test_lmi import chats, prompts, values
 from tests.app.server import serve
 from tests.servers import LiveServer
-
-QUIET = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-FEW = settings(QUIET, max_examples=100)
 
 names = st.sampled_from([*PARAMETERS]) | st.text(max_size=10)
 bodies = st.fixed_dictionaries(
@@ -67,13 +64,11 @@ def posted(client: httpx.Client, url: str, body: Any) -> httpx.Response:
     return client.post(url, content=data)
 
 
-@QUIET
 @given(path=paths, body=bodies | chats | values)
 def test_any_json_at_all(server: LiveServer, client: httpx.Client, path: str, body: Any) -> None:
     check(posted(client, server.url + path, body))
 
 
-@FEW
 @given(path=paths, data=st.binary(max_size=200))
 def test_any_bytes_at_all(server: LiveServer, client: httpx.Client, path: str, data: bytes) -> None:
     check(client.post(server.url + path, content=data))
@@ -101,7 +96,6 @@ valid = {
 
 
 @pytest.mark.model
-@FEW
 @given(prompt=prompts, stream=st.booleans(), parameters=st.fixed_dictionaries({}, optional=valid))
 def test_what_the_ranges_allow_never_fails_in_the_model(
     model_server: LiveServer, client: httpx.Client, prompt: str, stream: bool, parameters: dict[str, Any]

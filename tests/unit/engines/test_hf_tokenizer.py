@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
@@ -90,7 +90,6 @@ KINDS = ("byte_level", "sentence_piece")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(text=st.text(max_size=40))
 def test_what_the_ids_stand_for_is_the_text(loaded: dict[str, HfTokenizer], kind: str, text: str) -> None:
     text = text.replace("▁", "_")  # which SentencePiece cannot tell from a space
@@ -156,7 +155,6 @@ def test_many_threads_share_it(loaded: dict[str, HfTokenizer]) -> None:
 
 
 @pytest.mark.vllm  # where torch is, by which the demo model's directory is made
-@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_tokens_stand_where_the_library_has_them(hf_demo: Path, text: str) -> None:
     """Its offsets are characters, ours are their bytes."""

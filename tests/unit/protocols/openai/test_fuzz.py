@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
@@ -65,13 +65,11 @@ def check(schema: Schema, body: Any) -> None:
     assert json.dumps(body) == asked, "the client's own value is left as it is"
 
 
-@settings(max_examples=500, deadline=None)
 @given(body=chats | values)
 def test_chats(body: Any) -> None:
     check(CHAT, body)
 
 
-@settings(max_examples=500, deadline=None)
 @given(body=completions | values)
 def test_completions(body: Any) -> None:
     check(COMPLETIONS, body)
@@ -97,7 +95,6 @@ bits = st.sampled_from(
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@settings(max_examples=500, deadline=None)
 @given(parts=st.lists(bits, max_size=30), data=st.data())
 def test_the_pieces_do_not_depend_on_how_the_text_comes(inside: bool, parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -367,7 +367,6 @@ nested = st.recursive(small, lambda inner: st.lists(inner, max_size=3), max_leav
 fields = st.dictionaries(st.sampled_from([*TENSORS, "outputs", "stream"]), nested, max_size=5)
 
 
-@settings(max_examples=500, deadline=None)
 @given(parameters=fields, prompt=st.none() | st.just("hi"), schema=st.sampled_from(["lmi", "dynamic_batch"]))
 def test_whatever_they_hold_they_are_read_or_refused(parameters: dict[str, Any], prompt: Any, schema: str) -> None:
     try:

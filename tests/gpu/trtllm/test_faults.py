@@ -12,7 +12,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
 from handler.engines.trtllm.engine import TrtLlm
 from handler.engines.trtllm.results import RequestOptions, RunningRequest
-from tests.process.trtllm.served import served
+from tests.gpu.trtllm.served import served
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_death_with_nobody_there_costs_only_the_next(model: Path) -> None:
 
 def test_shutting_down_is_the_engines_end_and_no_refusal(model: Path) -> None:
     """What a request that comes after the death meets is not its own fault."""
-    from tests.process.trtllm.cases import loaded
+    from tests.gpu.trtllm.cases import loaded
 
     with loaded(model) as found:
         found.double.shutdown()

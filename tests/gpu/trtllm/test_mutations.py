@@ -14,7 +14,7 @@ from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm import results as trtllm_results
 from handler.engines.trtllm.results import RunningRequest
 from tests.doubles import using
-from tests.process.trtllm.cases import Loaded, joined, loaded
+from tests.gpu.trtllm.cases import Loaded, joined, loaded
 
 
 def load(model: Path) -> Loaded:

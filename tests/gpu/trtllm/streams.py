@@ -1,6 +1,6 @@
 """Many streams at once through the adapter in its process, on the double's fast executor: does every request end?
 
-python -m tests.process.trtllm.streams --streams 256 --seconds 60
+python -m tests.gpu.trtllm.streams --streams 256 --seconds 60
 """
 
 from __future__ import annotations

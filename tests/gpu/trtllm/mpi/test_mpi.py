@@ -18,7 +18,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
 from handler.engines.process.supervisor import EngineSupervisor
 from tests.clients import venvs
-from tests.process.trtllm.served import Served, served
+from tests.gpu.trtllm.served import Served, served
 from tests.process_tree import descendants
 
 _ASK = """
@@ -29,7 +29,7 @@ print(next(line.split()[-1] for line in open("/proc/self/maps") if "/libmpi.so" 
 print(MPI.Get_library_version())
 """
 
-pytestmark = [pytest.mark.trtllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(params=[4, 5])

@@ -10,7 +10,7 @@ import pytest
 from handler.core.values import Finish
 from tests.doubles import tiny
 from tests.doubles.reference import reference
-from tests.process.trtllm.cases import PROMPT, Loaded, joined, loaded
+from tests.gpu.trtllm.cases import PROMPT, Loaded, joined, loaded
 
 VERSIONS = ("1.0.0", "1.1.0", "1.2.1", "1.3.0rc24")
 

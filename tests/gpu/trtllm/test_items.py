@@ -11,7 +11,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm.setup import leave_mpi
 from tests.doubles import using
-from tests.process.trtllm.cases import joined, loaded
+from tests.gpu.trtllm.cases import joined, loaded
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.trtllm.streams import measure
+from tests.gpu.trtllm.streams import measure
 
 
 @pytest.mark.parametrize("manners", ["pause=0", "version=1.0.0;pause=0"])
@@ -17,7 +17,6 @@ def test_every_request_ends(model: Path, manners: str) -> None:
     assert (found.failed, found.never_ended) == (0, 0), found
 
 
-@pytest.mark.trtllm
 @pytest.mark.timeout(180)
 def test_every_request_ends_of_256_at_once_for_a_minute(model: Path) -> None:
     found = measure(model, streams=256, seconds=60, manners="pause=0.01")

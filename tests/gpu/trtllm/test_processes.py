@@ -14,7 +14,7 @@ from handler.core.values import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.trtllm.setup import environment
-from tests.process.trtllm.served import served
+from tests.gpu.trtllm.served import served
 from tests.process_tree import in_session
 
 

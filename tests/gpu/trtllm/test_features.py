@@ -12,7 +12,7 @@ import pytest
 from handler.core.values import Adapter, Finish, StructuredOutput
 from tests.adapter_files import write_adapter
 from tests.doubles.reference import reference
-from tests.process.trtllm.cases import PROMPT, Loaded, joined, loaded, one_eos
+from tests.gpu.trtllm.cases import PROMPT, Loaded, joined, loaded, one_eos
 
 TRTLLM = {"sampler_type": "TRTLLMSampler"}
 
