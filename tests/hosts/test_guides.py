@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from handler.serving.launch import engine_spec, guide_checks, load_tokenizer, start_engine
+from handler.serving.service import Service
 
 from handler import engines
 from handler.config.loader import load_config
@@ -24,11 +26,9 @@ from handler.protocols.base import ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
-from handler.serving.launch import engine_spec, guide_checks, load_tokenizer, start_engine
 from handler.serving.model import loaded_model
 from handler.serving.preprocess import Intake
 from handler.serving.request_task import Exchange
-from handler.serving.service import Service
 from handler.serving.slots import Item
 from handler.serving.steps import StepDriver
 from tests.engines import fake_guides

@@ -12,7 +12,6 @@ from handler.core.errors import BadRequest, ServingError
 from handler.core.values import Adapter, Delta
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterRegistry, Registered, adapter_path
-from handler.serving.model import LoadedModel
 
 log = logging.getLogger("handler.adapters")
 
@@ -61,13 +60,6 @@ class AdapterChanges:
         self._sinks = sinks
         self._base = base
         self._no_adapters = no_adapters
-
-    @classmethod
-    def of(cls, loaded: LoadedModel, batcher: Batcher, sinks: Sinks) -> AdapterChanges:
-        """Those of a model that a host serves."""
-        home, context = loaded.adapters, loaded.context
-        no_adapters = context.no_adapters and f"{context.engine}: {context.no_adapters}"
-        return cls(home.registry, batcher, sinks, home.base, no_adapters)
 
     def check(self) -> None:
         """
