@@ -51,7 +51,7 @@ class App:
             *page.routes,
             Route("/ping", Endpoint({"GET": self._ping})),
             Route("/models", Endpoint({"GET": self._models})),
-            Route("/models/{model}", Endpoint({"GET": self._model})),
+            Route("/models/{model}", Endpoint({"GET": self._describe_model})),
             Route("/metrics", Endpoint({"GET": self._metrics})),
             *AdapterRoutes(model).routes,
             *TgiRoutes(model).routes,
@@ -100,7 +100,7 @@ class App:
         value = {"modelName": config.model_name, "modelUrl": config.model_id, "status": self._status()}
         await send_json(scope, send, 200, {"models": [value]})
 
-    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _describe_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         model, config = self._model, self._model.config
         if scope["path_params"]["model"] != config.model_name:
             return await _model_not_found(scope, send)

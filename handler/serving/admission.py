@@ -56,9 +56,7 @@ class Admission:
             return decoded
         return await self.run(len(body), decode)
 
-    async def parse(
-        self, decoded: Decoded, size: int, headers: Headers, schema: Schema | None = None
-    ) -> ParsedRequest:
+    async def parse(self, decoded: Decoded, size: int, headers: Headers, schema: Schema | None = None) -> ParsedRequest:
         """Parse what was decoded of a body of `size` bytes.
 
         Raises:

@@ -32,6 +32,7 @@ class EngineDriver:
     """All methods belong to the event loop's thread.
 
     Attributes:
+        loop: the event loop.
         sinks: who gets a delta, by the batcher's id.
         num_tokens: that have come so far.
     """
@@ -41,22 +42,26 @@ class EngineDriver:
         self.sinks: dict[int, Sink] = {}
         self.num_tokens = 0
         self._notified: list[Notified] = []
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._fd: int | None = None
-        self._timer = self._loop.call_later(_SHORT_TICK, self._tick)
+        self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
 
     def watch(self, fd: int | None) -> None:
         """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
         if self._fd is not None:
-            self._loop.remove_reader(self._fd)
+            self.loop.remove_reader(self._fd)
         self._fd = fd
         if fd is not None:
-            self._loop.add_reader(fd, self._step)
+            self.loop.add_reader(fd, self._step)
         else:  # the next one is started by a tick
             self._tick_in(_SHORT_TICK)
 
     def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
-        """Submit a request: `sink` gets its deltas until the finishing one, `started` is called when the engine gets it.
+        """Submit a request; return its id.
+
+        Args:
+            sink: gets its deltas until the finishing one.
+            started: called when the engine gets it.
 
         Raises:
             Overloaded: the queue is full.
@@ -98,7 +103,7 @@ class EngineDriver:
 
     def _tick_in(self, seconds: float) -> None:
         self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._tick)
+        self._timer = self.loop.call_later(seconds, self._tick)
 
     def _step(self) -> None:
         sinks = self.sinks

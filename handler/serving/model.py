@@ -112,7 +112,7 @@ class ServedModel:
         id: str = "",
         on_bytes: Callable[[RequestTask], object] = _nobody,
     ) -> RequestTask:
-        """Begin a request: its headers and the room for it are checked. Its body goes to the task's `start`, or `parse`.
+        """Begin a request: check its headers, and the room for it. Its body goes to the task's `start`, or `parse`.
 
         Raises nothing: a refusal is the task's answer.
 

@@ -147,7 +147,7 @@ class RequestTask:
     def start(self, body: bytes | None = None) -> None:
         """Go on in the background: parse the body, where that is not done yet, tokenize, join a batch, submit."""
         if not self.finished:
-            self._background = asyncio.ensure_future(self._run(body))
+            self._background = self._driver.loop.create_task(self._run(body))
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:

@@ -50,7 +50,9 @@ def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
         engine = RemoteEngine(Spec("echo", EngineConfig()), isolated=False)
         driver = EngineDriver(Batcher(engine))
         ready = asyncio.Event()
-        engine.attach(watch=driver.watch, on_change=lambda state: ready.set() if state is State.READY else ready.clear())
+        engine.attach(
+            watch=driver.watch, on_change=lambda state: ready.set() if state is State.READY else ready.clear()
+        )
         await asyncio.wait_for(ready.wait(), 10)
         await asyncio.sleep(0.5)  # by now the long tick is under way
         assert engine._worker is not None

@@ -39,11 +39,11 @@ class OpenAiRoutes:
         most = model.info.max_total_tokens if model.info else None
         created = int(model.started_at)
 
-        def model(id: str, **more: Any) -> dict[str, Any]:
+        def describe(id: str, **more: Any) -> dict[str, Any]:
             common = {"id": id, "object": "model", "created": created, "owned_by": "lmi-handler"}
             return common | {"root": config.model_name, "parent": None, "max_model_len": most} | more
 
         own = [config.model_name, *(name for name in config.served_model_name or () if name != "*")]
         adapters = [entry.adapter.name for entry in model.adapter_changes.registry]
-        found = {name: model(name, root=name, parent=config.model_name) for name in adapters}
-        return {**{name: model(name) for name in own}, **found}
+        found = {name: describe(name, root=name, parent=config.model_name) for name in adapters}
+        return {**{name: describe(name) for name in own}, **found}
