@@ -109,6 +109,7 @@ class Bench:
     def close(self) -> None:
         self.batch.reset()
         self.loop.poll()
+        self.model._guides = None  # the tests' own
         self.model.close()
         self.loop.poll()
         self.loop.close()
