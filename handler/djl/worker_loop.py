@@ -20,6 +20,7 @@ class WorkerLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop()
+        self._closed = threading.Event()
         self.lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -56,6 +57,8 @@ class WorkerLoop:
         self._loop.stop()
 
     def close(self) -> None:
+        """End `look_after` too."""
+        self._closed.set()
         self._loop.close()
 
     def look_after(self, period: float) -> None:
@@ -65,9 +68,9 @@ class WorkerLoop:
         """
 
         def look() -> None:
-            while True:
-                time.sleep(period)
+            while not self._closed.wait(period):
                 with self.lock:
-                    self.poll()
+                    if not self._closed.is_set():
+                        self.poll()
 
         threading.Thread(target=look, name="look-after", daemon=True).start()
