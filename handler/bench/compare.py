@@ -19,7 +19,7 @@ from handler.bench.processes import measure
 from handler.bench.quiet import OthersMeter
 from handler.bench.server import lmi_serve
 from handler.config.loader import load_config
-from handler.serving.launch import engine_spec
+from handler.serving.loading import engine_spec
 
 _PROMPTS_EACH = 1 << 14  # numbers set aside for the prompts of one measurement
 
