@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import signal
 import socket
@@ -18,6 +19,7 @@ import httpx
 
 from tests.environment import clean_environment
 
+logging.getLogger("httpx").setLevel(logging.WARNING)
 http = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 """For requests to loopback: `httpx.get` and its like read all certificates of the system each time, for 35 ms."""
 

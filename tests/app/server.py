@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from unittest import mock
 
+import pytest
+
 from handler import cli
 from handler.core import garbage
 from handler.http import server as http_server
@@ -85,6 +87,8 @@ class AppServer(LiveServer):
         _threads.add(self._handler.begin())
         try:
             self.status = cli.main(self._arguments)
+        except SystemExit as ended:  # argparse does so
+            self.status = int(ended.code or 0)
         finally:
             _threads.discard(threading.get_ident())
 
@@ -143,6 +147,19 @@ def serve(*arguments: str, env: Mapping[str, str] | None = None, seconds: float 
         yield server
     finally:
         server.stop()
+
+
+def refused_start(*arguments: str) -> str:
+    """What `lmi serve` says, which ends with status 2."""
+    server = AppServer()
+    try:
+        with pytest.raises(AssertionError, match="the server ended"):
+            server.start(arguments, clean_environment(), 60)
+        assert server.stop() == 2
+    finally:
+        server.stop()
+    assert "Traceback" not in server.log
+    return server.log
 
 
 @contextlib.contextmanager

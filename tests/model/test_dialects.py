@@ -14,7 +14,12 @@ from tests.servers import LiveServer
 
 PROMPT = "The capital of France is"
 PARAMETERS = {"max_new_tokens": 8}
-CHAT = {"messages": [{"role": "user", "content": "Complete the sentence: The capital of France is"}], "max_tokens": 16, "temperature": 0}
+QUESTION = "Complete the sentence: The capital of France is"
+CHAT = {
+    "messages": [{"role": "user", "content": QUESTION}],
+    "max_tokens": 16,
+    "temperature": 0,
+}
 GENERATE = "/v2/models/model/generate"
 
 DIALECTS: dict[str, tuple[str, dict[str, Any], Callable[[Any], str]]] = {
