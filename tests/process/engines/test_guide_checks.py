@@ -95,7 +95,7 @@ def test_nothing_that_libraries_write_of_a_guide_reaches_the_log(
 
 def test_good_ones_go_past_bad_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Good ones wait for a fifth of a second of each bad one, in either of two places."""
-    monkeypatch.setattr(validator, "_CAPACITY", (256, 2, 2))
+    monkeypatch.setattr(validator, "_CAPACITY", (256, 256, 2))
     checks = StructuredOutputValidator(fake_guides.make, seconds=0.3)
     bad = [checks.check(StructuredOutput("regex", f"compute {60 + n}.5")) for n in range(8)]
     assert outcome(checks, "fine in company") == ""
