@@ -8,8 +8,8 @@ OPTIONS ?=
 # Test files at once. A file stays on one worker, which starts the servers that its tests share.
 PARALLEL ?= -n 2 --dist loadfile
 BIN     = $(VENV)/bin
-# uv from PyPI; a mirror of PyPI is UV_DEFAULT_INDEX. Bytecode is compiled at installation, as pip does it.
-INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
+# uv comes from PyPI; UV_DEFAULT_INDEX names a mirror.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,12 +30,12 @@ $(BIN)/uv:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/uv
 	@echo "installing into $(VENV) (0.4 GB, about half a minute) ..."
-	$(INSTALL) --editable '.[cpu,deploy]'
+	$(INSTALL) --compile-bytecode --editable '.[cpu,deploy]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/uv
 	@echo "installing what tests and linters need too into $(VENV) (1.1 GB, about half a minute) ..."
-	$(INSTALL) --editable '.[cpu,dev]'
+	$(INSTALL) --compile-bytecode --editable '.[cpu,dev]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.browser: $(VENV)/.dev

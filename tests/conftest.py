@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handler.config.model_files import cache_directory, fetch_demo
-from handler.engines.huggingface.checkpoint import prepared
+from handler.engines.huggingface.checkpoint import prepare_checkpoint
 from handler.engines.openvino.gguf_weights import exact_model
 from tests.servers import LiveServer, serve
 
@@ -40,7 +40,7 @@ def exact_demo(demo_model: Path) -> Path:
 @pytest.fixture(scope="session")
 def hf_demo() -> Path:
     """The demo model as a Hugging Face directory; makes it with torch, which vLLM brings."""
-    return prepared("demo", {})
+    return prepare_checkpoint("demo", {})
 
 
 @pytest.fixture(scope="session")

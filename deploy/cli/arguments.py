@@ -43,3 +43,8 @@ def spec_of(arguments: argparse.Namespace) -> Spec:
         f"{name}={value}" for name, _ in _SHORT.values() if (value := getattr(arguments, f"spec_{name}")) is not None
     ]
     return read_spec(arguments.spec, short + arguments.settings)
+
+
+def add_endpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the endpoint's name")
+    parser.add_argument("--region", help="AWS region (default: what boto3 is set to)")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.cli.named import add_endpoint
+from deploy.cli.arguments import add_endpoint
 from deploy.client import NotStarted, Patience, Predictor
 from deploy.client.aws.account import boto_session
 from deploy.errors import DeployError

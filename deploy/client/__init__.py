@@ -1,4 +1,4 @@
-"""Talk to an endpoint: `Predictor`, what it gives, and what it raises."""
+"""Client of an endpoint: `Predictor`, its results and its errors."""
 
 from deploy.client.asynchronous import AsyncAnswer
 from deploy.client.aws.bearer import bearer_token

@@ -1,4 +1,4 @@
-"""Asynchronous inference: the answer, or what went wrong, comes to S3."""
+"""Wait for the answer of asynchronous inference in S3."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from deploy.client.serializers import Deserializer, deserialize_body
 
 MAX_INLINE_BYTES = 128_000
 _ABSENT = ("404", "NoSuchKey", "NotFound")
-_FIRST, _LONGEST = 0.5, 10.0  # seconds between two looks
+_FIRST, _LONGEST = 0.5, 10.0  # seconds between two polls
 
 
 class AsyncAnswer:
     """An answer that will be in S3.
 
     Args:
-        response: InvokeEndpointAsync's.
+        response: InvokeEndpointAsync's answer.
         s3: boto3's client.
 
     Attributes:
-        id: the inference's.
+        id: the inference's id.
         output: where the answer will be.
-        failure: where the failure would be; None where the endpoint has no place for them.
+        failure: where a failure would be; None: the endpoint has no place for failures.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class AsyncAnswer:
         return self._fetch(self.output) is not None or self._fetch(self.failure) is not None
 
     def wait(self, seconds: float = 3600) -> Any:
-        """The answer, deserialized.
+        """Wait for the answer, and return it deserialized.
 
         Args:
-            seconds: an hour is the longest that SageMaker lets a model work at one (InvocationTimeoutSeconds).
+            seconds: by default an hour, SageMaker's maximum (InvocationTimeoutSeconds).
 
         Raises:
-            ModelFailed: its message is what SageMaker wrote to the failure's place.
-            TimedOut: there is neither.
-            RequestFailed: S3 may not be read.
+            ModelFailed: SageMaker wrote a failure, which is the message.
+            TimedOut: there is neither answer nor failure.
+            RequestFailed: S3 cannot be read.
         """
         until, pause = self._clock() + seconds, _FIRST
         while True:
@@ -92,10 +92,10 @@ class AsyncAnswer:
 
 
 def split_s3(uri: str) -> tuple[str, str]:
-    """Bucket and key.
+    """Split an s3:// URI of an object into bucket and key.
 
     Raises:
-        NotSent: it is no s3:// URI of an object.
+        NotSent: it is no such URI.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")

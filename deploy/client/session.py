@@ -1,4 +1,4 @@
-"""A stateful session with the container: requests that carry its id reach the same copy."""
+"""Stateful sessions: requests with a session's id reach the same copy of the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One session; made by `Predictor.session()`, closed by the `with` statement.
+    """One session, opened by `Predictor.session()` and closed by the `with` statement.
 
-    Contract sagemaker.md, section 1.1: opened and closed by bodies of their own, otherwise a header.
+    Special bodies open and close it (`requestType` NEW_SESSION and CLOSE); other requests carry its id in a header.
 
     Attributes:
-        id: the container's name for it.
-        expires: when the container forgets it; None where it did not say.
+        id: the container's id for it.
+        expires: when the container forgets it; None: unknown.
 
     Raises:
         ModelRefused: the container has no sessions.
@@ -37,14 +37,14 @@ class Session:
         self.expires = _expiry(more)
 
     def predict(self, data: Any, **options: Any) -> Any:
-        """As `Predictor.predict`; a session that is unknown or has expired is `ModelRefused` (400)."""
+        """As `Predictor.predict`. An unknown or expired session raises `ModelRefused` (400)."""
         return self._predictor.predict(data, session_id=self.id, **options)
 
     def predict_stream(self, data: Any, **options: Any) -> Stream:
         return self._predictor.predict_stream(data, session_id=self.id, **options)
 
     def close(self) -> None:
-        """The container forgets it. Closed already: nothing happens."""
+        """Close the session in the container. A second call does nothing."""
         if self.id:
             self._send("CLOSE", self.id)
             self.id = ""
@@ -58,7 +58,7 @@ class Session:
         try:
             self.close()
         except RequestFailed:
-            if error is None:  # else the first error is the one to be seen
+            if error is None:  # otherwise the first error matters
                 raise
 
     def _send(self, what: str, name: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Session:
 
 
 def _expiry(text: str) -> datetime.datetime | None:
-    """Of `Expires=2026-11-20T00:00:00Z`."""
+    """Parse `Expires=2026-11-20T00:00:00Z`."""
     name, _, value = text.strip().partition("=")
     if name.lower() != "expires":
         return None

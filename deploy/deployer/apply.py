@@ -146,8 +146,11 @@ class _Steps:
         Raises:
             Refused: it is not of this deployment.
         """
-        said = show(self._aws, action.kind, action.which)
-        if said is None or tags_of(self._aws, action.kind, said).get(TAG_DEPLOYMENT) != self._plan.deployment:
+        description = show(self._aws, action.kind, action.which)
+        if (
+            description is None
+            or tags_of(self._aws, action.kind, description).get(TAG_DEPLOYMENT) != self._plan.deployment
+        ):
             raise Refused(f"{action.key} exists and was not made by this deployment", "Choose another name.")
 
     def _delete(self, action: Action) -> None:
@@ -180,10 +183,10 @@ class _Steps:
         if ref.attribute in self._descriptions.get(ref.key, {}):
             return
         action = next((item for item in self._plan.actions if item.key == ref.key), None)
-        said = None if action is None else show(self._aws, action.kind, action.which)
-        if said is None or ref.attribute not in said:
+        description = None if action is None else show(self._aws, action.kind, action.which)
+        if description is None or ref.attribute not in description:
             raise DeployError(f"{ref.key} has no {ref.attribute}")
-        self._descriptions[ref.key] = said
+        self._descriptions[ref.key] = description
 
 
 def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) -> None:
@@ -205,17 +208,17 @@ def _may_still_change(aws: Aws, current: Action | None) -> bool:
     if current is None or current.verb is not Verb.UPDATE or (status := CALLS[current.kind].status) is None:
         return False
     try:
-        said = show(aws, current.kind, current.which)
+        description = show(aws, current.kind, current.which)
     except (ClientError, BotoCoreError):
         return True
-    if said is None:
+    if description is None:
         return False
     desired = current.request or {}
     config, model = desired.get("EndpointConfigName"), desired.get("Specification", {}).get("ModelName")
-    if said[status] in READY:
-        serves = said.get("EndpointConfigName"), said.get("Specification", {}).get("ModelName")
+    if description[status] in READY:
+        serves = description.get("EndpointConfigName"), description.get("Specification", {}).get("ModelName")
         return (config, model) != (None, None) and (config, model) == serves
-    return said[status] not in FAILED
+    return description[status] not in FAILED
 
 
 def _roll_back(
@@ -224,24 +227,24 @@ def _roll_back(
     """Delete what the run created in vain, and return the error to raise: its advice names what remains."""
     failed = run.current.key if run.current is not None else ""
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
-    gone = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)
-    said = [error.advice] if error.advice else []
-    if gone and _may_still_change(aws, run.current):
-        names = ", ".join(item.key for item in gone)
-        said.append(
+    removable = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)
+    advice = [error.advice] if error.advice else []
+    if removable and _may_still_change(aws, run.current):
+        names = ", ".join(item.key for item in removable)
+        advice.append(
             f"AWS may still be changing {failed}, or serve with what is new: {names} stay. Run `lmi deploy up` again: "
             "it waits, and goes on from there."
         )
-    elif gone and options.keep_failed:
-        said.append(f"Kept as it is: {', '.join(item.key for item in gone)}. `lmi deploy down` removes it.")
-    elif gone:
+    elif removable and options.keep_failed:
+        advice.append(f"Kept as it is: {', '.join(item.key for item in removable)}. `lmi deploy down` removes it.")
+    elif removable:
         options.say(f"failed: {error}")
-        left = undo(aws, gone, options.report, options.say, options.every)
-        said += [f"Could not be removed: {item}" for item in left]
+        remaining = undo(aws, removable, options.report, options.say, options.every)
+        advice += [f"Could not be removed: {item}" for item in remaining]
     endpoint = next((item for item in desired if item.kind is Kind.ENDPOINT and item.key in run.serving), None)
     if endpoint is not None and endpoint.key in run.created:
-        said.append(
+        advice.append(
             f"{endpoint.key} is up and costs money: `lmi deploy up` goes on from here, `lmi deploy down` ends it."
         )
-    error.advice = "\n".join(said)
+    error.advice = "\n".join(advice)
     return error

@@ -94,14 +94,14 @@ _AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "Concu
 _SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
 
 
-def identity(kind: Kind, said: Json) -> Identity:
+def identity(kind: Kind, fields: Json) -> Identity:
     """Return the identity in a request or an answer."""
-    return tuple(str(said[name]) for name in CALLS[kind].identity)
+    return tuple(str(fields[name]) for name in CALLS[kind].identity)
 
 
 def is_duplicate(error: ClientError) -> bool:
-    said = str(error.response.get("Error", {}).get("Message", "")).lower()
-    return error_code(error).startswith("Validation") and "already existing" in said
+    message = str(error.response.get("Error", {}).get("Message", "")).lower()
+    return error_code(error).startswith("Validation") and "already existing" in message
 
 
 def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any
             answer: dict[str, Any] = getattr(client, operation)(**request)
             return answer
         except ClientError as error:
-            if seconds is None or not _may_be_asked_again(error):
+            if seconds is None or not _is_retryable(error):
                 raise
         pause(seconds)
     raise AssertionError("the last try returns or raises")
@@ -150,11 +150,11 @@ def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
     return calls.delete, dict(zip(calls.identity, which, strict=True))
 
 
-def tags_of(aws: Aws, kind: Kind, said: Json) -> dict[str, str]:
+def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
     """Return the tags of a resource that AWS described; a policy has none."""
     if kind is Kind.SCALING_POLICY:
         return {}
-    arn = said[CALLS[kind].arn]
+    arn = description[CALLS[kind].arn]
     if kind is Kind.SCALABLE_TARGET:
         return dict(call(aws, "application-autoscaling", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
     if kind is Kind.ALARM:
@@ -177,9 +177,9 @@ def _tags(list_field: list[dict[str, str]]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in list_field}
 
 
-def _may_be_asked_again(error: ClientError) -> bool:
-    said = str(error.response.get("Error", {}).get("Message", "")).lower()
-    return error_code(error) in (*_AGAIN, *_SLOWER) or "in-progress" in said or "in progress" in said
+def _is_retryable(error: ClientError) -> bool:
+    message = str(error.response.get("Error", {}).get("Message", "")).lower()
+    return error_code(error) in (*_AGAIN, *_SLOWER) or "in-progress" in message or "in progress" in message
 
 
 def _check_fields(client: Any, operation: str, request: Json) -> None:

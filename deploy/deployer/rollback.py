@@ -33,12 +33,12 @@ def leftovers(
     """
     by_key = {resource.key: resource for resource in desired}
     if not serves:
-        gone = set(created)
+        removable = set(created)
     else:
         retained = _needed(serving, by_key)
         held_resources = {key for key in _needed([failed], by_key) if by_key[key].kind in _ONLY_HELD}
-        gone = ({failed} | held_resources) & set(created) - retained
-    return tuple(resource for resource in reversed(desired) if resource.key in gone)
+        removable = ({failed} | held_resources) & set(created) - retained
+    return tuple(resource for resource in reversed(desired) if resource.key in removable)
 
 
 def undo(

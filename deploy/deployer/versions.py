@@ -41,9 +41,8 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     retained = [*current, *others[: max(keep - coming, 0)]]
     removable = [item for item in configs if item not in retained]
     used_models = {name for kind, name in names if kind is Kind.MODEL}
-    used_models |= set(
-        _models(item.description for item in retained)
-    )  # components are changed or deleted before any model
+    # Components are changed or deleted before any model.
+    used_models |= set(_models(item.description for item in retained))
     models = _newest(item for item in live.owned if item.kind is Kind.MODEL and item.name not in used_models)
     if any(item.kind is Kind.COMPONENT for item in desired):  # with components no configuration names the models
         models = models[max(keep - 1, 0) :]

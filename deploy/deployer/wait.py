@@ -143,9 +143,8 @@ def wait_for(
         was_going, last = bool(last) and _status(resource, last) == "Deleting", description
         progress = _progress(aws, resource, description, elapsed, limit)
         report(progress)
-        ended = (
-            progress.status in ENDED and progress.phase == _PHASES[progress.status]
-        )  # otherwise copies are still missing
+        # Otherwise copies are still missing.
+        ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]
         was_busy = was_busy or not ended
         if (
             ended

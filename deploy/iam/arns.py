@@ -57,10 +57,10 @@ class Arns:
 
     def repository(self, image: str) -> str | None:
         """Return the ARN of the image's ECR repository; None: the image is elsewhere."""
-        found = _ECR.match(image)
-        if found is None:
+        parts = _ECR.match(image)
+        if parts is None:
             return None
-        account, region, name = found.groups()
+        account, region, name = parts.groups()
         return f"arn:{self._partition}:ecr:{region}:{account}:repository/{name}"
 
     def objects(self, uri: str) -> str:

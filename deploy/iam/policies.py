@@ -126,7 +126,7 @@ def _making(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
     if spec.components:
         actions += ["sagemaker:UpdateInferenceComponent", "sagemaker:UpdateInferenceComponentRuntimeConfig"]
     actions += ["sagemaker:AddTags", "sagemaker:DeleteTags", "sagemaker:ListTags"]
-    yield _allow("SageMaker", actions, [arn for found in kinds.values() for arn in found])
+    yield _allow("SageMaker", actions, [arn for kind_arns in kinds.values() for arn in kind_arns])
     yield _allow("SageMakerListed", [f"sagemaker:List{kind}s" for kind in (*kinds,)], ["*"])
     yield _allow(
         "Role", ["iam:PassRole"], [spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
@@ -155,10 +155,11 @@ def _watching(spec: Spec, arns: Arns) -> Iterator[dict[str, Any]]:
             [arns.of("iam", f"role/aws-service-role/{service}/*", region="")],
             {"StringLike": {"iam:AWSServiceName": service}},
         )
+        # Alarms that target tracking creates.
         own_names = [
             *own_names,
             arns.of("cloudwatch", "alarm:TargetTracking-*"),
-        ]  # alarms that target tracking creates
+        ]
     if spec.alarms is not None or spec.scaling is not None:
         yield _allow("Alarms", [*alarms, *tags], own_names)
     yield _allow("Metrics", ["cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"], ["*"])

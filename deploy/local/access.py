@@ -1,7 +1,6 @@
-"""Who may call: requests must be signed, or bear a token, as for AWS; who signed is not looked at.
+"""Check signatures and bearer tokens, as AWS does. The signer's identity is not checked.
 
-A token is `sagemaker-api-key-` and the base64 of a presigned URL (contract section 1.3), so that its region and its
-end can be read.
+A token is `sagemaker-api-key-` and the base64 of a presigned URL, which holds its region and its expiry.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from deploy.local.answers import ApiError
 
 TOKEN_PREFIX = "sagemaker-api-key-"
 _SERVICE = "sagemaker"
-_LONGEST = 12 * 3600  # seconds that a token may be good for
+_LONGEST = 12 * 3600  # maximum lifetime of a token, in seconds
 _SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
 
 
 def check_signature(authorization: str | None, region: str | None) -> str:
-    """The region that a request is signed for.
+    """Return the region that a request is signed for.
 
     Args:
         authorization: the header.
-        region: None: any.
+        region: the required region; None: any.
 
     Raises:
-        Rejected: there is no signature, it is none of AWS's fourth version, or it is for something else.
+        ApiError: there is no signature, it is no Signature Version 4, or it is for something else.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
@@ -38,10 +37,10 @@ def check_signature(authorization: str | None, region: str | None) -> str:
 
 
 def check_token(authorization: str | None, region: str | None, now: datetime) -> str:
-    """The region that a bearer token is made for.
+    """Return the region of a bearer token.
 
     Raises:
-        Rejected: there is none, it is malformed, too old, or for another region.
+        ApiError: there is none, or it is malformed, expired, or for another region.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
@@ -69,7 +68,7 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
 
 
 def _region(credential: str, wanted: str | None, code: str) -> str:
-    """Of a credential scope: key, date, region, service, aws4_request."""
+    """Return the region of a credential scope: key, date, region, service, aws4_request."""
     match credential.rsplit("/", 4):
         case [_, _, region, service, "aws4_request"] if service == _SERVICE:
             if wanted is None or region == wanted:

@@ -1,4 +1,4 @@
-"""Errors as SageMaker Runtime answers them: status, `x-amzn-ErrorType`, JSON (contract sagemaker.md, section 1.4)."""
+"""Errors in the form of SageMaker Runtime: status, `x-amzn-ErrorType`, JSON body."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MESSAGE_LIMIT = 2048  # characters: the API's shape Message
 
 
 class ApiError(Exception):
-    """The request's answer is this error.
+    """An error answer.
 
     Args:
-        status: of HTTP.
-        code: the error's name, which boto3 shows and makes its class of.
-        members: what else the JSON body holds.
+        status: HTTP status.
+        code: the error's name, from which boto3 derives the exception's class.
+        members: further members of the JSON body.
     """
 
     def __init__(self, status: int, code: str, message: str, **members: str | int) -> None:
@@ -35,10 +35,10 @@ def validation_error(message: str, status: int = 400) -> ApiError:
 
 
 def model_error(original: int, message: str, log_stream: str) -> ApiError:
-    """The container did not answer with a 2xx.
+    """Return the error for a container's answer other than 2xx.
 
     Args:
-        original: its status; 0: it gave no whole answer, and message is SageMaker's own.
+        original: its status; 0: it gave no complete answer, and message is SageMaker's own.
         log_stream: ARN of the container's log.
     """
     side, code = (

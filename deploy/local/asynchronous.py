@@ -1,4 +1,4 @@
-"""InvokeEndpointAsync: accepted at once, done later, written to the store (contract sections 1 and 1.5)."""
+"""InvokeEndpointAsync: accept a request, process it later, write the answer to the store."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from deploy.local.store import Store
 log = logging.getLogger("deploy.local")
 
 BUCKET = "sagemaker-local"
-"""Where answers are written, below async-out/ and async-failures/."""
+"""Bucket of the answers, below async-out/ and async-failures/."""
 CONCURRENT = 4
-"""Requests in the container at once; SageMaker's own choice where MaxConcurrentInvocationsPerInstance is not set."""
+"""Concurrent requests to the container; SageMaker's default of MaxConcurrentInvocationsPerInstance."""
 
 _AMZN = "X-Amzn-SageMaker-"
 _FILENAME = re.compile(r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9_.-]{0,31}")
@@ -30,7 +30,7 @@ _EXTENSION = re.compile(r"(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]{1,512}")
 
 @dataclass(frozen=True)
 class AsyncRequest:
-    """A request, and where its answer will be.
+    """An accepted request, and the place of its answer.
 
     Args:
         input: an s3:// URI, or the body.
@@ -68,10 +68,10 @@ class AsyncCalls:
 
         Args:
             passed: headers for the container.
-            log_stream: that errors name.
+            log_stream: ARN of the log, for errors.
 
         Raises:
-            Rejected: it breaks the API's rules.
+            ApiError: it violates the API's rules.
         """
         location = headers.get(_AMZN + "InputLocation")
         if (location is None) == (not body):
@@ -100,7 +100,7 @@ class AsyncCalls:
         return accepted
 
     async def close(self) -> None:
-        """Give up what is not done."""
+        """Give up all unfinished requests."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -117,7 +117,7 @@ class AsyncCalls:
                     body = await asyncio.to_thread(self._store.read, body)
                 _, data = await self._relay.whole(body, call.passed, call.timeout, log_stream)
                 await asyncio.to_thread(self._store.write, call.output, data)
-            except Exception as error:  # whoever waits for the answer has to be told
+            except Exception as error:  # tell whoever waits for the answer
                 log.info("asynchronous request %s: %s", call.inference_id, error)
                 await self._write_failure(call, str(error))
 

@@ -1,6 +1,6 @@
-"""Of S3's API what asynchronous inference needs: GetObject, HeadObject, PutObject, by path (boto3 does so for an IP).
+"""The part of S3's API that asynchronous inference needs: GetObject, HeadObject, PutObject, with path-style addresses.
 
-So that `AWS_ENDPOINT_URL_S3` may lead to the emulator too: a script puts its input, and fetches the answer.
+With AWS_ENDPOINT_URL_S3 set to the emulator, scripts can store inputs and fetch answers there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Objects:
             await asyncio.to_thread(self._store.put, self._path(request), data)
         except ApiError as error:
             return _failed(400, "InvalidArgument", str(error))
-        except OSError as error:  # too long a name, or an object's name is another's folder
+        except OSError as error:  # the name is too long, or an object's name is another's folder
             return _failed(400, "InvalidArgument", f"{request.path}: a directory cannot hold it: {error.strerror}")
         return web.Response(headers={"ETag": _tag(data)})
 

@@ -1,6 +1,6 @@
-"""SageMaker Runtime's API in front of a container: what stock boto3 and OpenAI's client call (contract section 1).
+"""SageMaker Runtime's API in front of a container, for stock boto3 and OpenAI's client.
 
-The application is made of an `Endpoint`, and reads it anew for each request.
+The application has an `Endpoint`, and reads its state for each request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Runtime:
     """The emulator.
 
     Args:
-        store: stands for S3; None: asynchronous requests are refused.
+        store: the directory in place of S3; None: asynchronous requests are refused.
     """
 
     def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:
@@ -44,7 +44,7 @@ class Runtime:
         self._async = AsyncCalls(endpoint, self._relay, store) if store else None
 
     def app(self) -> web.Application:
-        # The body's limit is looked at by `_body`, which says whose it is.
+        # `_body` checks the body's limit, and names its owner.
         app = web.Application(middlewares=[_respond], client_max_size=self._endpoint.limits.body + 1)
         app.router.add_post("/endpoints/{endpoint}/invocations", self._invoke)
         app.router.add_post("/endpoints/{endpoint}/invocations-response-stream", self._stream)
@@ -103,7 +103,7 @@ class Runtime:
         return web.json_response({"InferenceId": accepted.inference_id}, status=202, headers=accepted.headers)
 
     async def _openai(self, request: web.Request) -> web.StreamResponse:
-        """Passed on as it is, both ways; a failure after the first byte is a cut connection."""
+        """Pass a request on unchanged, both ways; a failure after the first byte cuts the connection."""
         endpoint = self._endpoint
         region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
         endpoint.admit(request.match_info["endpoint"], None)
@@ -133,10 +133,10 @@ class Runtime:
         await answer.write_eof()
         return answer
 
-    # -- what they share -----------------------------------------------------------------------------------------
+    # -- shared --------------------------------------------------------------------------------------------------
 
     def _check_request(self, request: web.Request, operation: Operation) -> tuple[str, dict[str, str]]:
-        """Of a signed request: the log that its errors name, and the headers for the container."""
+        """Check a signed request; return the log's ARN and the headers for the container."""
         endpoint, headers = self._endpoint, request.headers
         region = check_signature(headers.get("Authorization"), endpoint.region)
         endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
@@ -151,7 +151,7 @@ class Runtime:
             raise _too_large(limits.body) from None
         except web.RequestPayloadError as error:
             raise validation_error(f"The request's body cannot be read: {error}") from None
-        if len(body) > limits.body:  # versions of aiohttp differ by a byte in what is too much
+        if len(body) > limits.body:  # versions of aiohttp differ by a byte in the limit
             raise _too_large(limits.body)
         if len(body) > limits.small_body:
             log.warning("a body of %d bytes: some accounts and routers take %d only", len(body), limits.small_body)
@@ -163,7 +163,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _streams(body: bytes) -> bool:
-    """Whether a chat's body asks for a stream; one that is no JSON is the container's to refuse."""
+    """Whether a chat's body asks for a stream. A body that is no JSON is left for the container to refuse."""
     try:
         return bool(json.loads(body).get("stream"))
     except (ValueError, AttributeError):
@@ -174,7 +174,7 @@ def _streams(body: bytes) -> bool:
 async def _respond(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Errors as AWS writes them, and a line in the log."""
+    """Turn errors into AWS's form, and log them."""
     began, answer = time.monotonic(), None
     try:
         answer = await handler(request)
@@ -183,7 +183,7 @@ async def _respond(
         answer = error.response()
         log.info("%s: %s", error.code, error)
         return answer
-    except web.HTTPException:  # the router's: no such path, or not by that method
+    except web.HTTPException:  # from the router: no such path or method
         answer = ApiError(404, "UnknownOperationException", f"No operation at {request.path}.").response()
         return answer
     except Exception:

@@ -13,12 +13,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from deploy.aws import error_code
-from deploy.client.aws.account import boto_session
 
 MIB = 2**20
 SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
@@ -53,15 +51,8 @@ class Target:
 
     def arguments(self, body: Mapping[str, Any] | bytes, **more: Any) -> dict[str, Any]:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        named = {} if self.component is None else {"InferenceComponentName": self.component}
-        return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **named, **more}
-
-
-def runtime_client(region: str | None, endpoint_url: str | None = None) -> Any:
-    """Return a client without retries: a retry would be another generation, and would hide what is measured."""
-    config = Config(retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=130, tcp_keepalive=True)
-    session = boto_session(region, endpoint_url)
-    return session.client("sagemaker-runtime", config=config, endpoint_url=endpoint_url)
+        header = {} if self.component is None else {"InferenceComponentName": self.component}
+        return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **header, **more}
 
 
 def measure(
@@ -197,12 +188,12 @@ def _headers(target: Target) -> tuple[str, Mapping[str, Any]]:
 
 def _session(target: Target) -> tuple[str, Mapping[str, Any]]:
     answer = target.client.invoke_endpoint(**target.arguments({"requestType": "NEW_SESSION"}), SessionId="NEW_SESSION")
-    made = answer.get("NewSessionId")
-    if made is None:
+    session_id = answer.get("NewSessionId")
+    if session_id is None:
         return "the container opens none", {"opened": False}
-    session = str(made).partition(";")[0]
+    session = str(session_id).partition(";")[0]
     target.client.invoke_endpoint(**target.arguments({"requestType": "CLOSE"}), SessionId=session)
-    return f"opened and closed ({made})", {"opened": True}
+    return f"opened and closed ({session_id})", {"opened": True}
 
 
 def _size(target: Target, size: int) -> tuple[str, Mapping[str, Any]]:

@@ -227,9 +227,8 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         {"Name": "EndpointName", "Value": endpoint["EndpointName"]},
         {"Name": "VariantName", "Value": variants[0]["VariantName"]},
     ]
-    end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(
-        minutes=1
-    )  # CloudWatch aligns periods to this grid
+    # CloudWatch aligns periods to this grid.
+    end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)
     asked = [
         {
             "Id": own_name,
@@ -245,10 +244,11 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         MetricDataQueries=asked, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
     )
     values = {item["Id"]: item["Values"] for item in got["MetricDataResults"] if item["Values"]}
+    # The minutes may lie in two periods: take the worse percentile.
     return {
         own_name: (sum if statistic == "Sum" else max)(values[own_name]) * by if own_name in values else None
         for own_name, (_, statistic, by) in _METRICS.items()
-    }  # the minutes may lie in two periods: take the worse percentile
+    }
 
 
 def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:

@@ -127,24 +127,24 @@ def _quota(context: Context) -> Check:
     """Check the quota of the instance type for endpoints. What other endpoints use of it is unknown here."""
     instance = context.decision.instance_type
     managed = context.spec.instance.managed
-    wanted = context.spec.instance.count if managed is None else max(managed.max, context.spec.instance.count)
+    needed = context.spec.instance.count if managed is None else max(managed.max, context.spec.instance.count)
     if context.spec.scaling is not None and not context.spec.components:
-        wanted = max(wanted, context.spec.scaling.max)
+        needed = max(needed, context.spec.scaling.max)
     name = f"{instance} for endpoint usage"
     pages = context.aws.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
     for page in pages:
         for quota in page["Quotas"]:
             if quota["QuotaName"] == name:
-                return _enough(name, quota["Value"], wanted, context.spec.instance.count)
+                return _enough(name, quota["Value"], needed, context.spec.instance.count)
     return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
 
 
-def _enough(name: str, value: float, wanted: int, at_first: int) -> Check:
-    advice = f"Ask for {wanted} of `{name}` in Service Quotas (Amazon SageMaker), or take another instance.type."
+def _enough(name: str, value: float, needed: int, at_first: int) -> Check:
+    advice = f"Ask for {needed} of `{name}` in Service Quotas (Amazon SageMaker), or take another instance.type."
     if value < at_first:
         return error("quota", f"{name}: {value:g}, and {at_first} are needed", advice)
-    if value < wanted:
-        return warning("quota", f"{name}: {value:g}, and scaling may want {wanted}", advice)
+    if value < needed:
+        return warning("quota", f"{name}: {value:g}, and scaling may want {needed}", advice)
     return ok("quota", f"{name}: {value:g}")
 
 

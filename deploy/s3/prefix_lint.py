@@ -227,7 +227,7 @@ def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_cod
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
         return
-    named = [item for value in auto_map.values() for item in (value if isinstance(value, list) else [value]) if item]
+    modules = [item for value in auto_map.values() for item in (value if isinstance(value, list) else [value]) if item]
     if not own_code:
         yield Finding(
             Level.WARNING,
@@ -235,7 +235,7 @@ def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_cod
             "the model brings code of its own, which is not run",
             "Set options.trust_remote_code: true if it needs it and you trust it.",
         )
-    for item in sorted(set(map(str, named))):
+    for item in sorted(set(map(str, modules))):
         repository, _, local = item.rpartition("--")
         file = f"{local.rpartition('.')[0].replace('.', '/')}.py"
         if repository and isolated:

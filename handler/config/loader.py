@@ -119,22 +119,22 @@ def load_config(
     ]
     settings = list(settings)
     engine = _engine([*sources, *settings])
-    given = {_known(setting, engine).key: setting for setting in sources}
+    by_key = {_option(setting, engine).key: setting for setting in sources}
     for setting in settings:
-        key = _known(setting, engine).key
-        if key not in given or given[key].value.strip() != setting.value.strip():
-            given[key] = setting
-    values = {option.field: _value(option, given) for option in OPTIONS if option.field and not option.engines}
+        key = _option(setting, engine).key
+        if key not in by_key or by_key[key].value.strip() != setting.value.strip():
+            by_key[key] = setting
+    values = {option.field: _value(option, by_key) for option in OPTIONS if option.field and not option.engines}
     values["max_rolling_batch_size"] = values["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
     own = [option for option in OPTIONS if engine in option.engines]
-    engine_options = {str(option.field): value for option in own if (value := _value(option, given)) is not None}
-    others = {key: setting for key, setting in given.items() if key not in {option.key for option in own}}
+    engine_options = {str(option.field): value for option in own if (value := _value(option, by_key)) is not None}
+    others = {key: setting for key, setting in by_key.items() if key not in {option.key for option in own}}
     config = Config(
         **values,
         engine_options=engine_options,
         warnings=_without_effect(others, engine, java=java),
         directory=properties.absolute().parent if properties else None,
-        origins={key: setting.origin for key, setting in given.items()},
+        origins={key: setting.origin for key, setting in by_key.items()},
     )
     return _checked(config)
 
@@ -146,20 +146,20 @@ def _engine(settings: Iterable[Setting]) -> str:
     return engine_name(*texts.values())
 
 
-def _without_effect(given: Mapping[str, Setting], engine: str, *, java: bool) -> tuple[str, ...]:
+def _without_effect(by_key: Mapping[str, Setting], engine: str, *, java: bool) -> tuple[str, ...]:
     """Warn of options without effect here.
 
     Raises:
         ConfigError: an option belongs to another engine, and cannot be ignored.
     """
     idle: dict[str, list[str]] = {}
-    for key, setting in given.items():
+    for key, setting in by_key.items():
         options = KNOWN[key]
         option = options[0]
         if option.field is None:
             why = "" if java and option.help is OF_JAVA else option.help
         elif option.engines:
-            _value(option, given)  # a wrong value is refused with any engine
+            _value(option, by_key)  # a wrong value is refused with any engine
             why = option.idle
             if not why:
                 names = " and ".join(name for option in options for name in option.engines)
@@ -175,14 +175,14 @@ def _without_effect(given: Mapping[str, Setting], engine: str, *, java: bool) ->
 
 def option_key(name: str) -> str | None:
     """Find the key of an option by DJL's name, which has no prefix."""
-    known = next((name for name in (f"option.{name}", name) if name in KNOWN), None)
-    if known is None:
+    key = next((name for name in (f"option.{name}", name) if name in KNOWN), None)
+    if key is None:
         return None
-    keys = {option.key for option in KNOWN[known]}
-    return keys.pop() if len(keys) == 1 else known  # two engines' own: load_config knows which
+    keys = {option.key for option in KNOWN[key]}
+    return keys.pop() if len(keys) == 1 else key  # two engines' own: load_config knows which
 
 
-def _known(setting: Setting, engine: str) -> Option:
+def _option(setting: Setting, engine: str) -> Option:
     """Find a setting's option.
 
     Raises:
@@ -197,8 +197,8 @@ def _known(setting: Setting, engine: str) -> Option:
     return next((option for option in options if engine in option.engines), options[0])
 
 
-def _value(option: Option, given: Mapping[str, Setting]) -> Any:
-    setting = given.get(option.key)
+def _value(option: Option, by_key: Mapping[str, Setting]) -> Any:
+    setting = by_key.get(option.key)
     if setting is None:
         return option.default
     try:

@@ -130,7 +130,7 @@ def _aliases(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
             yield "ENABLE_CUDA_GRAPHS", "OPTION_USE_CUDA_GRAPH", value.lower()
 
 
-def _agree(one: str, value: str, other: str, known: str | None) -> None:
-    if known and known != value:
-        values = "" if {one, other} & _SECRET else f" ({value} and {known})"
-        raise ConfigError(f"environment variables {one} and {other} contradict each other{values}: leave one out")
+def _agree(first: str, value: str, second: str, second_value: str | None) -> None:
+    if second_value and second_value != value:
+        values = "" if {first, second} & _SECRET else f" ({value} and {second_value})"
+        raise ConfigError(f"environment variables {first} and {second} contradict each other{values}: leave one out")

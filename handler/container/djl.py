@@ -88,24 +88,24 @@ def make_model(
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
     file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
-    given = load_config(properties=file, environ=environ, java=True)
+    config = load_config(properties=file, environ=environ, java=True)
     mode: list[str] = []
-    if not given.origins.keys() & _MODES:
+    if not config.origins.keys() & _MODES:
         mode = _ASYNC if since >= _ASYNC_SINCE else _ROLLING
-    file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(given), ""]), encoding="utf-8")
+    file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(config), ""]), encoding="utf-8")
     return _check(file, environ, asynchronous=mode == _ASYNC)
 
 
-def _rolling_batch(given: Config) -> list[str]:
+def _rolling_batch(config: Config) -> list[str]:
     """Write the user's rolling batch in words that Java does not interpret.
 
     For a model with a config.json, DJL Serving's LmiConfigRecommender turns `auto` into dynamic batching, and runs
     `trtllm` under MPI, which needs GPUs and mpirun; 0.28 does so for `lmi-dist` too.
     """
-    mode = given.rolling_batch
-    if "option.rolling_batch" not in given.origins or mode not in ("auto", "trtllm", "lmi-dist") or not given.engine:
+    mode = config.rolling_batch
+    if "option.rolling_batch" not in config.origins or mode not in ("auto", "trtllm", "lmi-dist") or not config.engine:
         return []
-    lines = [*_ROLLING, *([f"option.llm_engine={given.engine}"] if mode in BY_ROLLING_BATCH else [])]
+    lines = [*_ROLLING, *([f"option.llm_engine={config.engine}"] if mode in BY_ROLLING_BATCH else [])]
     log.info("option.rolling_batch=%s is handed to DJL Serving as %s", mode, ", ".join(lines))
     return lines
 

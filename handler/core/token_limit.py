@@ -1,7 +1,4 @@
-"""Refuses texts that have too many tokens, before a tokenizer is busy with them for long.
-
-A tokenizer may hold the GIL while it works, and its result is made into Python objects, or freed, under it.
-"""
+"""Refuses texts with too many tokens, before a tokenizer spends long on them while it holds the GIL."""
 
 from __future__ import annotations
 
@@ -12,22 +9,22 @@ from handler.core.errors import PromptTooLong
 _SLACK = 16  # tokens that a cut may add
 
 
-def check_tokens(text: str, name: str, most: int, size: int, count: Callable[[str], int]) -> None:
-    """Count the tokens of a text that is longer than `size` characters, part by part.
+def check_tokens(text: str, name: str, limit: int, size: int, count: Callable[[str], int]) -> None:
+    """Count the tokens of a text of more than `size` characters, part by part.
 
     Args:
-        name: what the client calls the text.
-        most: tokens that it may have.
+        name: the client's name of the text.
+        limit: tokens that it may have.
         size: characters of a part.
-        count: the tokens of a part.
+        count: counts the tokens of a part.
 
     Raises:
         PromptTooLong: it has more.
     """
     if len(text) <= size:
         return
-    tokens = 0
+    num_tokens = 0
     for start in range(0, len(text), size):
-        tokens += max(0, count(text[start : start + size]) - _SLACK)
-        if tokens > most:
-            raise PromptTooLong(name, tokens, most, exact=False)
+        num_tokens += max(0, count(text[start : start + size]) - _SLACK)
+        if num_tokens > limit:
+            raise PromptTooLong(name, num_tokens, limit, exact=False)

@@ -1,7 +1,7 @@
-"""LMI's generation parameters (seed 004), a line each: type, range, neutral value, and the Sampling field it sets.
+"""LMI's generation parameters, one a line: type, range, neutral value, and the Sampling field that it sets.
 
-Null means absent. A value that would have an effect which the engine lacks is refused by name; a neutral one is not.
-With `do_sample` false, said or by default, sampling values are range-checked and have no effect.
+Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). Null means absent. A value that the engine does not
+support is refused by name, unless it is neutral. Without `do_sample`, sampling values are checked and have no effect.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from handler.protocols.validation import DEFAULTS, Named, check_agreement, check
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
 SEVERAL = "*"
-"""In the place of a field: `read` gives a mapping of fields."""
+"""Stands in the place of a field where `read` returns a mapping of fields."""
 
 
 class Parameter(NamedTuple):
-    """`read` turns the JSON value into the field's, raising ValueError with what would have been right.
+    """One parameter. `read` turns a JSON value into the field's value, or raises ValueError with what would be right.
 
-    Where it gives None, or the field is "", the value is right and changes nothing. An `informed` one gets the context
-    too. A field that Sampling lacks is the request's: `Found.others`.
+    Where `read` returns None, or the field is "", the value is right and changes nothing. With `informed`, `read` takes
+    the context too. A field that is not in Sampling goes to `ParsedParameters.others`.
     """
 
     field: str
@@ -48,11 +48,11 @@ class Parameter(NamedTuple):
 
 
 class ParsedParameters(NamedTuple):
-    """What a client's parameters come to.
+    """The fields that a client's parameters set.
 
     Attributes:
-        names: field -> what the client calls it, for those that it set.
-        others: fields that are not Sampling's.
+        names: field -> the client's name for it, for the fields that it set.
+        others: fields that are not in Sampling.
     """
 
     sampling: Sampling
@@ -61,7 +61,7 @@ class ParsedParameters(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A dialect's parameters, and where its bodies have them."""
+    """A dialect's parameters; `prefix` is the path to them in a body."""
 
     parameters: Mapping[str, Parameter]
     prefix: str = ""
@@ -74,7 +74,7 @@ def top_k(value: Any) -> int:
 
 @accepts(anyOf=[*STRING_OR_STRINGS, {"const": False}])
 def stop(value: Any) -> tuple[str, ...]:
-    return () if value is False else strings(value)  # the seed's table calls TensorRT-LLM's `stop` a boolean
+    return () if value is False else strings(value)  # LMI's document calls TensorRT-LLM's `stop` a boolean
 
 
 @accepts(type="integer", minimum=0, maximum=1)
@@ -91,7 +91,7 @@ def _alternatives(value: Any) -> int:
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _top_tokens(value: Any, context: ServerContext) -> int:
-    """TGI's count, of which 1 is the most likely token: when sampling, not the chosen one."""
+    """Read TGI's count. One alternative is the most likely token, not the chosen one."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     if count and (why := context.unsupported.get("top_logprobs")):
         raise ValueError(f"the engine {context.engine} lacks it: {why}")
@@ -152,22 +152,22 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "stream": boolean,
     "output_formatter": accepts(enum=[*FRAMINGS])(lambda value: value),
 }
-"""Names under `parameters` that say something of the request, not of the sampling; the schema reads them."""
+"""Names under `parameters` that concern the request, not the sampling; the dialect reads them."""
 
 
 def read_all(
     given: Mapping[str, Any], context: ServerContext, *, defaults: Mapping[str, Any], table: Table
 ) -> ParsedParameters:
-    """All that `given` asks for.
+    """Read all parameters in `given` that the table lists.
 
     Args:
-        given: the client's parameters; names that are not in the table are left to others.
-        context: says which engine, and what it lacks.
-        defaults: Sampling fields where this dialect's default differs from ours.
+        given: the client's parameters; other readers take the names that the table lacks.
+        context: the engine's name and limits.
+        defaults: Sampling fields whose default differs in this dialect.
         table: the dialect's parameters.
 
     Raises:
-        InvalidParameter: naming the parameter, its value and what would have been right.
+        InvalidParameter: naming the parameter, its value and what would be right.
     """
     values: dict[str, Any] = dict(defaults)
     names: dict[str, Named] = {}
@@ -177,10 +177,10 @@ def read_all(
             continue
         named = Named(f"{table.prefix}{key}", value)
         try:
-            found = parameter.read(value, context) if parameter.informed else parameter.read(value)
+            result = parameter.read(value, context) if parameter.informed else parameter.read(value)
         except ValueError as error:
             raise named.refused(str(error)) from None
-        for field, item in (found if parameter.field == SEVERAL else {parameter.field: found}).items():
+        for field, item in (result if parameter.field == SEVERAL else {parameter.field: result}).items():
             if not field or item is None:
                 continue
             if field in names and values[field] != item:

@@ -1,4 +1,4 @@
-"""The dialects by name. README.md beside this file says how to add one."""
+"""The dialects by name and by route. README.md says how to add one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from handler.protocols.triton.request import Route, Triton
 
 
 class DispatchByField:
-    """A body with `inputs` is the mode's own; of the others the first dialect whose field it has reads it.
+    """A route with several dialects. A body with `inputs` is the mode's; otherwise the first known field decides.
 
-    Null is absent.
+    Null means absent.
 
     Args:
-        mode: the dialect of this configuration, which also answers what no dialect can read.
-        others: the field by which a dialect is known -> the dialect.
+        mode: the dialect of this configuration, which also answers a body that no dialect reads.
+        others: field -> the dialect that it selects.
     """
 
     def __init__(self, mode: Schema, others: Mapping[str, Schema]) -> None:
@@ -36,7 +36,7 @@ class DispatchByField:
 
     @property
     def dialects(self) -> tuple[Schema, ...]:
-        """All that it chooses from, the mode first."""
+        """All dialects of the route, the mode first."""
         return self._mode, *self._others.values()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -54,7 +54,7 @@ class DispatchByField:
 
 
 class RefusingDialect:
-    """A dialect that a mode does not have: refused by name, in the mode's own form."""
+    """A dialect that a mode does not have. It refuses by name, in the mode's form."""
 
     def __init__(self, mode: Schema, why: str) -> None:
         self.name = f"no_{mode.name}"
@@ -70,7 +70,7 @@ class RefusingDialect:
 
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-"""Where Triton has a model."""
+"""The paths of a model in Triton's protocol."""
 
 _LMI, _TGI, _BATCH = Lmi(), TgiCompat(), DynamicBatch()
 _COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
@@ -96,7 +96,7 @@ SCHEMAS: dict[str, Schema] = {
 
 
 ROOTS: dict[str, Schema] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
-"""The dialects of `/`, by `option.root_schema`."""
+"""`option.root_schema` -> the dialect of `/`."""
 
 ROUTES: dict[str, Schema] = {
     "/generate": Tgi("tgi_generate", streams=False),
@@ -105,16 +105,16 @@ ROUTES: dict[str, Schema] = {
     "/v1/completions": _COMPLETIONS,
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
 }
-"""The embedded server's other routes for inference, each with its dialect; `{model}` and `{version}` are checked."""
+"""The embedded server's other inference routes, each with its dialect. The host checks `{model}` and `{version}`."""
 
 
 def routes(root_schema: str) -> dict[str, Schema]:
-    """ROUTES, and `/`."""
+    """Return ROUTES with `/`."""
     return {"/": ROOTS[root_schema], **ROUTES}
 
 
 def choose(*, rolling_batch: str, tgi_compat: bool) -> Schema:
-    """The dialect of /invocations, chosen once; nothing below asks again."""
+    """Choose the dialect of /invocations."""
     if rolling_batch == "disable":
         return SCHEMAS["dynamic_batch"]
     return SCHEMAS["tgi_compat" if tgi_compat else "lmi"]

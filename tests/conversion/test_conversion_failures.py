@@ -18,13 +18,13 @@ import pytest
 from handler.core.errors import ConfigError
 from handler.engines.openvino import gguf_weights
 from handler.engines.openvino.gguf_weights import writable
-from handler.engines.openvino.model import prepared
+from handler.engines.openvino.model import prepare_model
 from tests.model.openvino.test_gguf_weights import Kind, write_small
 
 
 def converted(source: Path, cache: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LMI_CACHE", str(cache))
-    return prepared(str(source), dtype)
+    return prepare_model(str(source), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["auto", "fp32"])
@@ -70,8 +70,8 @@ def test_a_file_that_cannot_be_written_to_its_end_is_refused(
 
 PREPARE = """
 import os
-from handler.engines.openvino.model import prepared
-print(prepared(os.environ["SOURCE"], "auto"))
+from handler.engines.openvino.model import prepare_model
+print(prepare_model(os.environ["SOURCE"], "auto"))
 """
 
 

@@ -14,9 +14,8 @@ from tests.servers import LiveServer
 
 PROMPT = "The capital of France is"
 PARAMETERS = {"max_new_tokens": 8}
-QUESTION = "Complete the sentence: The capital of France is"
 CHAT = {
-    "messages": [{"role": "user", "content": QUESTION}],
+    "messages": [{"role": "user", "content": "Complete the sentence: The capital of France is"}],
     "max_tokens": 16,
     "temperature": 0,
 }

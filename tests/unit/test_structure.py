@@ -64,7 +64,7 @@ OF_DEPLOY = {
     "export": {"errors", "resources"},
     "iam": {"aws", "errors", "resolve.decision", "resources.names", "s3.uri", "spec"},
     "preflight": {"aws", "errors", "resolve.decision", "resources.names", "s3", "spec"},
-    "operations": {"aws", "client.aws.account", "diagnostics", "errors", "resources.resource"},
+    "operations": {"aws", "diagnostics", "errors", "resources.resource"},
     "deployer": {
         "aws",
         "credentials",
@@ -84,7 +84,7 @@ OF_DEPLOY = {
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""
 
 ONLY_IN_DEPLOY = {
-    "boto3": {"aws", "client", "operations"},
+    "boto3": {"aws", "client"},
     "aiohttp": {"local"},
     "pydantic": {"spec"},
     "rich": {"cli"},

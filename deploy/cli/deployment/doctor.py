@@ -10,8 +10,9 @@ from typing import Any
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.endpoint_arguments import url
+from deploy.client.aws.account import boto_session, runtime_client
 from deploy.errors import DeployError, SpecError
-from deploy.operations.doctor import Target, measure, report, runtime_client
+from deploy.operations.doctor import Target, measure, report
 from deploy.preflight.check import Verdict
 from deploy.preflight.checks import lines, over_the_network, preflight
 from deploy.resolve.resolver import resolve
@@ -59,7 +60,9 @@ def _live(arguments: argparse.Namespace) -> int:
     name = arguments.spec_name or (str(arguments.spec) if arguments.spec else None)
     if name is None or Path(name).suffix:
         raise DeployError("--live needs the endpoint's name", "lmi deploy doctor NAME --live")
-    target = Target(runtime_client(arguments.spec_region, arguments.endpoint_url), name, arguments.component)
+    region, address = arguments.spec_region, arguments.endpoint_url
+    client = runtime_client(boto_session(region, address), region, address, read_timeout=130)
+    target = Target(client, name, arguments.component)
     findings = []
     for finding in measure(target, tokens=arguments.tokens, slow=arguments.slow):
         findings.append(finding)

@@ -89,10 +89,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     Raises:
         DeployError: the arguments contradict each other.
     """
-    given = {"a model": arguments.model, "--engine": arguments.engine, "-o": arguments.options,
+    settings = {"a model": arguments.model, "--engine": arguments.engine, "-o": arguments.options,
              "--container-port": arguments.container_port}  # fmt: skip
-    if arguments.container and any(given.values()):
-        names = ", ".join(name for name, value in given.items() if value)
+    if arguments.container and any(settings.values()):
+        names = ", ".join(name for name, value in settings.items() if value)
         raise DeployError(f"--container is a container that runs already: {names} cannot be set for it")
     adapters = _adapters(arguments.adapters)
     options = arguments.options + (["option.enable_lora=true"] if adapters else [])
@@ -112,9 +112,9 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     )  # fmt: skip
 
 
-def _adapters(given: list[str]) -> dict[str, str]:
+def _adapters(settings: list[str]) -> dict[str, str]:
     adapters = {}
-    for text in given:
+    for text in settings:
         name, equals, path = text.partition("=")
         if not name or not equals or not Path(path).is_dir():
             raise DeployError(f"--adapter {text}: must be NAME=PATH, the path of a directory")

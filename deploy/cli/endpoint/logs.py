@@ -13,7 +13,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from deploy.aws import Aws
-from deploy.cli.named import add_endpoint
+from deploy.cli.arguments import add_endpoint
 from deploy.errors import NotThere
 from deploy.operations import logs
 from deploy.operations.status import components_of

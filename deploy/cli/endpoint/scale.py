@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from deploy.aws import Aws
+from deploy.cli.arguments import add_endpoint
 from deploy.cli.console import out
-from deploy.cli.named import add_endpoint
 from deploy.cli.views.progress import live_progress
 from deploy.deployer.wait import wait_for
 from deploy.errors import Refused

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from deploy.aws import Aws
+from deploy.cli.arguments import add_endpoint
 from deploy.cli.console import out
-from deploy.cli.named import add_endpoint
 from deploy.cli.views.status import as_json, view
 from deploy.operations.status import look
 

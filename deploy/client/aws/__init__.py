@@ -1,1 +1,1 @@
-"""What of AWS the client needs: credentials, the runtime API and its errors."""
+"""AWS for the client: credentials, the runtime API and its errors."""

@@ -1,8 +1,8 @@
-"""The key for an endpoint's OpenAI route: a request that SageMaker could make itself, signed and not sent.
+"""Bearer tokens for an endpoint's OpenAI route.
 
-`sagemaker-api-key-` and the base64 of a presigned `CallWithBearerToken` (contract sagemaker.md, section 1.3). It is
-made on this machine, is good for at most 12 hours and no longer than the credentials, and whoever has it may call every
-endpoint that they may: it must not be logged. It needs sagemaker:CallWithBearerToken on `*`.
+A token is `sagemaker-api-key-` and the base64 of a presigned `CallWithBearerToken` (as sagemaker-core's token generator
+creates it). It is created on this machine and lives at most 12 hours, and no longer than the credentials. It opens all
+endpoints that they open, so it must not be logged. It needs sagemaker:CallWithBearerToken on `*`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from deploy.credentials import SIGN_IN
 
 PREFIX = "sagemaker-api-key-"
 LONGEST = 12 * 3600
-_AHEAD = 300  # a key is replaced so many seconds before its end, or at half its life
+_AHEAD = 300  # seconds before its end (at most half its lifetime) at which a token is replaced
 
 
 def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
-    """One key.
+    """Create one token.
 
     Args:
-        credentials: botocore's frozen ones.
-        seconds: its life, 1 to 43200.
+        credentials: botocore's frozen credentials.
+        seconds: lifetime, 1 to 43200.
 
     Raises:
-        NotSent: another life.
+        NotSent: the lifetime is invalid.
     """
     if not 1 <= seconds <= LONGEST:
         raise NotSent(f"a bearer token lives 1 to {LONGEST} s, not {seconds}")
@@ -44,10 +44,10 @@ def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
 
 
 class BearerToken:
-    """A key that is always good: called, it gives the one it has, or a new one. Safe among threads.
+    """A source of valid tokens: a call returns the current one, or a new one. Thread-safe.
 
     Args:
-        session: boto3's; its credentials are asked anew each time, as they may be temporary.
+        session: boto3's session; its credentials are read at each call, as they may be temporary.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class BearerToken:
         self._key: tuple[Any, ...] = ()
 
     def __call__(self) -> str:
-        """Raises Forbidden where there are no credentials."""
+        """Return a valid token. Raises Forbidden if there are no credentials."""
         credentials = self._session.get_credentials()
         if credentials is None:
             raise Forbidden("no AWS credentials were found", SIGN_IN)

@@ -1,4 +1,4 @@
-"""Which inference component is meant where an endpoint holds some and none is named."""
+"""Find the inference component of a request that names none."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from deploy.client.errors import NotSent, RequestFailed
 
 
 def only_component(session: Any, region: str, endpoint_name: str) -> str:
-    """The endpoint's only component, adapters not counted.
+    """Return the endpoint's only component; adapters do not count.
 
     Args:
-        session: boto3's. The calls are ListInferenceComponents, and DescribeInferenceComponent where there are several.
+        session: boto3's. Calls ListInferenceComponents, and DescribeInferenceComponent if there are several.
 
     Raises:
         NotSent: there is none, or there are several.
-        RequestFailed: AWS does not tell.
+        RequestFailed: AWS refuses to list them.
     """
     client = session.client("sagemaker", region_name=region)
     try:

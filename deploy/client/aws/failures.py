@@ -1,7 +1,7 @@
-"""What boto3 and urllib3 raise, as errors of ours. A pure table: contract sagemaker.md, section 1.4.
+"""Convert errors of boto3 and urllib3 into the client's errors. Pure.
 
-Two traps are here: an error within a stream comes as an `EventStreamError` of which only code and message are left, and
-a connection that is cut or stalls within one comes as urllib3's own error, which botocore does not wrap.
+An error within a stream arrives as an `EventStreamError`, which has only code and message. A connection that is cut or
+stalls within a stream raises urllib3's own error, which botocore does not wrap.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from deploy.client.errors import RequestFailed
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
 
 FROM_AWS = (BotoCoreError, ClientError, HTTPError, ParserError)
-"""What is raised of invoking an endpoint and reading its answer."""
+"""Exceptions of calling an endpoint and reading its answer."""
 
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "429")
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
@@ -43,7 +43,7 @@ _LOGS = "`lmi deploy logs NAME` shows what the container wrote."
 
 
 def failure(error: BaseException) -> RequestFailed:
-    """The error that the caller gets."""
+    """Return the client's error."""
     match error:
         case EventStreamError():
             return _from_stream(error)
@@ -69,12 +69,12 @@ def failure(error: BaseException) -> RequestFailed:
 
 
 def needs_component(error: BaseException) -> bool:
-    """Whether the endpoint holds inference components, and the request has to name one."""
+    """Whether the endpoint has inference components, and the request must name one."""
     return isinstance(error, ClientError) and "component name header is required" in str(error).lower()
 
 
 def _from_status(error: ClientError) -> RequestFailed:
-    """A status instead of an answer."""
+    """Convert an error status."""
     response: dict[str, Any] = error.response
     code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
     request_id = response.get("ResponseMetadata", {}).get("RequestId")
@@ -115,7 +115,7 @@ def _from_container(response: dict[str, Any], message: str) -> RequestFailed:
 
 
 def _body(text: str) -> tuple[str, str]:
-    """Of an error's body: what is said, and which kind TGI or OpenAI call it."""
+    """Return an error body's message, and its kind as TGI or OpenAI name it."""
     try:
         body = json.loads(text.removeprefix("data:"))  # the event of a stream
     except ValueError:
@@ -129,7 +129,7 @@ def _body(text: str) -> tuple[str, str]:
 
 
 def _is_engine_failure(text: str, kind: str) -> bool:
-    """Whether 424, LMI's status for requests that are wrong and for engines that fail alike, is about the engine."""
+    """Whether a 424 is about the engine: LMI uses that status for wrong requests and for engine failures."""
     return kind in ("generation", "incomplete_generation") or text.startswith("engine failure")
 
 

@@ -1,7 +1,4 @@
-"""SageMaker's runtime for one endpoint: boto3's calls with our timeouts, our retries and our errors.
-
-Nothing here knows what a body holds. Contract sagemaker.md, sections 1.1, 1.4 and 8.
-"""
+"""Call SageMaker Runtime for one endpoint, with own timeouts, retries and errors. Independent of the body's schema."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from botocore.config import Config
-
-from deploy.client.aws.account import boto_session
+from deploy.client.aws.account import boto_session, runtime_client
 from deploy.client.aws.components import only_component
 from deploy.client.aws.failures import FROM_AWS, failure, needs_component
 from deploy.client.errors import NotSent, NotStarted
@@ -20,7 +15,7 @@ from deploy.client.retry import PATIENT, Patience, with_retries
 
 WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
-"""The API's model says 6 MiB, its documentation 25 MB: beyond the first we warn, beyond the second we do not send."""
+"""The API's model says 6 MiB, its documentation 25 MB: the client warns above the first, refuses above the second."""
 
 _T = TypeVar("_T")
 
@@ -30,7 +25,7 @@ class LargePayload(UserWarning):
 
 
 class Timeouts(NamedTuple):
-    """Seconds: until a connection; until an answer, on which SageMaker gives up after 60; between a stream's parts."""
+    """Timeouts in seconds: for a connection; for an answer (SageMaker gives up after 60); between parts of a stream."""
 
     connect: float = 10.0
     answer: float = 70.0
@@ -41,19 +36,19 @@ TIMEOUTS = Timeouts()
 
 
 class Runtime:
-    """Calls about one endpoint. Safe among threads.
+    """Calls to one endpoint. Thread-safe.
 
     Args:
-        endpoint_name: as `lmi deploy up` named it.
-        region: None: what boto3 is set to.
-        component: the inference component (an adapter is one too); None: none, or the only one there is.
+        endpoint_name: name of the endpoint.
+        region: None: boto3's setting.
+        component: the inference component or adapter; None: the endpoint has none, or only one.
         endpoint_url: another address than AWS's, for the emulator.
-        session: boto3's, for credentials of another profile or role.
-        report: called before a pause that precedes another attempt.
-        connections: how many requests may be under way at once.
+        session: boto3's session, for credentials of another profile or role.
+        report: called before a pause between two attempts.
+        connections: maximum of concurrent requests.
 
     Raises:
-        NotSent: there is no region.
+        NotSent: no region is set.
     """
 
     def __init__(
@@ -80,19 +75,19 @@ class Runtime:
         self._timeouts = timeouts
         self._report = report
         self._connections = connections
-        self._lock = threading.Lock()  # a session makes one client at a time
+        self._lock = threading.Lock()  # boto3's session is not thread-safe
         self._clients: dict[float, Any] = {}
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """InvokeEndpoint; `Body` of what is returned is read to its end.
+        """InvokeEndpoint. `Body` of the result holds all bytes.
 
         Args:
-            request: boto3's arguments but the endpoint's name; so in the other two.
+            request: boto3's arguments except the endpoint's name; likewise below.
 
         Raises:
-            RequestFailed: see `errors.py`; so do the other two.
+            RequestFailed: see `errors.py`; likewise below.
         """
-        client = self._client  # making it takes time that is no attempt's
+        client = self._client  # outside of the attempts, as creating a client takes time
 
         def call(arguments: dict[str, Any]) -> dict[str, Any]:
             response: dict[str, Any] = client.invoke_endpoint(**arguments)
@@ -101,7 +96,7 @@ class Runtime:
         return self._call(call, request)
 
     def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """InvokeEndpointWithResponseStream; `Body` is botocore's event stream."""
+        """InvokeEndpointWithResponseStream. `Body` of the result is botocore's event stream."""
         client = self._streaming
         return self._call(lambda arguments: client.invoke_endpoint_with_response_stream(**arguments), request)
 
@@ -112,7 +107,7 @@ class Runtime:
 
     @property
     def base_url(self) -> str:
-        """The address of this endpoint's routes: the partition's, or the one that was given."""
+        """The address of the endpoint's routes."""
         route = f"{str(self._client.meta.endpoint_url).rstrip('/')}/endpoints/{self.endpoint_name}"
         return route + (f"/inference-components/{self.component}" if self.component else "")
 
@@ -149,25 +144,19 @@ class Runtime:
     def _client_for(self, read_timeout: float) -> Any:
         with self._lock:
             if read_timeout not in self._clients:
-                self._clients[read_timeout] = self._new_client(read_timeout)
+                self._clients[read_timeout] = runtime_client(
+                    self.session,
+                    self.region,
+                    self._endpoint_url,
+                    read_timeout=read_timeout,
+                    connect_timeout=self._timeouts.connect,
+                    connections=self._connections,
+                )
             return self._clients[read_timeout]
-
-    def _new_client(self, read_timeout: float) -> Any:
-        config = Config(
-            connect_timeout=self._timeouts.connect,
-            read_timeout=read_timeout,
-            tcp_keepalive=True,
-            retries={"total_max_attempts": 1, "mode": "standard"},
-            max_pool_connections=self._connections,
-            user_agent_extra="lmi-client",
-        )
-        return self.session.client(
-            "sagemaker-runtime", region_name=self.region, endpoint_url=self._endpoint_url, config=config
-        )
 
 
 def check_size(body: bytes) -> None:
-    """Raises NotSent beyond what SageMaker can take; warns where it may not."""
+    """Raise NotSent above SageMaker's maximum; warn above the API model's limit."""
     if len(body) > MAX_BYTES:
         raise NotSent(
             f"the request has {len(body):,} bytes; SageMaker takes at most {MAX_BYTES:,}",

@@ -1,4 +1,4 @@
-"""One streamed answer as it arrives: bytes in, events out, and at the end whether it was whole."""
+"""Read one streamed answer: bytes in, events out; at the end check that it is complete."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from deploy.client.streaming.framing import JsonValues, PlainText, Reader, Trunc
 
 
 class AnswerReader:
-    """Bytes in any pieces in; the same events come out for any pieces (of plain text: the same text).
+    """Reads bytes in any pieces; events do not depend on the pieces (of plain text: the whole text does not).
 
     Args:
-        content_type: the container's; empty where it is not known.
+        content_type: the container's; empty: unknown.
 
     Attributes:
         arrived: the events so far.
@@ -24,19 +24,19 @@ class AnswerReader:
         self._content_type = content_type
         self._beginning = b""
         self._reader: Reader | None = None
-        self._open: set[int] = set()  # answers that have begun, in schemas that say when one ends
+        self._open: set[int] = set()  # answers that have begun, in schemas that mark the end of each
         self.arrived: list[Event] = []
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """The events that became whole.
+        """Yield the events that are complete now.
 
         Raises:
-            ModelFailed: the answer says so; what came before it was given out.
+            ModelFailed: the answer reports a failure, after the events before it.
         """
         if self._reader is None:
             self._beginning += data
             if codecs.BOM_UTF8.startswith(self._beginning):
-                return  # as yet nothing, or half a byte order mark
+                return  # nothing yet, or half a byte order mark
             data = self._beginning.removeprefix(codecs.BOM_UTF8)
             self._reader = reader_for(self._content_type, data)
             if self._reader is None:
@@ -44,10 +44,10 @@ class AnswerReader:
         yield from self._events(self._reader.feed(data))
 
     def finish(self) -> Iterator[Event]:
-        """The end of the bytes: what it makes whole.
+        """Yield the events that the end of the bytes completes.
 
         Raises:
-            StreamBroken: it is the end of the bytes, but not of the answer.
+            StreamBroken: the answer is not complete.
             ModelFailed: as `feed`.
         """
         values: list[object] = []
@@ -65,7 +65,7 @@ class AnswerReader:
             raise self.with_arrived(StreamBroken("the answer ended without saying that it does"))
 
     def with_arrived(self, error: RequestFailed) -> RequestFailed:
-        """The error, with what had come before it."""
+        """Return the error with the events before it."""
         error.arrived = tuple(self.arrived)
         return error
 

@@ -1,7 +1,7 @@
-"""What a streamed answer consists of, whichever schema it is in, and how one JSON value of it is read.
+"""Events of a streamed answer, from the JSON values of any schema.
 
-LMI's lines, TGI's and Triton's events and OpenAI's chunks all become tokens and a finish. Nothing is dropped: each
-event has the value that it was read from, and a value that is neither is `Raw`.
+LMI's lines, TGI's and Triton's events and OpenAI's chunks all become `Token`s and a `Finish`. Nothing is dropped: each
+event has its JSON value, and any other value is `Raw`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from deploy.client.errors import ModelFailed
 
 @dataclass(frozen=True)
 class Token:
-    """A piece of the answer's text, mostly one token of the model.
+    """A piece of the answer's text, usually one token.
 
     Attributes:
-        text: as it came.
-        id: the token's number; None where the schema has none.
-        logprob: the natural logarithm of its probability; None where it was not asked for.
-        special: a mark of the model's.
-        shown: whether `text` is part of the answer's text; TGI shows special tokens beside it.
-        index: of which answer, where several were asked for.
+        text: the text as it arrived.
+        id: the token's number; None: the schema has none.
+        logprob: natural logarithm of its probability; None: not requested.
+        special: whether it is a special token.
+        shown: whether `text` is part of the answer's text; TGI's special tokens are not.
+        index: number of the answer, if several were requested.
         data: the JSON value.
     """
 
@@ -41,10 +41,10 @@ class Finish:
     """The end of an answer.
 
     Attributes:
-        reason: in the schema's words (`length`, `eos_token`, `stop`, ...); None where it gives none.
-        generated_text: the whole text; None where the schema does not repeat it.
-        details: what else the schema says at the end, with its names.
-        index: of which answer.
+        reason: in the schema's words (`length`, `eos_token`, `stop`, ...); None: the schema gives none.
+        generated_text: the whole text; None: the schema does not repeat it.
+        details: further fields of the end, under their names.
+        index: number of the answer.
     """
 
     reason: str | None
@@ -56,7 +56,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Raw:
-    """A value that is neither: a part of tool calls, usage, a custom formatter's output, plain text."""
+    """Any other value: a part of tool calls, usage, a custom formatter's output, plain text."""
 
     data: Any
 
@@ -65,10 +65,10 @@ Event: TypeAlias = Token | Finish | Raw
 
 
 def events_of(value: Any) -> list[Event]:
-    """The events in one JSON value of an answer; what looks like a known one and is not is `Raw`.
+    """Return the events in one JSON value. A value of unknown form is `Raw`.
 
     Raises:
-        ModelFailed: the value says that the model failed.
+        ModelFailed: the value reports a failure of the model.
     """
     try:
         return list(_events(value))
@@ -106,7 +106,7 @@ def _events(value: Any) -> Iterator[Event]:
 
 
 def _line(value: Mapping[str, Any]) -> Iterator[Event]:
-    """LMI's and TGI's, which differ in two names."""
+    """Yield the events of a line of LMI or TGI, which differ in two names."""
     token = value["token"]
     tgi = "logprob" in token
     special = bool(token.get("special" if tgi else "special_token", False))
@@ -124,7 +124,7 @@ def _line(value: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Event]:
-    """One of OpenAI's choices: a chat's or a completion's, of a stream or whole."""
+    """Yield the events of one of OpenAI's choices: of a chat or a completion, streamed or whole."""
     index, reason = choice.get("index", 0), choice.get("finish_reason")
     if not isinstance(index, int):
         raise TypeError(index)
@@ -143,7 +143,7 @@ def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Eve
 
 
 def _logprob(logprobs: Any) -> float | None:
-    """Of a piece that is one token."""
+    """Return the log-probability of a piece that is one token."""
     match logprobs:
         case {"content": [{"logprob": float(value_)}]} | {"token_logprobs": [float(value_)]}:
             return value_

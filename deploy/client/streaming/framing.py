@@ -1,8 +1,7 @@
-"""An answer's bytes, in pieces of any size, as the values in them: JSON values, server-sent events, or plain text.
+"""Split an answer's bytes into values: JSON values, server-sent events, or plain text.
 
-The borders of SageMaker's PayloadParts mean nothing: a piece may end within a character, and hold several events
-(contract sagemaker.md, sections 1.2 and 8). So bytes are kept until a value is whole, and only then decoded.
-All three readers have `feed(data)` and `flush()`, which return the values that became whole.
+SageMaker cuts PayloadParts anywhere: within a character, or after several events. So bytes are kept until a value is
+complete, and only then decoded. All readers have `feed(data)` and `flush()`, which return complete values.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class Truncated(Exception):
-    """The answer ended within a value; `rest` is its beginning."""
+    """The answer ended within a value, which begins with `rest`."""
 
     def __init__(self, rest: bytes) -> None:
         super().__init__(rest)
@@ -30,25 +29,25 @@ class Truncated(Exception):
 
 class Reader(Protocol):
     def feed(self, data: bytes) -> list[Any]:
-        """The values that are whole now."""
+        """Return the values that are complete now."""
 
     def flush(self) -> list[Any]:
-        """What the end makes whole.
+        """Return the values that the end completes.
 
         Raises:
-            CutShort: it ended within a value.
+            Truncated: the answer ended within a value.
         """
 
 
 class JsonValues:
-    """JSON values after each other: one a line, laid out over many lines, or without any line end.
+    """Reads JSON values: one a line, over several lines, or without line ends.
 
-    An object or array is whole with its last bracket; anything else with its line. What is no JSON is its text.
+    An object or array ends with its last bracket, any other value with its line. A value that is no JSON is its text.
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()  # from a value's first byte on
-        self._scanned = 0  # of what is kept, how much was looked at
+        self._buffer = bytearray()  # from the first byte of a value on
+        self._scanned = 0  # bytes of the buffer that were scanned
         self._depth = 0
         self._in_string = False
 
@@ -69,7 +68,7 @@ class JsonValues:
         return [_parse(value)] if value else []
 
     def _end(self) -> int | None:
-        """Where the value that is at the beginning ends, if it is whole."""
+        """Return the end of the first value; None: it is not complete."""
         if not self._scanned:
             del self._buffer[: _BLANK.match(self._buffer).end()]  # type: ignore[union-attr]  # matches always
         if not self._buffer:
@@ -80,7 +79,7 @@ class JsonValues:
             return None if at < 0 else at
         while (sign := (_INSIDE if self._in_string else _OUTSIDE).search(self._buffer, self._scanned)) is not None:
             if sign[0] == b"\\":
-                if sign.end() == len(self._buffer):  # what it escapes is in the next piece
+                if sign.end() == len(self._buffer):  # the escaped character is in the next piece
                     self._scanned = sign.start()
                     return None
                 self._scanned = sign.end() + 1
@@ -97,11 +96,11 @@ class JsonValues:
 
 
 class ServerSentEvents:
-    """The data of server-sent events, by the HTML standard's rules; comments, which keep a connection up, are none."""
+    """Reads server-sent events by the HTML standard's rules. Comments, which keep a connection open, are dropped."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._scanned = 0  # of what is kept, how much has no end of a line
+        self._scanned = 0  # bytes of the buffer without a line end
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[Any]:
@@ -120,7 +119,7 @@ class ServerSentEvents:
         start = 0
         for end in _END_OF_LINE.finditer(self._buffer, self._scanned):
             if end[0] == b"\r" and end.end() == len(self._buffer) and not last:
-                break  # a line feed may follow in the next piece; there is no other end behind
+                break  # a line feed may follow in the next piece; this is the last line end
             line = bytes(self._buffer[start : end.start()])
             start = end.end()
             if line:
@@ -128,7 +127,7 @@ class ServerSentEvents:
                 continue
             try:
                 results += self._event()
-            except Truncated as cut:  # within an event that ended as one should
+            except Truncated as cut:  # within an event with a proper end
                 results.append(cut.rest.decode("utf-8", "replace"))
         del self._buffer[:start]
         self._scanned = len(self._buffer) - self._buffer.endswith(b"\r")
@@ -140,7 +139,7 @@ class ServerSentEvents:
             self._data.append(value.removeprefix(b" "))
 
     def _event(self) -> list[Any]:
-        """OpenAI's `[DONE]` is none; where a server forgets the empty line between two events, there are several."""
+        """Return the values of an event; `[DONE]` is none. Several, if a server omits the empty line between events."""
         data, self._data = b"\n".join(self._data), []
         values = JsonValues()
         results = values.feed(data)
@@ -149,7 +148,7 @@ class ServerSentEvents:
 
 
 class PlainText:
-    """Text as it comes, in whole characters."""
+    """Reads text, in whole characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -162,10 +161,9 @@ class PlainText:
 
 
 def reader_for(content_type: str, beginning: bytes) -> Reader | None:
-    """The reader for an answer that begins so; None until more of it is there.
+    """Return the reader for an answer that begins so; None: the beginning is too short to decide.
 
-    The beginning decides, as what lies between may have put another content type; where it could be anything, the
-    content type does.
+    The beginning decides, as a proxy may have changed the content type. If it fits several, the content type decides.
 
     Args:
         beginning: without a byte order mark.
@@ -187,5 +185,5 @@ def reader_for(content_type: str, beginning: bytes) -> Reader | None:
 def _parse(value: bytes) -> Any:
     try:
         return json.loads(value)
-    except (ValueError, RecursionError):  # deeper than Python goes
+    except (ValueError, RecursionError):  # nested deeper than Python's limit
         return value.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""A streamed answer that is being read."""
+"""A streamed answer, while it is read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from deploy.client.streaming.events import Event, Finish, Token
 
 
 class Stream:
-    """The events of an answer as they come; once, by one thread.
+    """The events of an answer as they arrive. Iterate once, on one thread.
 
-    Leaving it before its end (`close`, or the `with` statement) closes the connection, which ends the generation where
-    the container notices.
+    Leaving it early (`close`, or the `with` statement) closes the connection, which ends the generation if the
+    container notices.
 
     Args:
         parts: the bytes.
-        close: ends the connection.
+        close: closes the connection.
 
     Attributes:
         content_type: the container's.
-        variant: which of the endpoint's variants answers.
+        variant: the endpoint's variant that answers.
     """
 
     def __init__(self, parts: Iterable[bytes], content_type: str, close: Callable[[], Any], variant: str = "") -> None:
@@ -35,14 +35,14 @@ class Stream:
         self.variant = variant
 
     def __iter__(self) -> Iterator[Event]:
-        """Raises RequestFailed, with what had arrived."""
+        """Yield the events. Raises RequestFailed, with the events before it."""
         return self._events
 
     def text(self, index: int = 0) -> Iterator[str]:
-        """The pieces of the answer's text, as they come; all of it at once where the answer is not streamed.
+        """Yield the pieces of the answer's text as they arrive; the whole text of an answer that is not streamed.
 
         Args:
-            index: of which answer, where several were asked for.
+            index: number of the answer, if several were requested.
         """
         pieces = False
         for event in self._events:
@@ -54,10 +54,10 @@ class Stream:
                 yield event.generated_text
 
     def bytes(self) -> Iterator[bytes]:
-        """What comes, as it comes, in place of events.
+        """Yield the bytes as they arrive, in place of events.
 
         Raises:
-            RequestFailed: the connection failed. What the model says of its failure is among the bytes.
+            RequestFailed: the connection failed. A failure of the model is part of the bytes.
         """
         try:
             yield from self._parts
@@ -73,7 +73,7 @@ class Stream:
 
     @property
     def finish(self) -> Finish | None:
-        """The (first) answer's end, once it has come."""
+        """The end of the (first) answer; None: it has not arrived."""
         return next((event for event in self._reader.arrived if isinstance(event, Finish)), None)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Stream:
 
 
 def stream_of(response: dict[str, Any]) -> Stream:
-    """Of InvokeEndpointWithResponseStream's."""
+    """Return the stream of an answer of InvokeEndpointWithResponseStream."""
     body = response["Body"]
     parts = (event["PayloadPart"]["Bytes"] for event in body if "PayloadPart" in event)
     return Stream(parts, response.get("ContentType", ""), body.close, response.get("InvokedProductionVariant", ""))

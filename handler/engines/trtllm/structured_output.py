@@ -1,7 +1,6 @@
-"""What is found out of a client's guide before TensorRT-LLM gets it: whether an expression is one.
+"""Checks a client's regular expression before TensorRT-LLM gets it.
 
-TensorRT-LLM has its guides compiled in C++, by no part of it that could be used without the engine. What it would do
-with text that is no expression at all is not left to it.
+TensorRT-LLM compiles in C++, by no part that works without the engine, so only the syntax of an expression is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which Python's expre
 
 
 def check(structured_output: StructuredOutput) -> None:
-    """Raises ValueError: it is no regular expression. Some take seconds to tell, so this needs limits about it."""
+    """Raise ValueError for a text that is no regular expression. Some take seconds: run it in the sandbox."""
     if structured_output.kind == "regex":
         try:
             re.compile(_CLASS.sub("x", structured_output.value))

@@ -40,7 +40,7 @@ def _digest(key: str) -> bytes:
 
 
 class Lock:
-    """LoraExclusion away who has no key, in the form of the dialect that the route speaks.
+    """Turns away who has no key, in the form of the dialect that the route speaks.
 
     Args:
         keys: empty: everyone may pass.

@@ -4,70 +4,55 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypedDict
 
-from handler.protocols.base import Count, FrontEndError
+from handler.protocols.base import Count, FrontEndError, NotRequired
 from handler.protocols.openai.answers import ChatLogprobs, TokenUsage
 
 FinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence"))]
 
 
-class _LmiToken(TypedDict):
+class LmiToken(TypedDict):
     id: int
     text: str
     log_prob: float | None
+    special_token: NotRequired[bool]
 
 
-class LmiToken(_LmiToken, total=False):
-    special_token: bool
+class LmiSequence(TypedDict):
+    """One of `best_of_sequences`."""
 
-
-class _LmiSequence(TypedDict):
     finish_reason: FinishReason
     generated_tokens: Count
     tokens: list[LmiToken]
     generated_text: str
+    top_tokens: NotRequired[list[list[LmiToken]]]
 
 
-class LmiSequence(_LmiSequence, total=False):
-    """One of `best_of_sequences`."""
+class LmiDetails(TypedDict):
+    """The last line of a stream has no `tokens`."""
 
-    top_tokens: list[list[LmiToken]]
-
-
-class _LmiDetails(TypedDict):
     finish_reason: FinishReason
     generated_tokens: Count
     inputs: str
+    tokens: NotRequired[list[LmiToken]]
+    prefill: NotRequired[list[LmiToken]]
+    top_tokens: NotRequired[list[list[LmiToken]]]
+    best_of_sequences: NotRequired[list[LmiSequence]]
 
 
-class LmiDetails(_LmiDetails, total=False):
-    """The last line of a stream has no `tokens`."""
-
-    tokens: list[LmiToken]
-    prefill: list[LmiToken]
-    top_tokens: list[list[LmiToken]]
-    best_of_sequences: list[LmiSequence]
-
-
-class _LmiAnswer(TypedDict):
+class LmiAnswer(TypedDict):
     generated_text: str
+    details: NotRequired[LmiDetails]
+    outputs: NotRequired[dict[str, Any]]
 
 
-class LmiAnswer(_LmiAnswer, total=False):
-    details: LmiDetails
-    outputs: dict[str, Any]
-
-
-class _LmiLine(TypedDict):
-    token: LmiToken
-
-
-class LmiLine(_LmiLine, total=False):
+class LmiLine(TypedDict):
     """A line of a stream. The last one has `generated_text` and, on demand, `details`."""
 
-    top_tokens: list[LmiToken]
-    outputs: dict[str, Any]
-    generated_text: str
-    details: LmiDetails
+    token: LmiToken
+    top_tokens: NotRequired[list[LmiToken]]
+    outputs: NotRequired[dict[str, Any]]
+    generated_text: NotRequired[str]
+    details: NotRequired[LmiDetails]
 
 
 class LmiPayloadError(TypedDict):
@@ -75,14 +60,11 @@ class LmiPayloadError(TypedDict):
     code: Count
 
 
-class _LmiFailedDetails(TypedDict):
+class LmiFailedDetails(TypedDict):
     finish_reason: Literal["error"]
     generated_tokens: None
     inputs: None
-
-
-class LmiFailedDetails(_LmiFailedDetails, total=False):
-    tokens: None
+    tokens: NotRequired[None]
 
 
 class LmiFailure(LmiPayloadError):
@@ -160,12 +142,9 @@ class LmiChatAnswer(TypedDict):
     usage: TokenUsage
 
 
-class _LmiChatChunk(TypedDict):
+class LmiChatChunk(TypedDict):
     id: str
     object: Literal["chat.completion.chunk"]
     created: Count
     choices: list[LmiChatPart]
-
-
-class LmiChatChunk(_LmiChatChunk, total=False):
-    usage: TokenUsage | None
+    usage: NotRequired[TokenUsage | None]

@@ -1,4 +1,4 @@
-"""The parts of a body that LMI's dialects share: `inputs`, `parameters`, `stream`, unknown names."""
+"""Readers of the fields that LMI's dialects share: `inputs`, `parameters`, `stream`; and of unknown names."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def read_object(body: Any) -> Mapping[str, Any]:
 
 
 def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = body.get("parameters")
-    if found is None:
+    parameters = body.get("parameters")
+    if parameters is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(parameters, dict):
         raise InvalidPayload("'parameters' must be an object")
-    return found
+    return parameters
 
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
-    """One of the names under `parameters` that are not sampling; None when absent."""
+    """Read a name under `parameters` that is not sampling; None when absent."""
     value = parameters.get(name)
     if value is None:
         return None
@@ -47,7 +47,7 @@ def read_field(parameters: Mapping[str, Any], name: str) -> Any:
 
 
 def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streaming: bool | None = None) -> bool:
-    """`stream`, of which the top level's beats the one among the parameters; GptManager's must not contradict them."""
+    """Read `stream`. The top level takes precedence over `parameters`; GptManager's `streaming` must agree."""
     inner = read_field(parameters, "stream")
     outer = body.get("stream")
     if outer is not None and not isinstance(outer, bool):
@@ -59,7 +59,7 @@ def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streamin
 
 
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """Names that mean nothing here: never silently dropped."""
-    found = [name for name in body if name not in _TOP_LEVEL]
-    found += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
-    return report_unknown(found, body, context)
+    """List the body's names that no table knows."""
+    names = [name for name in body if name not in _TOP_LEVEL]
+    names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
+    return report_unknown(names, body, context)

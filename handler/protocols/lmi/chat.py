@@ -1,4 +1,4 @@
-"""LMI's chat completions (its document "Chat Completions API Schema"): any inference body with `messages`."""
+"""LMI's chat completions: any inference body with `messages` (docs.djl.ai, "Chat Completions API Schema")."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ _FRAMINGS = {JSONLINES.name: JSONLINES, SSE_DONE.name: SSE_DONE}
 
 
 class Mode(Failures, Protocol):
-    """What a chat takes over from the dialect beside which it is served: its framing, and how it says what failed."""
+    """The framing and the errors that a chat shares with the dialect beside it."""
 
     name: str
     stream_framing: Framing
 
 
 class Chat:
-    """Sampled unless `temperature` is 0, as OpenAI and LMI have it; the answer's length is LMI's, 30 tokens."""
+    """The chat dialect beside one mode. It samples unless `temperature` is 0; an answer has 30 tokens by default."""
 
     any_media = False
 
@@ -68,15 +68,15 @@ class Chat:
         messages, unknown = read_messages(body["messages"])
         framing = self._framing(read_stream(body, {}), context)
         ignored = report_unknown([*(name for name in body if name not in _READ), *unknown], body, context)
-        found = _read_parameters(body, context)
-        sampling, usage = found.sampling, found.others.get("usage", Usage())
+        parameters = _read_parameters(body, context)
+        sampling, usage = parameters.sampling, parameters.others.get("usage", Usage())
         (adapter,) = read_adapters(body, 1, context)
-        names = _NAMES._replace(max_new_tokens=found.names.get("max_new_tokens", _NAMES.max_new_tokens))
+        names = _NAMES._replace(max_new_tokens=parameters.names.get("max_new_tokens", _NAMES.max_new_tokens))
         request = Request("", sampling, messages=messages, adapter=adapter, names=names)
         head = LmiHead(*identity("chatcmpl"))
         logprobs = Logprobs(bool(body.get("logprobs")), bool(body.get("top_logprobs")))
         if framing is JSON:
-            if "usage" in found.others:
+            if "usage" in parameters.others:
                 raise InvalidParameter(f"stream_options={show(body['stream_options'])}: needs stream=true")
             return ParsedRequest((request,), ChatDocument(self._mode, head, logprobs, sampling.num_sequences), ignored)
         if sampling.n > 1:
@@ -84,7 +84,9 @@ class Chat:
         return ParsedRequest((request,), ChatStream(self._mode, head, logprobs, framing, usage), ignored, streams=True)
 
     def _framing(self, stream: bool, context: ServerContext) -> Framing:
-        """`option.output_formatter` streams by itself; `json` leaves it to the client's `stream`, as in LMI."""
+        """Choose the framing: `option.output_formatter` beats the client's `stream`, except that `json` leaves it to
+        the client.
+        """
         if context.output_formatter in _FRAMINGS:
             return _FRAMINGS[context.output_formatter]
         return _FRAMINGS[self._mode.stream_framing.name] if stream else JSON
@@ -94,10 +96,10 @@ class Chat:
 
 
 def _read_parameters(body: Mapping[str, Any], context: ServerContext) -> ParsedParameters:
-    """`ServerContext.sampling_defaults` are for LMI's `parameters`: the chat's document has defaults of its own."""
+    """Read the chat's parameters. `ServerContext.sampling_defaults` apply to LMI's `parameters` only."""
     defaults = {"do_sample": body.get("temperature") != 0}  # of what is no number, nothing comes but a refusal
-    found = read_all(body, context, defaults=defaults, table=TABLE)
+    parameters = read_all(body, context, defaults=defaults, table=TABLE)
     if (count := body.get("top_logprobs")) and not body.get("logprobs"):
         raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-    wanted = bool(body.get("logprobs")) or found.sampling.num_sequences > 1  # which are ranked by them
-    return found._replace(sampling=replace(found.sampling, logprobs=wanted))
+    wanted = bool(body.get("logprobs")) or parameters.sampling.num_sequences > 1  # which are ranked by them
+    return parameters._replace(sampling=replace(parameters.sampling, logprobs=wanted))

@@ -19,10 +19,10 @@ class Failures(Protocol):
     """How a mode renders failures."""
 
     def stream_failure(self, error: ServingError) -> Any:
-        """The last value of a stream that broke off."""
+        """Render the last value of a stream that broke off."""
 
     def refused(self, error: ServingError) -> HttpResponse:
-        """The answer when nothing has been sent yet."""
+        """Render a failure before anything has been sent."""
 
 
 class LmiHead(Head):

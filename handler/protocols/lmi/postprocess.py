@@ -1,4 +1,4 @@
-"""Answers in a dialect's own layout and framing whose values somebody changes before they are framed."""
+"""Change an answer's values before they are framed, as a user's output formatter does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from handler.protocols.reply import ResponseFormat
 
 
 class Postprocessor:
-    """A layout whose lines and documents go through `change`; failures and all else are the layout's own."""
+    """A format that passes lines and documents through `change`; failures stay the format's own."""
 
     def __init__(self, format: ResponseFormat, change: Callable[[Any], Any]) -> None:
         self._format = format
@@ -37,5 +37,5 @@ class Postprocessor:
         return self._change(self._format.last_chunk(token, index, text, details, beside))
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        found = self._format.document(text, details, outputs)
-        return [self._change(value) for value in found] if isinstance(found, list) else self._change(found)
+        answer = self._format.document(text, details, outputs)
+        return [self._change(value) for value in answer] if isinstance(answer, list) else self._change(answer)

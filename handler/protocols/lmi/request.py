@@ -1,4 +1,4 @@
-"""LMI's rolling-batch schema (seed 004), as the seed states it; docs/wire.md lists every field."""
+"""LMI's rolling-batch requests (docs.djl.ai, "LMI handlers Inference API Schema"); docs/wire.md lists every field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from handler.protocols.validation import show
 
 
 class ParsedPrompt(NamedTuple):
-    """What one prompt with its parameters asks for."""
+    """One prompt with its parameters."""
 
     request: Request
     outputs: OutputTensors | None
@@ -31,7 +31,7 @@ class ParsedPrompt(NamedTuple):
 
 
 class Lmi(LmiFormat):
-    """Non-streaming: one object. Streaming: a line a token, the last one with `generated_text` and the details.
+    """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
     Subclasses change the format (`tgi/compat.py`), not the flow.
     """
@@ -79,10 +79,10 @@ class Lmi(LmiFormat):
         return named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
 
     def _framing_of_refused(self, body: Any, context: ServerContext) -> Framing:
-        """How the answer to a body that may be wrong would have been framed, as far as that can be read."""
+        """Choose the framing for a refusal, from what can be read of a wrong body."""
         body = body if isinstance(body, dict) else {}
-        found = body.get("parameters")
-        parameters = found if isinstance(found, dict) else {}
+        content = body.get("parameters")
+        parameters = content if isinstance(content, dict) else {}
 
         def stream() -> bool:
             given = parameters.get("streaming")
@@ -93,22 +93,22 @@ class Lmi(LmiFormat):
     def parse_prompt(
         self, prompt: str | None, parameters: Mapping[str, Any], context: ServerContext, adapter: Adapter | None = None
     ) -> ParsedPrompt:
-        """What one prompt with `parameters` asks for.
+        """Read one prompt with its `parameters`.
 
         Args:
-            prompt: None where `input_ids` among the parameters stands for it.
-            adapter: the one that the body names beside them.
+            prompt: None where the parameter `input_ids` replaces it.
+            adapter: the adapter that the body names beside the parameters.
 
         Raises:
             InvalidParameter, InvalidPayload: naming what is wrong.
         """
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
         defaults = {**context.sampling_defaults, **self.defaults} if parameters.get("do_sample") else self.defaults
-        found = read_all(parameters, context, defaults=defaults, table=TABLE)
-        sampling, others = found.sampling, found.others
+        parsed = read_all(parameters, context, defaults=defaults, table=TABLE)
+        sampling, others = parsed.sampling, parsed.others
         if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
             sampling = replace(sampling, seed=random.getrandbits(53))
-        sampling, end_id = _with_end(sampling, others.get("end_id"), parameters)
+        sampling, end_id = _use_end_id(sampling, others.get("end_id"), parameters)
         details = self.details_default if flags["details"] is None else flags["details"]
         ids = others.get("prompt_ids")
         request = Request(
@@ -119,11 +119,11 @@ class Lmi(LmiFormat):
             details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0,
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
-            adapter=merge_adapters(adapter, others.get("adapter"), found.names.get("adapter", "")),
+            adapter=merge_adapters(adapter, others.get("adapter"), parsed.names.get("adapter", "")),
             eos_token_id=end_id,
-            names=_names(found),
+            names=_names(parsed),
         )
-        return ParsedPrompt(request, _wanted(found), others.get("stream"))
+        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"))
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
@@ -133,7 +133,7 @@ T = TypeVar("T")
 
 
 def _readable(read: Callable[[], T]) -> T | None:
-    """What `read` gives; None where the request is wrong in this too."""
+    """Return what `read` returns, or None where it refuses the request."""
     try:
         return read()
     except (ServingError, ValueError):
@@ -141,7 +141,7 @@ def _readable(read: Callable[[], T]) -> T | None:
 
 
 def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
-    """What `output_formatter` names; None when absent."""
+    """Read `output_formatter`; None when absent."""
     name = read_field(parameters, "output_formatter")
     if name is None or (isinstance(name, str) and name in FRAMINGS):
         return None if name is None else FRAMINGS[name]
@@ -149,7 +149,7 @@ def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
 
 
 def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContext) -> str:
-    """The prompt's text; of ids, what they stand for, special marks included."""
+    """Return the prompt's text. Ids become the text of their tokens, special tokens included."""
     if ids is None:
         assert prompt is not None, "a body without either is refused by read_object()"
         return prompt
@@ -159,10 +159,10 @@ def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContex
     return b"".join([context.vocabulary.pieces[id] for id in ids]).decode("utf-8", "replace")
 
 
-def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
-    """`end_id` in the place of the model's own end token: a stop token, and what an end by it is to be shown as.
+def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
+    """Make `end_id` a stop token in the place of the model's own end token.
 
-    A client that has the token among its stop tokens too gets its end as theirs.
+    Returns the id too: an end by it is shown as EOS, unless the client lists it among its stop tokens.
     """
     if end_id is None or end_id in sampling.stop_token_ids:
         return sampling, None
@@ -171,23 +171,25 @@ def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, A
     return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, end_id)), end_id
 
 
-def _wanted(found: ParsedParameters) -> OutputTensors | None:
-    """The output tensors asked for."""
-    sampling, others = found.sampling, found.others
-    named = others.get("outputs", ())
+def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
+    """Select the output tensors."""
+    sampling, others = parameters.sampling, parameters.others
+    tensor_names = others.get("outputs", ())
     flags = {
         "return_log_probs": others.get("return_log_probs"),
         "return_context_logits": sampling.return_context_logits,
         "return_generation_logits": sampling.return_generation_logits,
     }
-    if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(named):
-        raise InvalidParameter(f"parameters.outputs={show(named)}: contradicts parameters.return_log_probs=false")
-    return select_tensors(named, flags, others.get("pad_id", others.get("end_id", -1)))
+    if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(tensor_names):
+        raise InvalidParameter(
+            f"parameters.outputs={show(tensor_names)}: contradicts parameters.return_log_probs=false"
+        )
+    return select_tensors(tensor_names, flags, others.get("pad_id", others.get("end_id", -1)))
 
 
-def _names(found: ParsedParameters) -> FieldNames:
-    """What the client calls what is checked later on; of stop tokens that an `end_id` made, that."""
-    names, default = found.names, LMI_NAMES
+def _names(parameters: ParsedParameters) -> FieldNames:
+    """Return the client's names of the fields that later checks refuse."""
+    names, default = parameters.names, LMI_NAMES
     return FieldNames(
         prompt=names.get("prompt_ids", default.prompt),
         max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),

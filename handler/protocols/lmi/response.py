@@ -28,10 +28,10 @@ class LmiFormat:
         return self.token(token)
 
     def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return [self.token(one) for one in token.top]
+        return [self.token(alternative) for alternative in token.top]
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A line of a stream that is not the last."""
+        """Render a line of a stream that is not the last."""
         if beside is not None:
             return {"token": self.token(token), **beside}
         if token.special:
@@ -72,7 +72,7 @@ class LmiFormat:
         return value
 
     def other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
-        """One of `best_of_sequences`."""
+        """Render one of `best_of_sequences`."""
         tops = {"top_tokens": [self.top_tokens(token) for token in other.tokens]}
         return {
             "finish_reason": other.finish.value,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from handler.protocols.base import Count
+from handler.protocols.base import Count, NotRequired
 
 FinishReason = Annotated[str, ("enum", ("stop", "length", "tool_calls", "content_filter", "function_call"))]
 
@@ -57,26 +57,20 @@ class FunctionCallPart(TypedDict, total=False):
     arguments: str
 
 
-class _ToolCallPart(TypedDict):
-    index: Count
-    function: FunctionCallPart
-
-
-class ToolCallPart(_ToolCallPart, total=False):
+class ToolCallPart(TypedDict):
     """A piece of a call in a stream; the first of a call has `id`, `type` and the function's name."""
 
-    id: str
-    type: Literal["function"]
+    index: Count
+    function: FunctionCallPart
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
 
 
-class _OpenAiMessage(TypedDict):
+class OpenAiMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-
-
-class OpenAiMessage(_OpenAiMessage, total=False):
-    tool_calls: list[ToolCall]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class OpenAiMessagePart(TypedDict, total=False):
@@ -105,13 +99,10 @@ class OpenAiChatAnswer(OpenAiAnswer):
     usage: TokenUsage
 
 
-class _OpenAiChatChunk(OpenAiAnswer):
+class OpenAiChatChunk(OpenAiAnswer):
     object: Literal["chat.completion.chunk"]
     choices: list[OpenAiChatPart]
-
-
-class OpenAiChatChunk(_OpenAiChatChunk, total=False):
-    usage: TokenUsage | None
+    usage: NotRequired[TokenUsage | None]
 
 
 # -- text completions --------------------------------------------------------------------------------------------
@@ -138,8 +129,8 @@ class _OpenAiTextChunk(OpenAiAnswer):
     choices: list[OpenAiTextChoice]
 
 
-class OpenAiTextChunk(_OpenAiTextChunk, total=False):
-    usage: TokenUsage | None
+class OpenAiTextChunk(_OpenAiTextChunk):
+    usage: NotRequired[TokenUsage | None]
 
 
 class OpenAiTextAnswer(_OpenAiTextChunk):

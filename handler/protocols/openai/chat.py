@@ -35,7 +35,7 @@ _ANY = 1 << 30  # new tokens: as many as there is room for
 
 
 class OpenAiChat:
-    """Sampled unless `temperature` is 0; an answer is as long as the model's context lets it, unless limited."""
+    """It samples unless `temperature` is 0. Without a limit an answer may fill the model's context."""
 
     name = "openai_chat"
     any_media = False
@@ -47,25 +47,25 @@ class OpenAiChat:
         messages, unknown = read_messages(body.get("messages"), tools=True)
         tools = read_tools(body, context)
         stream, usage = read_stream(body)
-        found = _read_parameters(body, tools, context)
+        parameters = _read_parameters(body, tools, context)
         ignored = [
             *report_unknown([*(unknown_fields(body, _READ)), *unknown, *tools.unknown], body, context),
             *harmless(body),
         ]
         marks = tools.format.special(context.vocabulary) if tools.format else frozenset[str]()
-        sampling = replace(found.sampling, logprobs=bool(body.get("logprobs")))
+        sampling = replace(parameters.sampling, logprobs=bool(body.get("logprobs")))
         if marks:
             sampling = replace(sampling, skip_special_tokens=False)
         has_place = takes_tools(context.chat_template)
         request = Request(
             "",
             sampling,
-            truncate=found.others.get("truncate"),
+            truncate=parameters.others.get("truncate"),
             messages=messages if has_place else tuple(plain_messages(messages, tools.shown)),
             tools=tuple(tools.shown) if has_place else (),
             adapter=adapter,
-            fill_context="max_new_tokens" not in found.names,
-            names=names("messages", found),
+            fill_context="max_new_tokens" not in parameters.names,
+            names=names("messages", parameters),
         )
         for_tgi = model == "tgi"
         id, created = identity("chatcmpl")
@@ -95,7 +95,7 @@ def _read_parameters(body: Mapping[str, Any], tools: Tools, context: ServerConte
         table = Table(
             {**CHAT.parameters, "tool_choice": Parameter("structured_output", lambda value: structured_output)}
         )
-    found = read_all(body, context, defaults=defaults(body, _ANY), table=table)
+    parameters = read_all(body, context, defaults=defaults(body, _ANY), table=table)
     if (count := body.get("top_logprobs")) and not body.get("logprobs"):
         raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-    return found
+    return parameters

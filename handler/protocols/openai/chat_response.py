@@ -1,4 +1,4 @@
-"""OpenAI's chat completions being written: text, log-probabilities, calls of tools."""
+"""OpenAI's chat answers from tokens: text, log-probabilities, tool calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from handler.protocols.reply import SequenceOutput
 
 
 class Logprobs(NamedTuple):
-    """The log-probabilities that a client asks for: of the chosen tokens, and of their alternatives."""
+    """The log-probabilities in an answer: of the chosen tokens, and of their alternatives."""
 
     chosen: bool = False
     alternatives: bool = False
@@ -35,9 +35,9 @@ class Logprobs(NamedTuple):
         return {"content": [self._token(token) for token in tokens if token.id >= 0]} if self.chosen else None
 
     def _token(self, token: Token) -> ChosenLogprob:
-        """Without alternatives from the engine, the chosen token is the only one, as in LMI."""
+        """Render one token. An engine without alternatives reports the chosen token as the only one, as LMI does."""
         own = _logprob(token)
-        tops = ([_logprob(one) for one in token.top] or [own]) if self.alternatives else []
+        tops = ([_logprob(alternative) for alternative in token.top] or [own]) if self.alternatives else []
         return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
 
 
@@ -46,15 +46,14 @@ def _logprob(token: Token) -> TokenLogprob:
 
 
 class ChatFormat(NamedTuple):
-    """How a chat's answers look.
+    """The options of a chat's answers.
 
     Attributes:
-        logprobs: those asked for.
-        parser: makes one for each choice; it gives None where there are no calls to read.
-        single: only the first call counts.
-        named: the client named the tool, and OpenAI says `stop` then.
-        every_role: a stream's every part has the role, and `tool_calls`, as TGI's clients want it.
-        marks: special tokens that are text for the parser; others are none.
+        parser: makes the parser of one choice; returns None where tool calls are not read.
+        single: keep the first tool call only.
+        named: the client named the tool; OpenAI then reports `stop` as the reason.
+        every_role: put the role and `tool_calls` into every part, as TGI's clients expect.
+        marks: special tokens that are text for the parser; all others are dropped.
     """
 
     logprobs: Logprobs
@@ -71,7 +70,7 @@ class ChatFormat(NamedTuple):
         reason = REASONS[finish]
         return "tool_calls" if called and not self.named and reason == "stop" else reason
 
-    def counted(self, pieces: Iterable[Piece]) -> list[Piece]:
+    def select_pieces(self, pieces: Iterable[Piece]) -> list[Piece]:
         return [piece for piece in pieces if isinstance(piece, str) or not (self.single and piece.number)]
 
 
@@ -107,10 +106,10 @@ class ChatStream(Stream):
         return self._is_text
 
     def _text_part(self, choice: Choice, text: str) -> OpenAiChatPart:
-        return self._made(choice, {"content": text}, [], None)
+        return self._choice_part(choice, {"content": text}, [], None)
 
     def _chunks(self, choice: Choice, delta: Delta) -> bytes:
-        """Most answers of those who bring tools are text all the same: that is made as without them."""
+        """Encode plain text between tool calls once, and reuse the bytes around it."""
         assert isinstance(choice, ChatChoice)
         parser = choice.parser
         if (
@@ -130,25 +129,25 @@ class ChatStream(Stream):
             return b""
         if len(pieces) == 1 and isinstance(text := pieces[0], str):
             return choice.beside[0] + JSON.encode(text) + choice.beside[1]
-        said = self._said(choice, pieces)
-        return self._chunk(self._made(choice, said, [], None)) if said else b""
+        delta_part = self._message_delta(choice, pieces)
+        return self._chunk(self._choice_part(choice, delta_part, [], None)) if delta_part else b""
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
     ) -> OpenAiChatPart | None:
         assert isinstance(choice, ChatChoice)
         if choice.parser is None:
-            return self._made(choice, {"content": token.text}, [token], finish)
+            return self._choice_part(choice, {"content": token.text}, [token], finish)
         choice.waiting.append(token)
         text = self._format.text(token)
         pieces = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
-        delta = self._said(choice, pieces)
+        delta = self._message_delta(choice, pieces)
         if not delta and finish is None:
             return None
         tokens, choice.waiting = choice.waiting, []
-        return self._made(choice, delta, tokens, finish)
+        return self._choice_part(choice, delta, tokens, finish)
 
-    def _made(
+    def _choice_part(
         self, choice: Choice, delta: OpenAiMessagePart, tokens: list[Token], finish: Finish | None
     ) -> OpenAiChatPart:
         assert isinstance(choice, ChatChoice)
@@ -167,11 +166,11 @@ class ChatStream(Stream):
             delta.setdefault("tool_calls", None)
         return delta
 
-    def _said(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
-        """The `delta` for what a parser has read; empty for nothing."""
+    def _message_delta(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
+        """Build the `delta` of what a parser has read; empty for nothing."""
         delta: OpenAiMessagePart = {}
         calls: dict[int, ToolCallPart] = {}
-        for piece in self._format.counted(pieces):
+        for piece in self._format.select_pieces(pieces):
             if isinstance(piece, str):
                 delta["content"] = (delta.get("content") or "") + piece
             elif isinstance(piece, CallStart):
@@ -191,7 +190,7 @@ class ChatStream(Stream):
 
 
 class ChatDocument(WholeAnswer):
-    """The choices are in the order of their seeds."""
+    """The whole answer; choices are in the order of their seeds."""
 
     kind = "chat.completion"
 
@@ -215,7 +214,7 @@ class ChatDocument(WholeAnswer):
         parser = self._format.parser()
         if parser is None:
             return {"role": "assistant", "content": text, "refusal": None}
-        content, calls = _gathered(self._format.counted([*parser.feed(text), *parser.flush()]))
+        content, calls = _gather_calls(self._format.select_pieces([*parser.feed(text), *parser.flush()]))
         if not calls:
             return {"role": "assistant", "content": content, "refusal": None}
         return {
@@ -226,8 +225,8 @@ class ChatDocument(WholeAnswer):
         }
 
 
-def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
-    """The text, and the calls as a whole answer has them."""
+def _gather_calls(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
+    """Return the text, and the calls as a whole answer has them."""
     content: list[str] = []
     functions: dict[int, FunctionCall] = {}
     for piece in pieces:

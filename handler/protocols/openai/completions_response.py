@@ -1,4 +1,4 @@
-"""OpenAI's text completions being written: text, log-probabilities in columns, the prompt before them on demand."""
+"""OpenAI's text completions from tokens: text, columns of log-probabilities, the prompt on demand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from handler.protocols.reply import SequenceOutput
 
 
 class TextFormat(NamedTuple):
-    """How text completions look.
+    """The options of text completions.
 
     Attributes:
-        logprobs: how many alternatives to each token; None: no log-probabilities.
-        prompts: what each request's choices begin with; "" unless echoed.
+        logprobs: the number of alternatives to each token; None: no log-probabilities.
+        prompts: the text before each request's choices; "" unless `echo` asks for it.
         num_returned: choices of each request.
     """
 
@@ -26,31 +26,31 @@ class TextFormat(NamedTuple):
     num_returned: int = 1
 
     def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> TextLogprobs | None:
-        """The log-probabilities, with the text that comes with each token; it begins at character `at`.
+        """Render log-probabilities as columns; the text begins at character `at`.
 
         The prompt's first token has neither a probability nor alternatives.
         """
         if self.logprobs is None:
             return None
         offsets = []
-        shown = [*prefill, *[token for token in tokens if token.id >= 0]]
-        for token in shown:
+        visible = [*prefill, *[token for token in tokens if token.id >= 0]]
+        for token in visible:
             offsets.append(at)
             at += len(token.text)
-        tops = [None] * len(prefill[:1]) + [self._top(token) for token in shown[len(prefill[:1]) :]]
+        tops = [None] * len(prefill[:1]) + [self._top(token) for token in visible[len(prefill[:1]) :]]
         return {
-            "tokens": [token.text for token in shown],
-            "token_logprobs": [token.logprob for token in shown],
+            "tokens": [token.text for token in visible],
+            "token_logprobs": [token.logprob for token in visible],
             "top_logprobs": tops if self.logprobs else None,
             "text_offset": offsets,
         }
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """The most likely ones, and the chosen one in any case; of those with one text the most likely."""
-        found: dict[str, float | None] = {}
-        for one in (*token.top, token):
-            found.setdefault(one.text, one.logprob)
-        return found
+        """Map the texts of alternatives and the chosen token to log-probabilities; of equal texts the most likely."""
+        logprobs: dict[str, float | None] = {}
+        for alternative in (*token.top, token):
+            logprobs.setdefault(alternative.text, alternative.logprob)
+        return logprobs
 
 
 class TextChoice(Choice):
@@ -94,7 +94,7 @@ class TextStream(Stream):
 
 
 class TextDocument(WholeAnswer):
-    """The choices of the first prompt, then of the next; of several tries the best, by their mean log-probability."""
+    """The whole answer: the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
 
     kind = "text_completion"
 
@@ -109,7 +109,9 @@ class TextDocument(WholeAnswer):
             prefill = tries[0].prefill
             if self._format.num_returned < self._each:
                 tries = sorted(tries, key=_mean, reverse=True)[: self._format.num_returned]
-            choices += [self._choice(len(choices) + place, prompt, one, prefill) for place, one in enumerate(tries)]
+            choices += [
+                self._choice(len(choices) + place, prompt, sequence, prefill) for place, sequence in enumerate(tries)
+            ]
         return choices
 
     def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> OpenAiTextChoice:
@@ -127,7 +129,7 @@ def _mean(sequence: SequenceOutput) -> float:
 
 
 class PromptOnly:
-    """`max_tokens` 0: what the engine generated is neither shown nor counted. Each request has one sequence."""
+    """The reply to `max_tokens` 0, which hides and does not count the one generated token of each request."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply

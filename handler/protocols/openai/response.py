@@ -1,4 +1,4 @@
-"""What OpenAI's two kinds of answers share: what they say of themselves, the count of tokens, a stream's course."""
+"""The common parts of OpenAI's chat and text answers: head, token counts, the course of a stream."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Head(NamedTuple):
 
 
 def identity(prefix: str) -> tuple[str, int]:
-    """A new id, and the time at which the answer was asked for."""
+    """Return a new id, and the time of the request."""
     return f"{prefix}-{uuid.uuid4().hex}", int(time.time())
 
 
 class Usage(NamedTuple):
-    """`stream_options`: what a stream says of the number of its tokens, at its end or with every chunk.
+    """`stream_options`: report token counts at a stream's end, or in every chunk.
 
     Attributes:
-        null: chunks that do not say it have a null, as TGI's chats always do.
+        null: chunks without a count have `"usage": null`, as TGI's chats always do.
     """
 
     at_end: bool = False
@@ -69,9 +69,9 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> TokenUsage:
 
 
 class Choice:
-    """One of a stream's choices, as far as it has come.
+    """The state of one choice in a stream.
 
-    `around` is what stands about the text in a chunk of nothing else, once that is always the same.
+    `around` are the bytes before and after the text of a chunk, once nothing but the text changes.
     """
 
     __slots__ = ("around", "begun", "index")
@@ -83,12 +83,12 @@ class Choice:
 
 
 class Stream:
-    """A chunk a token, each of one choice; `usage` at the end where it was asked for, and `[DONE]`.
+    """A chunk a token, each of one choice; then `usage` on demand, and `[DONE]`.
 
-    A subclass says what a choice's part of a chunk is.
+    Subclasses render a choice's part of a chunk.
 
     Args:
-        num_sequences: of each request.
+        num_sequences: sequences of each request.
     """
 
     kind = ""
@@ -148,20 +148,20 @@ class Stream:
 
     @property
     def _is_plain(self) -> bool:
-        """Every token's part is its text, and nothing else differs."""
+        """Whether every part is text, and nothing else differs."""
         raise NotImplementedError
 
     def _text_part(self, choice: Choice, text: str) -> Mapping[str, Any]:
-        """What a chunk of nothing but text says of its choice."""
+        """Render the part of a choice that brings nothing but text."""
         raise NotImplementedError
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
     ) -> Mapping[str, Any] | None:
-        """What a chunk says of its choice; None: nothing yet.
+        """Render the part of a choice; None: nothing yet.
 
         Args:
-            prefill: the prompt's tokens, with a choice's first, when they were asked for.
+            prefill: the prompt's tokens, on a choice's first part, when the client asks for them.
         """
         raise NotImplementedError
 
@@ -183,7 +183,7 @@ class Stream:
         return usage(self._num_prompt_tokens, self._num_tokens)
 
     def _failure(self, error: ServingError) -> bytes:
-        """The end of a stream that broke off."""
+        """Render the end of a stream that broke off."""
         return errors.stream_end(error)
 
     def refused(self, error: ServingError) -> HttpResponse:
@@ -191,10 +191,10 @@ class Stream:
 
 
 class WholeAnswer(WholeReply):
-    """One object; a subclass says what a choice is.
+    """A whole answer as one object. Subclasses render the choices.
 
     Args:
-        num_sequences: of each request.
+        num_sequences: sequences of each request.
     """
 
     kind = ""

@@ -1,4 +1,4 @@
-"""The server's API as an OpenAPI 3.1 document: made from the routes that it has and the dialects' own tables."""
+"""The API as an OpenAPI 3.1 document, built from the server's routes and the dialects' tables and types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
     **openai.DESCRIPTIONS,
     **triton.DESCRIPTIONS,
 }
-"""By the dialect's name. docs/wire.md is the text beside this."""
+"""Dialect's name -> its bodies."""
 
 NOT_SERVED = frozenset({"no_dynamic_batch"})
 """Dialects that only refuse."""
@@ -46,11 +46,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **openai.OPERATIONS,
     **triton.OPERATIONS,
 }
-"""By method and path."""
+"""Method and path -> the operation, for routes that are not for inference."""
 
 
 class DocumentedRoute(NamedTuple):
-    """A route: its path, the methods that it answers, and, of inference, the dialect of its bodies."""
+    """A route: its path, its methods and, for inference, the dialect of its bodies."""
 
     path: str
     methods: Sequence[str]
@@ -58,18 +58,18 @@ class DocumentedRoute(NamedTuple):
 
 
 def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locked: bool) -> dict[str, Any]:
-    """The whole of it.
+    """Build the document.
 
     Args:
-        context: says what the engine lacks.
-        locked: a key is needed, except where the operation says otherwise.
+        context: names what the engine does not support.
+        locked: the routes need a key, unless an operation is open.
     """
     paths: dict[str, Any] = {}
     for route in routes:
         for method in route.methods:
             operation = _operation(route, method, locked)
             paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
@@ -77,16 +77,20 @@ def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locke
         "components": {"schemas": components(context)},
     }
     if locked:
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
-    return found
+        result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        result["security"] = [{"key": []}]
+    return result
 
 
 def components(context: ServerContext) -> dict[str, Shape]:
     """The schemas of all bodies, by name."""
     descriptions = DESCRIPTIONS.values()
-    types = [kind for one in descriptions for kind in (one.answer, one.chunk, one.error)]
-    return {one.request: one.request_shape(context) for one in descriptions} | components_of([*types, FrontEndError])
+    types = [
+        kind for description in descriptions for kind in (description.answer, description.chunk, description.error)
+    ]
+    return {description.request: description.request_shape(context) for description in descriptions} | components_of(
+        [*types, FrontEndError]
+    )
 
 
 def _path_item(path: str) -> dict[str, Any]:
@@ -111,39 +115,42 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
     shared: dict[str, Any] = {"operationId": f"{method.lower()}_{name.strip('_')}"}
     known = OPERATIONS.get((method, route.path))
     if route.schema is not None and method == "POST":
-        found = _inference(dialects_of(route.schema))
+        operation = _inference(dialects_of(route.schema))
     elif known is not None:
-        found = _other(known)
+        operation = _other(known)
     else:
-        found = {"summary": route.path, "tags": ["Other"], "responses": {"200": {"description": "It succeeded"}}}
+        operation = {"summary": route.path, "tags": ["Other"], "responses": {"200": {"description": "It succeeded"}}}
     if locked and known is not None and known.open:
         shared["security"] = []
     elif locked:
-        found["responses"]["401"] = _LOCKED
-    return {**shared, **found}
+        operation["responses"]["401"] = _LOCKED
+    return {**shared, **operation}
 
 
 def dialects_of(schema: Schema) -> list[Description]:
-    """The dialects of a route's bodies."""
+    """List the dialects of a route's bodies."""
     schemas = schema.dialects if isinstance(schema, DispatchByField) else (schema,)
-    return [DESCRIPTIONS[one.name] for one in schemas if one.name not in NOT_SERVED]
+    return [DESCRIPTIONS[dialect.name] for dialect in schemas if dialect.name not in NOT_SERVED]
 
 
 def _streams(dialects: Sequence[Description]) -> dict[str, Any]:
-    """By content type, what each value of a stream is."""
-    kinds = dict.fromkeys(kind for one in dialects for kind in one.streams)
-    return {kind: {"schema": _any_of(_shapes(one.chunk for one in dialects if kind in one.streams))} for kind in kinds}
+    """Map content types to the schema of each value of a stream."""
+    kinds = dict.fromkeys(kind for dialect in dialects for kind in dialect.streams)
+    return {
+        kind: {"schema": _any_of(_shapes(dialect.chunk for dialect in dialects if kind in dialect.streams))}
+        for kind in kinds
+    }
 
 
 def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
-    """A route that takes any of these: the first is what it is called after."""
+    """Describe a route that takes any of these dialects; the first one names its tag."""
     content = _streams(dialects)
-    if whole := [one for one in dialects if one.answer]:
+    if whole := [dialect for dialect in dialects if dialect.answer]:
         content["application/json"] = {
-            "schema": _any_of(_shapes(one.answer for one in whole)),
-            "examples": {one.title: {"value": one.answer_example} for one in whole},
+            "schema": _any_of(_shapes(dialect.answer for dialect in whole)),
+            "examples": {dialect.title: {"value": dialect.answer_example} for dialect in whole},
         }
-    titles = [one.title for one in dialects]
+    titles = [dialect.title for dialect in dialects]
     return {
         "tags": [titles[0] if titles else "Inference"],
         "summary": f"Generate text: {', '.join(titles)}",
@@ -151,8 +158,8 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": _any_of([ref(one.request) for one in dialects]),
-                    "examples": {one.title: {"value": one.example} for one in dialects},
+                    "schema": _any_of([ref(dialect.request) for dialect in dialects]),
+                    "examples": {dialect.title: {"value": dialect.example} for dialect in dialects},
                 }
             },
         },
@@ -165,8 +172,8 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
             "default": {
                 "description": "A refusal, or a failure before the first token",
                 "content": {
-                    "application/json": {"schema": _any_of(_shapes(one.error for one in dialects))},
-                    **_streams([one for one in dialects if one.refuses_in_frame]),
+                    "application/json": {"schema": _any_of(_shapes(dialect.error for dialect in dialects))},
+                    **_streams([dialect for dialect in dialects if dialect.refuses_in_frame]),
                 },
             },
         },
@@ -176,7 +183,7 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
 def _shapes(kinds: Iterable[Any]) -> list[Shape]:
     """The schemas of the types, those of a union one by one."""
     shapes = [schema_of_type(kind) for kind in kinds]
-    return [one for shape in shapes for one in shape.get("anyOf", [shape])]
+    return [member for shape in shapes for member in shape.get("anyOf", [shape])]
 
 
 def _any_of(shapes: Sequence[Shape]) -> Shape:
@@ -185,15 +192,17 @@ def _any_of(shapes: Sequence[Shape]) -> Shape:
 
 
 def _other(known: Operation) -> dict[str, Any]:
-    found: dict[str, Any] = {"tags": [known.tag], "summary": known.summary, "responses": {}}
+    operation: dict[str, Any] = {"tags": [known.tag], "summary": known.summary, "responses": {}}
     if known.query:
-        found["parameters"] = [{"name": name, "in": "query", "schema": shape} for name, shape in known.query.items()]
+        operation["parameters"] = [
+            {"name": name, "in": "query", "schema": shape} for name, shape in known.query.items()
+        ]
     if known.body is not None:
-        found["requestBody"] = {"content": {"application/json": {"schema": known.body}}}
+        operation["requestBody"] = {"content": {"application/json": {"schema": known.body}}}
     for status, answer in known.answers.items():
         response: dict[str, Any] = {"description": "It succeeded" if status < 300 else "It did not"}
         if answer is not None:
             kind, shape, example = answer
             response["content"] = {kind: {"schema": shape, "example": example}}
-        found["responses"][str(status)] = response
-    return found
+        operation["responses"][str(status)] = response
+    return operation

@@ -1,4 +1,4 @@
-"""JSON Schema of answers' types, of parameters' tables, and the pieces that both are made of."""
+"""JSON Schema of answers' types and of parameters' tables, and the pieces for both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from handler.protocols.base import ServerContext
+from handler.protocols.base import OPTIONAL, ServerContext
 from handler.protocols.parameters import REQUEST_FIELDS, Parameter
 from handler.protocols.readers.values import schema_of_reader
 
@@ -33,10 +33,10 @@ def ref(name: str) -> Shape:
 
 
 def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, **more: Any) -> Shape:
-    """An object; names that it does not list are allowed."""
+    """Describe an object; names that it does not list are allowed."""
     properties = {**required, **(optional or {})}
-    found: Shape = {"type": "object", "properties": properties, **more}
-    return {**found, "required": [*required]} if required else found
+    shape: Shape = {"type": "object", "properties": properties, **more}
+    return {**shape, "required": [*required]} if required else shape
 
 
 def listing(items: Shape, **more: Any) -> Shape:
@@ -44,7 +44,7 @@ def listing(items: Shape, **more: Any) -> Shape:
 
 
 def nullable(shape: Shape) -> Shape:
-    """The same, or null."""
+    """Allow null too."""
     if "anyOf" in shape:
         return {**shape, "anyOf": [*shape["anyOf"], NULL]}
     if isinstance(kind := shape.get("type"), str) and "enum" not in shape:
@@ -67,7 +67,7 @@ def schema_of_type(kind: Any) -> Shape:
         return ref(kind.__name__)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return {**schema_of_type(arguments[0]), **dict(arguments[1:])}
+        return {**schema_of_type(arguments[0]), **dict(pair for pair in arguments[1:] if pair != OPTIONAL)}
     if origin is Literal:
         return {"const": arguments[0]} if len(arguments) == 1 else {"enum": [*arguments]}
     if origin is list:
@@ -81,34 +81,36 @@ def schema_of_type(kind: Any) -> Shape:
 
 def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
     """Every TypedDict in `kinds` and inside their fields, by name."""
-    found: dict[str, Shape] = {}
+    components: dict[str, Shape] = {}
     waiting = [*kinds]
     while waiting:
         kind = waiting.pop()
         if not is_typeddict(kind):
             waiting += [argument for argument in get_args(kind) if not isinstance(argument, str | tuple)]
-        elif kind.__name__ not in found:
+        elif kind.__name__ not in components:
             fields = get_type_hints(kind, include_extras=True)
             shapes = {name: schema_of_type(field) for name, field in fields.items()}
-            required = {name: shape for name, shape in shapes.items() if name in kind.__required_keys__}
-            found[kind.__name__] = record(required, {name: shapes[name] for name in shapes if name not in required})
+            optional = {name for name, field in fields.items() if OPTIONAL in getattr(field, "__metadata__", ())}
+            optional |= kind.__optional_keys__
+            required = {name: shape for name, shape in shapes.items() if name not in optional}
+            components[kind.__name__] = record(required, {name: shapes[name] for name in shapes if name in optional})
             waiting += fields.values()
-    return found
+    return components
 
 
 # -- parameters --------------------------------------------------------------------------------------------------
 
 
-def parameter(found: Parameter, context: ServerContext) -> Shape:
+def parameter(entry: Parameter, context: ServerContext) -> Shape:
     """The schema of a parameter, null included. Names what the engine does not support."""
-    shape = dict(schema_of_reader(found.read))
-    if why := context.unsupported.get(found.field):
+    shape = dict(schema_of_reader(entry.read))
+    if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
     return nullable(shape) if shape else shape
 
 
 def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[str, Shape]:
-    return {name: parameter(found, context) for name, found in table.items()}
+    return {name: parameter(entry, context) for name, entry in table.items()}
 
 
 def request_fields() -> dict[str, Shape]:

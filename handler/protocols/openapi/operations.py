@@ -1,4 +1,4 @@
-"""The server's own routes beside inference: what each is for, and what it answers."""
+"""The server's own routes that are not for inference."""
 
 from __future__ import annotations
 

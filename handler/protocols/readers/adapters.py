@@ -1,4 +1,4 @@
-"""Which LoRA adapter a request is for: by `adapters` beside the prompt, by a parameter, or by a header."""
+"""Readers of the LoRA adapter that a request names: in `adapters`, in a parameter, or in a header."""
 
 from __future__ import annotations
 
@@ -13,42 +13,46 @@ from handler.protocols.readers.values import accepts
 
 @accepts(type="string", description="The name of a LoRA adapter")
 def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
-    """The adapter of that name; "" is the model itself.
+    """Find the adapter of that name; "" means the model itself.
 
     Raises:
-        ValueError: saying what is wrong with the name.
+        ValueError: naming what is wrong.
     """
     if not isinstance(value, str):
         raise ValueError("must be the name of an adapter")
     if not value:
         return None
     check_adapters(context)
-    found = context.adapters.find(value)
-    if found is None:
+    adapter = context.adapters.find(value)
+    if adapter is None:
         raise ValueError("no adapter of that name is registered")
-    return found
+    return adapter
 
 
 def numbered_adapter(number: int, context: ServerContext) -> Adapter:
-    """The adapter of that number; ValueError says that there is none."""
+    """Find the adapter of that number.
+
+    Raises:
+        ValueError: no adapter has that number.
+    """
     check_adapters(context)
-    found = context.adapters.by_number(number)
-    if found is None:
+    adapter = context.adapters.by_number(number)
+    if adapter is None:
         raise ValueError("no adapter of that number is registered")
-    return found
+    return adapter
 
 
 def check_adapters(context: ServerContext) -> None:
-    """ValueError where the engine serves none."""
+    """Raise ValueError where the engine serves no adapters."""
     if context.no_adapters:
         raise ValueError(f"the engine {context.engine} serves no LoRA adapters: {context.no_adapters}")
 
 
 def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerContext) -> Sequence[Adapter | None]:
-    """`adapters` of a body, one for each of its prompts: a name for all of them, or a list of as many (LMI).
+    """Read a body's `adapters`, one for each prompt: a name for all of them, or a list of as many (LMI).
 
     Raises:
-        InvalidPayload: there is no such adapter, or the list has another length.
+        InvalidPayload: no such adapter, or a list of another length.
     """
     given = body.get("adapters")
     if given in (None, "", []):
@@ -69,16 +73,16 @@ def _one(name: Any, context: ServerContext) -> Adapter | None:
 
 
 def quote(name: str) -> str:
-    """A client's own text in a message: quoted, and not all of a long one."""
+    """Quote a client's text in a message, at most 80 characters of it."""
     return repr(name if len(name) <= 80 else f"{name[:80]}...")
 
 
-def merge_adapters(one: Adapter | None, other: Adapter | None, what: str) -> Adapter | None:
-    """The adapter that two places of a request name, either of which may name none.
+def merge_adapters(first: Adapter | None, second: Adapter | None, what: str) -> Adapter | None:
+    """Return the adapter that two places of a request name; either may name none.
 
     Raises:
-        InvalidPayload: beginning with `what`, the second place.
+        InvalidPayload: they contradict each other; the message begins with `what`, the second place.
     """
-    if one is not None and other is not None and one != other:
-        raise InvalidPayload(f"{what}: {other.name!r} contradicts the adapter {one.name!r}")
-    return other if one is None else one
+    if first is not None and second is not None and first != second:
+        raise InvalidPayload(f"{what}: {second.name!r} contradicts the adapter {first.name!r}")
+    return second if first is None else first

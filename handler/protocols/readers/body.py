@@ -1,4 +1,4 @@
-"""From a body's bytes to its value: strict JSON; and what no dialect knows in it."""
+"""Read a body's bytes as strict JSON, and report its unknown names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from handler.protocols.validation import show
 
 
 def decode(body: bytes | memoryview) -> Any:
-    """JSON, strictly: no duplicate keys, NaN, lone surrogates, or anything after the document.
+    """Decode strict JSON: no duplicate keys, NaN, lone surrogates, or anything after the document.
 
     Raises:
-        NotJson: saying what is wrong, and where.
+        NotJson: naming what is wrong, and where.
     """
     text = decode_text(body, "utf-8-sig")
     if not text or text.isspace():
@@ -38,7 +38,11 @@ def decode(body: bytes | memoryview) -> Any:
 
 
 def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:
-    """Raises NotJson where it is not UTF-8."""
+    """Decode text.
+
+    Raises:
+        NotJson: the bytes are not valid in the encoding.
+    """
     try:
         return str(body, encoding)
     except UnicodeDecodeError as error:
@@ -46,20 +50,20 @@ def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         raise ValueError(f"the key {show(counts.most_common(1)[0][0])} stands twice")
-    return found
+    return value
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def report_unknown(found: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """The names that no one has read, to be named in the answer, unless they are refused."""
-    if found and context.refuse_unknown:
-        some = ", ".join(name[:64] for name in found[:8])
+def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
+    """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse)."""
+    if names and context.refuse_unknown:
+        some = ", ".join(name[:64] for name in names[:8])
         raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
-    return found
+    return names

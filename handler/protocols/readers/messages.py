@@ -1,4 +1,4 @@
-"""The `messages` of a chat, which several dialects share: roles, text, and calls of tools with their answers."""
+"""Readers of a chat's `messages`, which several dialects share: roles, text, tool calls and their results."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ ROLES_WITH_TOOLS = (*ROLES, "developer", "tool")
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
 _MEDIA = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file")
-"""Types of parts that other servers take, to be refused by their name."""
+"""Types of parts that other servers take; they are refused by name."""
 
 _READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls",)}
-"""What a message may have besides its role and content, where there may be tools."""
+"""Fields of a message beside role and content, where tools are allowed."""
 
 Message = Mapping[str, Any]
 
 
 def read_messages(value: Any, *, tools: bool = False) -> tuple[tuple[Message, ...], list[str]]:
-    """The messages as the tokenizer takes them, and the names in them that mean nothing here.
+    """Read the messages as the tokenizer takes them, and list their unknown names.
 
     Args:
-        tools: OpenAI's: calls of tools and their answers may be among them, `developer` is `system`, null is absent.
+        tools: allow tool calls and results, as OpenAI does; `developer` means `system`, null means absent.
 
     Raises:
-        InvalidPayload: saying which message is wrong and what would have been right; it quotes no content.
+        InvalidPayload: naming the wrong message and what would be right; it quotes no content.
     """
     if not isinstance(value, list) or not value:
         raise InvalidPayload("'messages' must be a non-empty list")
@@ -42,9 +42,9 @@ def read_messages(value: Any, *, tools: bool = False) -> tuple[tuple[Message, ..
             raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
         if tools:
             message = {name: item for name, item in message.items() if item is not None}
-        found = _message(message, at, tools=tools)
-        messages.append(found)
-        read = ("role", "content", *(_READ.get(found["role"], ()) if tools else ()))
+        read_message = _message(message, at, tools=tools)
+        messages.append(read_message)
+        read = ("role", "content", *(_READ.get(read_message["role"], ()) if tools else ()))
         unknown |= {f"messages[].{name}": None for name in message if name not in read}
     return tuple(messages), list(unknown)
 
@@ -63,14 +63,14 @@ def _message(message: Message, at: str, *, tools: bool) -> dict[str, Any]:
             "content": "" if content is None else _text(content, f"{at}.content"),
             "tool_calls": calls,
         }
-    found = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
+    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
     if role == "tool":
-        found |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
-    return found
+        result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
+    return result
 
 
 def _check_arguments(messages: list[Any]) -> None:
-    """JSON in texts is parsed where others wait for it."""
+    """Bound the JSON texts in calls: other requests wait while they are parsed."""
     calls = [call for message in messages for call in _list(message, "tool_calls")]
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
     texts = [function.get("arguments") for function in functions if isinstance(function, dict)]
@@ -83,12 +83,12 @@ def _check_arguments(messages: list[Any]) -> None:
 
 
 def _list(message: Any, name: str) -> list[Any]:
-    found = message.get(name) if isinstance(message, dict) else None
-    return found if isinstance(found, list) else []
+    value = message.get(name) if isinstance(message, dict) else None
+    return value if isinstance(value, list) else []
 
 
 def _tool_calls(value: Any, at: str) -> list[dict[str, Any]]:
-    """Calls as chat templates take them: their arguments are objects."""
+    """Read calls as chat templates take them, with arguments as objects."""
     if not isinstance(value, list):
         raise InvalidPayload(f"{at} must be a list")
     return [_tool_call(call, f"{at}[{index}]") for index, call in enumerate(value)]
@@ -117,7 +117,7 @@ def _string(value: Any, at: str) -> str:
 
 
 def _text(content: Any, at: str) -> str:
-    """A string, or text parts, which LMI and vLLM join with line ends."""
+    """Read a string, or text parts, which LMI and vLLM join with line ends."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:

@@ -1,7 +1,6 @@
-"""What an answer must be, in the words of LMI and vLLM (`guided_*`), of TGI (`grammar`) and of OpenAI's clients.
+"""Readers of structured output in the words of LMI and vLLM (`guided_*`), TGI (`grammar`) and OpenAI's clients.
 
-What costs no more than to read it is checked here; whether it can follow a schema or an expression, the engine says of
-the request, where that is tried (`engines/structured_output/validator.py`).
+Only cheap checks run here. `engines/structured_output/validator.py` compiles them in a process apart.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ MAX_CHOICES = 256
 
 @accepts(anyOf=[{"type": "object"}, {"type": "string"}], description="A JSON schema, or the text of one")
 def json_schema(value: Any) -> StructuredOutput:
-    """A JSON schema, as an object or as the text of one."""
+    """Read a JSON schema, as an object or as text."""
     if isinstance(value, str):
-        value = _parsed(_bounded(value))
+        value = _parse(_check_length(value))
     if not isinstance(value, dict):
         raise ValueError("must be a JSON schema, which is an object")
     return StructuredOutput("json_schema", _json(value))
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     def constant(name: str) -> None:
         raise ValueError(name)
 
@@ -38,7 +37,7 @@ def _parsed(text: str) -> Any:
 
 @accepts(type="boolean", description="Any JSON object")
 def json_object(value: Any) -> StructuredOutput | None:
-    """true: any JSON object."""
+    """Read true: any JSON object."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return StructuredOutput("json_object", "") if value else None
@@ -46,23 +45,22 @@ def json_object(value: Any) -> StructuredOutput | None:
 
 @accepts(type="string", description="A regular expression")
 def regex(value: Any) -> StructuredOutput:
-    """A regular expression for the whole answer; its dialect is the engine's.
+    """Read a regular expression for the whole answer; its dialect is the engine's.
 
-    Not even its form is looked at: some of a few thousand characters keep `re.compile` for seconds, with the GIL held,
-    and this runs where all clients wait for it.
+    Its form is not checked: `re.compile` can hold the GIL for seconds, while other requests wait.
     """
     return StructuredOutput("regex", _text(value, "a regular expression"))
 
 
 @accepts(type="string", description="A grammar in EBNF")
 def grammar(value: Any) -> StructuredOutput:
-    """A grammar in EBNF."""
+    """Read a grammar in EBNF."""
     return StructuredOutput("grammar", _text(value, "a grammar in EBNF"))
 
 
 @accepts(type="array", items={"type": "string", "minLength": 1}, minItems=1, maxItems=MAX_CHOICES)
 def choice(value: Any) -> StructuredOutput:
-    """The answers that there are."""
+    """Read the list of possible answers."""
     if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES:
         raise ValueError(f"must be a list of 1 to {MAX_CHOICES} strings")
     if not all(isinstance(item, str) and item for item in value):
@@ -76,7 +74,7 @@ def choice(value: Any) -> StructuredOutput:
     properties={"type": {"enum": ["json", "json_object", "json_schema", "regex"]}, "value": {}},
 )
 def tgi_grammar(value: Any) -> StructuredOutput:
-    """TGI's `{"type", "value"}` (contract generate_apis.md, section 1)."""
+    """Read TGI's `{"type", "value"}` (text-generation-inference 3, router/src/lib.rs)."""
     if not isinstance(value, dict):
         raise ValueError("must be an object with 'type' and 'value'")
     kind, content = value.get("type"), value.get("value")
@@ -101,7 +99,7 @@ def tgi_grammar(value: Any) -> StructuredOutput:
     properties={"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": {"type": "object"}},
 )
 def response_format(value: Any) -> StructuredOutput | None:
-    """OpenAI's; `strict` changes nothing, as guides are followed as far as the engine's backend can (docs/wire.md)."""
+    """Read OpenAI's `response_format`. `strict` changes nothing: engines always follow a schema as far as they can."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         _only(value, "type")
@@ -131,16 +129,16 @@ def _json(value: Any) -> str:
         text.encode()
     except (UnicodeEncodeError, RecursionError):  # half a surrogate pair, which only an escape can bring in
         raise ValueError("must be JSON without lone surrogates, and not nested too deeply") from None
-    return _bounded(text)
+    return _check_length(text)
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"must be {what}, a non-empty string")
-    return _bounded(value)
+    return _check_length(value)
 
 
-def _bounded(text: str) -> str:
+def _check_length(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"must have at most {MAX_CHARACTERS} characters; it has {len(text)}")
     return text

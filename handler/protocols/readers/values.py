@@ -1,4 +1,4 @@
-"""Readers of plain JSON values: each returns ours, or raises ValueError with what would have been right."""
+"""Readers of plain JSON values. Each returns a Python value, or raises ValueError with what would be right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = "json_schema"
 
 
 def accepts(**schema: Any) -> Callable[[Reader], Reader]:
-    """Mark a reader with the JSON Schema of its values, for the API's document."""
+    """Attach the JSON Schema of a reader's values, for the API's document."""
 
     def mark(read: Reader) -> Reader:
         setattr(read, _NAME, schema)
@@ -37,7 +37,7 @@ def accepts(**schema: Any) -> Callable[[Reader], Reader]:
 
 
 def schema_of_reader(read: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON Schema of a reader's values; empty where `accepts` does not mark it."""
+    """Return the JSON Schema of a reader's values; empty where `accepts` attached none."""
     schema: dict[str, Any] = getattr(read, _NAME, {})
     return schema
 
@@ -67,9 +67,9 @@ def integer(least: int, most: int = INT32) -> Callable[[Any], int]:
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Callable[[Any], float]:
-    """A finite number in [least, most], without `least` itself when `above`, without `most` itself when `below`.
+    """Read a finite number in [least, most], without `least` when `above`, without `most` when `below`.
 
-    Engines compute in 32 bits: what is nothing there, 1e-50 say, is 0 here too.
+    Engines compute in 32 bits: a number that is 0 there, such as 1e-50, is 0 here too.
     """
     wanted = f"must be a number {'above' if above else 'of at least'} {least:g}"
     if most < math.inf:
@@ -81,29 +81,29 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(wanted)
         try:
-            found = float(value)
+            result = float(value)
         except OverflowError:
-            found = math.inf
-        found = 0.0 if abs(found) < _LEAST_NORMAL else found
-        if not math.isfinite(found) or abs(found) > _MOST or found < least or found > most:
+            result = math.inf
+        result = 0.0 if abs(result) < _LEAST_NORMAL else result
+        if not math.isfinite(result) or abs(result) > _MOST or result < least or result > most:
             raise ValueError(wanted)
-        if (above and found == least) or (below and found == most):
+        if (above and result == least) or (below and result == most):
             raise ValueError(wanted)
-        return found
+        return result
 
     return read
 
 
 @accepts(anyOf=STRING_OR_STRINGS)
 def strings(value: Any) -> tuple[str, ...]:
-    """A list of strings; one string stands for a list of one."""
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or len(found) > MAX_STOPS:
+    """Read a list of strings; one string stands for a list of one."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or len(items) > MAX_STOPS:
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
-    for item in found:
+    for item in items:
         if not isinstance(item, str) or not 0 < len(item) <= MAX_STOP_CHARACTERS:
             raise ValueError(f"must hold non-empty strings of at most {MAX_STOP_CHARACTERS} characters")
-    return tuple(found)
+    return tuple(items)
 
 
 @accepts(type="array", maxItems=MAX_STOPS, items={"type": "integer", "minimum": 0, "maximum": INT32})
@@ -119,22 +119,22 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 @accepts(type="object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100})
 def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """{"token id": what is added to its logit}, as OpenAI and vLLM have it; zeros go."""
+    """Read {"token id": number to add to its logit}, as OpenAI and vLLM have it; zeros are dropped."""
     wanted = "must be an object of token ids, each with a number from -100 to 100"
     if not isinstance(value, dict):
         raise ValueError(wanted)
     bias = number(-100, 100)
     try:
-        found = {integer(0)(int(id)): bias(item) for id, item in value.items() if id.isascii() and id.isdecimal()}
+        biases = {integer(0)(int(id)): bias(item) for id, item in value.items() if id.isascii() and id.isdecimal()}
     except ValueError:
         raise ValueError(wanted) from None
-    if len(found) < len(value):
+    if len(biases) < len(value):
         raise ValueError(f"{wanted}, none of them twice")
-    return tuple((id, item) for id, item in sorted(found.items()) if item)
+    return tuple((id, item) for id, item in sorted(biases.items()) if item)
 
 
 def nothing(neutral: Any, why: str) -> Callable[[Any], None]:
-    """A parameter of which we support the neutral value only."""
+    """Read a parameter of which only the neutral value is supported."""
 
     @accepts(const=neutral)
     def read(value: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypedDict
 
-from handler.protocols.base import Count
+from handler.protocols.base import Count, NotRequired
 from handler.protocols.lmi.answers import FinishReason
 
 
@@ -24,62 +24,50 @@ class _TgiDetails(TypedDict):
     seed: Count | None
 
 
-class _TgiSequence(_TgiDetails):
-    prefill: list[TgiPromptToken]
-    tokens: list[TgiToken]
-    generated_text: str
-
-
-class TgiSequence(_TgiSequence, total=False):
+class TgiSequence(_TgiDetails):
     """One of `best_of_sequences`."""
 
-    top_tokens: list[list[TgiToken]]
-
-
-class TgiDetails(_TgiDetails, total=False):
-    """A stream has `input_length` in the place of the tokens; TGI_COMPAT has `inputs`, as LMI."""
-
     prefill: list[TgiPromptToken]
     tokens: list[TgiToken]
-    top_tokens: list[list[TgiToken]]
-    best_of_sequences: list[TgiSequence]
-    input_length: Count
-    inputs: str
-
-
-class _TgiAnswer(TypedDict):
     generated_text: str
+    top_tokens: NotRequired[list[list[TgiToken]]]
 
 
-class TgiAnswer(_TgiAnswer, total=False):
-    details: TgiDetails
-    outputs: dict[str, Any]
+class TgiDetails(_TgiDetails):
+    """Details of an answer. A stream has `input_length` and no tokens; TGI_COMPAT has `inputs`, as LMI."""
+
+    prefill: NotRequired[list[TgiPromptToken]]
+    tokens: NotRequired[list[TgiToken]]
+    top_tokens: NotRequired[list[list[TgiToken]]]
+    best_of_sequences: NotRequired[list[TgiSequence]]
+    input_length: NotRequired[Count]
+    inputs: NotRequired[str]
+
+
+class TgiAnswer(TypedDict):
+    generated_text: str
+    details: NotRequired[TgiDetails]
+    outputs: NotRequired[dict[str, Any]]
 
 
 TgiList = Annotated[list[TgiAnswer], ("minItems", 1), ("maxItems", 1)]
 
 
-class _TgiEvent(TypedDict):
+class TgiEvent(TypedDict):
     index: Annotated[int, ("minimum", 1)]
     token: TgiToken
     generated_text: str | None
     details: TgiDetails | None
+    top_tokens: NotRequired[list[TgiToken]]
+    outputs: NotRequired[dict[str, Any]]
 
 
-class TgiEvent(_TgiEvent, total=False):
-    top_tokens: list[TgiToken]
-    outputs: dict[str, Any]
+class TgiError(TypedDict):
+    """An error; TGI_COMPAT adds `code`."""
 
-
-class _TgiError(TypedDict):
     error: str
     error_type: str
-
-
-class TgiError(_TgiError, total=False):
-    """TGI_COMPAT has `code` too."""
-
-    code: Count
+    code: NotRequired[Count]
 
 
 # -- MindIE ------------------------------------------------------------------------------------------------------
@@ -92,21 +80,15 @@ class MindieToken(TypedDict):
     text: str
 
 
-class _MindieDetails(_TgiDetails):
+class MindieDetails(_TgiDetails):
     prompt_tokens: Count
+    prefill: NotRequired[list[MindieToken]]
+    tokens: NotRequired[list[MindieToken]]
 
 
-class MindieDetails(_MindieDetails, total=False):
-    prefill: list[MindieToken]
-    tokens: list[MindieToken]
-
-
-class _MindieAnswer(TypedDict):
+class MindieAnswer(TypedDict):
     generated_text: str
-
-
-class MindieAnswer(_MindieAnswer, total=False):
-    details: MindieDetails
+    details: NotRequired[MindieDetails]
 
 
 class MindieEvent(TypedDict):

@@ -51,21 +51,21 @@ _LIMITS: Mapping[str, Shape] = {
     "top_n_tokens": {"maximum": MAX_TOP_TOKENS},
 }
 _NOT_LIMITED = {"typical_p", "stop"}
-"""Of MindIE, which takes any."""
+"""Parameters that MindIE takes without TGI's limit."""
 
 
 def _fields(kinds: Mapping[str, Kind], limits: Mapping[str, Shape], context: ServerContext) -> dict[str, Shape]:
-    found = {}
+    fields = {}
     for name, kind in kinds.items():
         shape = {**_TYPES[kind.name], **limits.get(name, {})}
         if why := context.unsupported.get(_SETS.get(name, name)):
             shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
-        found[name] = nullable(shape) if kind.null else shape
-    return found
+        fields[name] = nullable(shape) if kind.null else shape
+    return fields
 
 
 _SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
-"""Fields of Sampling that have other names."""
+"""TGI's name -> the Sampling field, where they differ."""
 
 
 def _tgi_request(context: ServerContext) -> Shape:

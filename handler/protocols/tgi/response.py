@@ -1,4 +1,4 @@
-"""What tokens and the events of a stream look like in TGI's layout (contract generate_apis.md, 2.2 and 12)."""
+"""TGI's format: tokens and events with every key present, as the strict client text_generation 0.7 parses them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from handler.protocols.base import HttpResponse, ServerContext
 
 
 class TgiFormat:
-    """Every key present, null where it has no value."""
+    """Tokens and events in TGI's format; null where a key has no value."""
 
     def token(self, token: Token) -> dict[str, Any]:
         return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
@@ -20,7 +20,7 @@ class TgiFormat:
         return {"id": token.id, "text": token.text, "logprob": token.logprob}
 
     def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return [self.token(one) for one in token.top]
+        return [self.token(alternative) for alternative in token.top]
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
         if beside is not None:
@@ -45,7 +45,7 @@ class TgiFormat:
     def stream_details(
         self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
     ) -> dict[str, Any]:
-        """Without the prompt, which would make a line longer than some clients read (aiohttp: 128 KiB)."""
+        """Render details without the prompt: aiohttp's clients read lines of at most 128 KiB."""
         return {
             "finish_reason": finish.value,
             "generated_tokens": num_tokens,
@@ -54,19 +54,19 @@ class TgiFormat:
         }
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        """The dialect's own."""
+        """Render a failure; each dialect has its own."""
         raise NotImplementedError
 
     def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
-        """A JSON object also where a stream was asked for: TGI's clients read no other body under an error's status."""
+        """Render a JSON object for streams too: under an error's status TGI's clients read nothing else."""
         return self.refused(error)
 
 
 def seed_of(request: Request, index: int = 0) -> int | None:
-    """What gives sequence number `index` again by itself; null when nothing was drawn."""
+    """Return the seed that reproduces sequence number `index`; None without sampling."""
     return request.sampling.seed_of(index) if request.sampling.do_sample else None
 
 
 def finish_shown(request: Request, finish: Finish, num_tokens: int) -> Finish:
-    """In TGI the last token that was asked for ends an answer by length, whatever it is."""
+    """Return the reason for the client: in TGI the last token allowed always ends an answer by length."""
     return Finish.LENGTH if not request.fill_context and num_tokens >= request.sampling.max_new_tokens else finish

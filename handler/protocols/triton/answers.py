@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from handler.protocols.base import Count
+from handler.protocols.base import Count, NotRequired
 
 Numbers = float | list[float | None]
-"""A tensor of one element is that element, others are flat lists."""
+"""A tensor of one element is that element; others are flat lists."""
 
 Texts = str | None | list[str | None]
 Counts = Count | list[Count]
 
 
-class _TritonResponse(TypedDict):
+class TritonResponse(TypedDict):
     model_name: str
     model_version: str
     text_output: str | list[str]
-
-
-class TritonResponse(_TritonResponse, total=False):
-    id: str
-    cum_log_probs: Numbers
-    output_log_probs: Numbers
-    context_logits: Numbers
-    generation_logits: Numbers
-    finish_reason: Texts
-    cumulative_logprob: Numbers
-    num_input_tokens: Count
-    num_output_tokens: Counts
+    id: NotRequired[str]
+    cum_log_probs: NotRequired[Numbers]
+    output_log_probs: NotRequired[Numbers]
+    context_logits: NotRequired[Numbers]
+    generation_logits: NotRequired[Numbers]
+    finish_reason: NotRequired[Texts]
+    cumulative_logprob: NotRequired[Numbers]
+    num_input_tokens: NotRequired[Count]
+    num_output_tokens: NotRequired[Counts]
 
 
 class TritonError(TypedDict):

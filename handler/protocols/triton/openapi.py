@@ -27,7 +27,7 @@ _EVENTS = "text/event-stream"
 
 
 _RESPONSE = TritonResponse | TritonError
-"""Triton says under 200, too, that there are more responses than the route can give."""
+"""Triton reports under 200, too, that a model gives more responses than the route can."""
 
 
 def _triton(answer: Any, *streams: str) -> Description:

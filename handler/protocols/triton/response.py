@@ -1,4 +1,4 @@
-"""Answers of Triton's generate extension being written: one response, or one a token; and what it says of errors."""
+"""Answers of Triton's generate extension: one response, or one a token; and its errors."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, d
 EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
-"""TensorRT-LLM's names."""
+"""TensorRT-LLM's names of the reasons."""
 
 
 # -- errors ------------------------------------------------------------------------------------------------------
 
 
 class OneResponse(InvalidPayload):
-    """`/generate` was asked for a stream. Triton tells it under 200, the status of the responses that it had."""
+    """`/generate` was asked for a stream. Triton answers it with status 200, because a response came."""
 
     status = 200
 
@@ -45,9 +45,9 @@ class OneResponse(InvalidPayload):
 
 
 def refusal(error: ServingError) -> HttpResponse:
-    """The answer to a request that no response has been sent to.
+    """Render a refusal before any response was sent.
 
-    Triton itself has 500 for values of a wrong type and for bodies that are not JSON; its own document says 400.
+    Triton has 500 for values of a wrong type and for bodies that are not JSON; its own document says 400.
     """
     kept = OneResponse, InternalError, MethodNotAllowed, ModelNotFound, TooSlow, Unavailable
     status = error.status if isinstance(error, kept) else 400
@@ -73,12 +73,12 @@ def _not_found(error: ModelNotFound) -> str:
 
 
 class ResponseOptions(NamedTuple):
-    """What a request wants in its responses.
+    """The options of a request's responses.
 
     Attributes:
-        fixed: what each of them says: the request's id and the model.
-        tensors: those of `outputs` that stand beside the text.
-        extras: the others: finish_reason, cumulative_logprob, num_input_tokens, num_output_tokens.
+        fixed: fields that every response repeats: the request's id and the model.
+        tensors: output tensors beside the text.
+        extras: further fields: finish_reason, cumulative_logprob, num_input_tokens, num_output_tokens.
         before: the prompt, where the text begins with it.
     """
 
@@ -89,9 +89,11 @@ class ResponseOptions(NamedTuple):
     before: str
 
     def response(self, text: str | Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
-        """Names in alphabetical order; of `values`, tensors of one element by themselves, others flat."""
-        found = {**self.fixed, **{name: _flat(value) for name, value in values.items()}, "text_output": text}
-        return dict(sorted(found.items()))
+        """Build a response, names in alphabetical order; a tensor of one element is that element, others are flat
+        lists.
+        """
+        fields = {**self.fixed, **{name: _flat(value) for name, value in values.items()}, "text_output": text}
+        return dict(sorted(fields.items()))
 
 
 def _flat(value: Any) -> Any:
@@ -103,7 +105,7 @@ def _flat(value: Any) -> Any:
 
 
 class ResponseReply(WholeReply):
-    """One response: the text, or a list of them where several sequences were asked for."""
+    """One response: the text, or a list of texts for several sequences."""
 
     def __init__(self, options: ResponseOptions) -> None:
         super().__init__(options.request.sampling.num_sequences)
@@ -114,27 +116,27 @@ class ResponseReply(WholeReply):
 
     def _document(self) -> dict[str, Any]:
         options = self._options
-        sequences = self._returned()
-        texts = [options.before + one.text for one in sequences]
-        lengths = [sum(token.id >= 0 for token in one.tokens) for one in sequences]
+        sequences = self._rank()
+        texts = [options.before + sequence.text for sequence in sequences]
+        lengths = [sum(token.id >= 0 for token in sequence.tokens) for sequence in sequences]
         extras: dict[str, Any] = {
-            "finish_reason": [_REASONS.get(one.finish) for one in sequences],
-            "cumulative_logprob": [one.logprob for one in sequences],
+            "finish_reason": [_REASONS.get(sequence.finish) for sequence in sequences],
+            "cumulative_logprob": [sequence.logprob for sequence in sequences],
             "num_input_tokens": self._num_prompt_tokens,
             "num_output_tokens": lengths,
         }
         values = {name: extras[name] for name in options.extras}
         if options.tensors is not None:
-            generated = [TokenRows(one.tokens, one.rows) for one in sequences]
+            generated = [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences]
             values |= document(options.tensors, generated, self._context)
         return options.response(texts[0] if len(texts) == 1 else texts, values)
 
-    def _returned(self) -> list[SequenceOutput]:
-        """In the order of their seeds, unless the best of more were asked for; beams as the engine ranks them."""
+    def _rank(self) -> list[SequenceOutput]:
+        """Return the sequences in the order of their seeds; ranked for `best_of`, and as the engine ranks beams."""
         sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
             return self._sequences
-        ranked = rank_sequences([one.logprob for one in self._sequences], sampling)
+        ranked = rank_sequences([sequence.logprob for sequence in self._sequences], sampling)
         count = sampling.n if sampling.n > 1 or sampling.num_beams == 1 else sampling.num_beams
         return [self._sequences[index] for index in ranked[:count]]
 
@@ -143,12 +145,12 @@ class ResponseReply(WholeReply):
 
 
 class _Events:
-    """What all replies on a stream's route say of a failure."""
+    """The failures of a stream's route."""
 
     content_type = EVENTS.content_type
 
     def refused(self, error: ServingError) -> HttpResponse:
-        """An event where the model failed, as its first response; what comes before the model is plain JSON."""
+        """Render an event where the model failed; a refusal before the model is plain JSON."""
         answer = refusal(error)
         if not isinstance(error, GenerationFailed):
             return answer

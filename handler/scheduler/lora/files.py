@@ -92,8 +92,8 @@ def _check_config(src: str, file: Path) -> None:
         raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter: no JSON object")
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
-        shown = repr(kind[:80]) if isinstance(kind, str) else "no string"  # it may be anything, at any depth
-        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter (peft_type: {shown})")
+        value = repr(kind[:80]) if isinstance(kind, str) else "no string"  # it may be anything, at any depth
+        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter (peft_type: {value})")
 
 
 def _check_regular(src: str, file: Path) -> None:

@@ -138,13 +138,18 @@ def _try(server: LiveServer, api: Any, method: str, path: str, operation: Any) -
 
 CASES = [
     path
-    for name in ("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton")
+    for name in (
+        *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton"),
+        *("openai/chat", "openai/completion"),
+    )
     for path in sorted((GOLDEN / name).glob("*.txt"))
 ]
 
 
 def dialect_of(path: Path) -> str:
     mode = path.parent.name
+    if path.parents[1].name == "openai":
+        return {"chat": "openai_chat", "completion": "openai_completions"}[mode]
     if mode == "tgi":
         return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
     if mode == "triton":
@@ -156,7 +161,7 @@ def dialect_of(path: Path) -> str:
     return "tgi_compat_chat" if path.stem.startswith("tgi_compat") else "lmi_chat"
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("path", CASES, ids=lambda path: "-".join(path.relative_to(GOLDEN).with_suffix("").parts))
 def test_golden_files_are_as_described(path: Path) -> None:
     asked, _, answered = path.read_text().partition("\n< ")
     head, _, body = answered.partition("\n")
@@ -167,7 +172,8 @@ def test_golden_files_are_as_described(path: Path) -> None:
         for value in values:
             validator(schema_of_type(dialect.chunk if framed else dialect.error), closed=True).validate(value)
         return
-    if "error" not in values[0]:  # TGI refuses under 200 where a stream was asked for
+    # TGI refuses under 200 where a stream was asked for; the files of OpenAI's hold only a part of each body.
+    if "error" not in values[0] and not dialect_of(path).startswith("openai"):
         validator(ref(dialect.request)).validate(json.loads(asked.removeprefix("> ")))
     assert kind == "application/json" or kind in dialect.streams
     answer = dialect.answer if kind == "application/json" else dialect.chunk

@@ -108,6 +108,16 @@ def test_up_says_what_will_cost_money_and_that_nothing_was_done(
     assert "uploading" not in capsys.readouterr().out  # model.s3: there is nothing to upload
 
 
+@pytest.mark.parametrize("command", ["plan", "up"])
+def test_the_models_config_is_read_once_for_the_decision_and_the_table(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    checks = [] if command == "plan" else ["--no-checks"]
+    assert main([command, file(tmp_path, model={"s3": "s3://models/llama/", "context": 2048}), *checks]) == 0
+    own = 1 if command == "plan" else 0  # preflight reads it too
+    assert cloud.count("GET /models/llama/config.json") == 1 + own
+
+
 def test_plan_shows_the_difference(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", file(tmp_path)]) == 0
     capsys.readouterr()

@@ -109,5 +109,5 @@ def test_one_that_hangs_fails_alone_and_the_worker_lives(version: str, propertie
         for one, name in zip(hung, ("write", "read"), strict=True):
             assert f"formatter '{name}' of model.py did not end within 10 s" in one.result().json()["error"]
         assert {one.result().text for one in others} == {" a b a"}
-        assert 20 <= time.monotonic() - began < 26
+        assert 20 <= time.monotonic() - began < 40
         assert server.worker_pid() == worker

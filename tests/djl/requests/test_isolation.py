@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +52,18 @@ class Got(NamedTuple):
         return json.loads(self.text.splitlines()[-1])
 
 
-def stream(server: DjlServer, text: Any, tokens: int = 60, **headers: str) -> Got:
+def stream(
+    server: DjlServer, text: Any, tokens: int = 60, *, begun: Callable[[], object] = lambda: None, **headers: str
+) -> Got:
+    """Read a stream to its end; `begun` is called when five pieces are there."""
     body = {"inputs": text, "parameters": {"max_new_tokens": tokens}, "stream": True}
     with httpx.stream("POST", server.url + "/invocations", json=body, headers=headers, timeout=30) as response:
-        return Got(response.status_code, b"".join(response.iter_bytes()).decode())
+        pieces = []
+        for piece in response.iter_bytes():
+            pieces.append(piece)
+            if len(pieces) == 5:
+                begun()
+        return Got(response.status_code, b"".join(pieces).decode())
 
 
 def together(server: DjlServer, texts: list[Any], tokens: int = 60) -> list[Got]:
@@ -76,13 +85,14 @@ def test_no_token_is_crossed_among_32_streams_with_bad_neighbours(server: DjlSer
 
 
 def test_a_killed_engine_ends_each_stream_with_an_error_and_the_next_are_served(server: DjlServer) -> None:
+    begun = threading.Barrier(9, timeout=30)
     with ThreadPoolExecutor(8) as threads:
-        running = [threads.submit(stream, server, f"{i}x {i}y", 600) for i in range(8)]
-        time.sleep(1.0)
+        running = [threads.submit(stream, server, f"{i}x {i}y", 600, begun=begun.wait) for i in range(8)]
+        begun.wait()
         os.kill(server.engine_pid(), signal.SIGKILL)
         for i, got in enumerate(future.result(10) for future in running):
             lines = [json.loads(line) for line in got.text.splitlines()]
-            assert len(lines) > 20
+            assert len(lines) > 5
             assert [line["token"]["text"] for line in lines[:4]] == [f" {i}x", f" {i}y", f" {i}x", f" {i}y"]
             assert "signal 9" in lines[-1]["error"]
             assert lines[-1]["details"]["finish_reason"] == "error"
@@ -124,12 +134,12 @@ def test_clients_that_leave_do_not_stop_the_others(server: DjlServer) -> None:
 @pytest.mark.parametrize(("version", "mode"), CASES)
 def test_who_leaves_makes_room_in_the_end(version: str, mode: dict[str, str]) -> None:
     """DJL never says so; the time limit does."""
-    narrow = {**OPTIONS, **mode, "option.max_rolling_batch_size": "2", "option.request_time_limit": "2"}
+    narrow = {**OPTIONS, **mode, "option.max_rolling_batch_size": "2", "option.request_time_limit": "3"}
     with djl(version, narrow) as server:
         leave(server, 2)
         began = time.monotonic()
         assert stream(server, "a b", 2).last["generated_text"] == " a b"
-        assert 0.5 < time.monotonic() - began < 5
+        assert 0.5 < time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize(("version", "mode"), [*CASES, *((version, {}) for version in versions())])
@@ -186,16 +196,16 @@ def test_a_client_cannot_register_an_adapter(version: str, mode: dict[str, str],
 
 
 def test_a_new_request_does_not_wait_for_a_slow_neighbours_step() -> None:
-    """The neighbour's tokens come every two seconds; the new one is refused at once all the same."""
+    """The neighbour's tokens come every four seconds; the new one is refused at once all the same."""
     for version in versions():
-        slow = {**OPTIONS, **ROLLING, "option.echo_tokens_per_second": "0.5"}
+        slow = {**OPTIONS, **ROLLING, "option.echo_tokens_per_second": "0.25"}
         with djl(version, slow) as server, ThreadPoolExecutor(1) as threads:
-            neighbour = threads.submit(stream, server, "a b", 3)
-            time.sleep(0.7)
+            neighbour = threads.submit(stream, server, "a b", 2)
+            time.sleep(0.5)
             began = time.monotonic()
             assert stream(server, ["a list"]).status == 424
-            assert time.monotonic() - began < 0.5
-            assert neighbour.result(20).last["generated_text"] == " a b a"
+            assert time.monotonic() - began < 2.5
+            assert neighbour.result(20).last["generated_text"] == " a b"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
 from handler.engines.trtllm.engine import TrtLlm
-from handler.engines.trtllm.results import Asked, Running
+from handler.engines.trtllm.results import RequestOptions, RunningRequest
 from tests.gpu.trtllm.served import served
 
 
@@ -88,13 +88,13 @@ def test_a_stall_beside_a_whole_answer_is_noticed(model: Path) -> None:
 
 def test_what_has_not_begun_may_wait_behind_a_whole_answer() -> None:
     engine = TrtLlm.__new__(TrtLlm)
-    plain, whole = Running(1, None, Asked([5])), Running(2, None, Asked([5], width=2))
-    begun = Running(3, None, Asked([5]))
+    plain, whole = RunningRequest(1, None, RequestOptions([5])), RunningRequest(2, None, RequestOptions([5], width=2))
+    begun = RunningRequest(3, None, RequestOptions([5]))
     begun._sent = 1
     for running, expects in (([], False), ([plain], True), ([whole], False), ([plain, whole], False),
                              ([begun, whole], True)):  # fmt: skip
         engine._running = {one.key: one for one in running}
-        assert engine._expects() == expects, running
+        assert engine._expects_results() == expects, running
 
 
 def test_a_first_load_that_fails_is_said(model: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from handler.core.values import Finish
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm import results as trtllm_results
-from handler.engines.trtllm.results import Running
+from handler.engines.trtllm.results import RunningRequest
 from tests.doubles import using
 from tests.gpu.trtllm.cases import Loaded, joined, loaded
 
@@ -36,13 +36,13 @@ def test_a_shared_sampling_params_shows(model: Path) -> None:
 
 
 def test_differences_instead_of_own_counts_show(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Differences(Running):
+    class Differences(RunningRequest):
         def _ids(self, output: Any) -> Sequence[int]:
             return [*[-1] * self._sent, *output.token_ids_diff]
 
     with loaded(model, "pause=0") as found:
         wanted = found.one(max_new_tokens=60, ignore_eos=True).ids
-        monkeypatch.setattr(trtllm, "Running", Differences)
+        monkeypatch.setattr(trtllm, "RunningRequest", Differences)
         key = found.add(max_new_tokens=60, ignore_eos=True)
         time.sleep(0.3)  # the loop was busy elsewhere: several items lie there
         assert joined(found.run(key)[key]).ids != wanted
@@ -63,11 +63,11 @@ def test_a_failed_result_that_is_taken_up_again_shows(model: Path) -> None:
         found = load(model)
         try:
 
-            async def stubborn(running: Running) -> None:
+            async def stubborn(running: RunningRequest) -> None:
                 for _ in range(3):
                     try:
                         async for _ in running.result:
-                            found.engine._arrived(running)
+                            found.engine._notify(running)
                     except AssertionError:
                         continue
 
@@ -91,5 +91,5 @@ def test_stop_ids_that_are_cut_and_not_put_back_show(model: Path, monkeypatch: p
         wanted = whole[: whole.index(whole[3]) + 1]
         monkeypatch.setattr(trtllm, "sampling_arguments", cut)
         assert found.one(stop_token_ids=(whole[3],)).ids == wanted  # put back from stop_reason
-        monkeypatch.setattr(trtllm_results.Running, "_ids", lambda self, output: output.token_ids)
+        monkeypatch.setattr(trtllm_results.RunningRequest, "_ids", lambda self, output: output.token_ids)
         assert found.one(stop_token_ids=(whole[3],)).ids == wanted[:-1]

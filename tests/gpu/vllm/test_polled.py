@@ -59,7 +59,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
         monkeypatch.setattr(core_client.MPClient, "__init__", connected)
         monkeypatch.setattr(core_client.SyncMPClient, "_send_input", lambda *of_a_call: None)
         config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
-        client = sync_client._polled(core_client)(config, None, False)
+        client = sync_client._make_client(core_client)(config, None, False)
         ours.connect("inproc://outputs")
         yield Core(client, ours, EngineCoreProc.ENGINE_CORE_DEAD)
         client.shutdown()

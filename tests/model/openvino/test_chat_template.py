@@ -12,7 +12,7 @@ import pytest
 
 from handler.core.errors import InvalidPayload, PromptTooLong
 from handler.engines.echo import EchoTokenizer
-from handler.engines.openvino.model import OpenVinoTokenizer, prepared
+from handler.engines.openvino.model import OpenVinoTokenizer, prepare_model
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé?"}]
 LAID_OUT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHé?<|im_end|>\n<|im_start|>assistant\n"
@@ -26,13 +26,13 @@ def test_echos_template() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_model: Path) -> OpenVinoTokenizer:
-    return OpenVinoTokenizer(prepared(str(demo_model), "auto"))
+    return OpenVinoTokenizer(prepare_model(str(demo_model), "auto"))
 
 
 def saying(demo_model: Path, template: str, directory: Path) -> OpenVinoTokenizer:
     """The demo model with another chat template, in a directory of its own."""
     made = shutil.copytree(
-        prepared(str(demo_model), "auto"), directory / "model", ignore=lambda *_: ["openvino_model.bin"]
+        prepare_model(str(demo_model), "auto"), directory / "model", ignore=lambda *_: ["openvino_model.bin"]
     )
     path = made / "openvino_tokenizer.xml"
     content, count = re.subn(r'<chat_template value="[^"]*"', f'<chat_template value="{template}"', path.read_text())

@@ -15,7 +15,7 @@ from handler.core.values import Sampling, StructuredOutput
 from handler.engines import openvino
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import OpenVino, structured_output_check
-from handler.engines.openvino.model import prepared
+from handler.engines.openvino.model import prepare_model
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 
 pytestmark = pytest.mark.model
@@ -26,7 +26,7 @@ SLOW = StructuredOutput("regex", ".{0,60}")
 
 @pytest.fixture(scope="module")
 def model(demo_model: Path) -> Path:
-    return prepared(str(demo_model), "auto")
+    return prepare_model(str(demo_model), "auto")
 
 
 @pytest.fixture(scope="module")

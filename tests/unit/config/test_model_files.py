@@ -10,7 +10,7 @@ import pytest
 from handler.config import model_files
 from handler.config.model_files import locate
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.checkpoint import prepared
+from handler.engines.huggingface.checkpoint import prepare_checkpoint
 
 
 def make(directory: Path, *names: str) -> Path:
@@ -46,7 +46,7 @@ def test_a_hub_name_is_not_fetched() -> None:
 
 def test_an_engine_that_takes_less_says_what() -> None:
     with pytest.raises(ConfigError, match=r"at '/nowhere/x': give a Hugging Face model directory, a hub's name"):
-        prepared("/nowhere/x", {})
+        prepare_checkpoint("/nowhere/x", {})
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.checkpoint import eos_ids, prepared, tokenizer_eos_id
+from handler.engines.huggingface.checkpoint import eos_ids, prepare_checkpoint, tokenizer_eos_id
 
 COMMIT = "a" * 40
 FILES = {
@@ -77,10 +77,10 @@ def hub() -> Iterator[str]:
 
 ASK = """
 import sys
-from handler.engines.huggingface.checkpoint import prepared
+from handler.engines.huggingface.checkpoint import prepare_checkpoint
 from handler.core.errors import ConfigError
 try:
-    print(prepared("someone/model", {"revision": sys.argv[1]} if sys.argv[1:] else {}))
+    print(prepare_checkpoint("someone/model", {"revision": sys.argv[1]} if sys.argv[1:] else {}))
 except ConfigError as error:
     print(error)
 """
@@ -108,15 +108,15 @@ def test_a_revision_that_is_not_there_is_named(hub: str, tmp_path: Path) -> None
 def test_a_directory_is_served_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert prepared(str(tmp_path), {}) == tmp_path
+    assert prepare_checkpoint(str(tmp_path), {}) == tmp_path
 
 
 def test_what_is_no_hugging_face_directory_is_refused_by_kind(tmp_path: Path) -> None:
     (tmp_path / "openvino_model.xml").write_text("")
     with pytest.raises(ConfigError, match="is a openvino model; this engine serves Hugging Face model directories"):
-        prepared(str(tmp_path), {})
+        prepare_checkpoint(str(tmp_path), {})
     with pytest.raises(ConfigError, match="there is no model at 'nothing'"):
-        prepared("nothing", {})
+        prepare_checkpoint("nothing", {})
 
 
 def test_end_tokens_are_those_of_the_generation_config_before_the_models(tmp_path: Path) -> None:

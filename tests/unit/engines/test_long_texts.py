@@ -17,7 +17,7 @@ from handler.engines.echo import _CONTEXT, EchoTokenizer
 from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.openvino import model as openvino_model
-from handler.engines.openvino.model import OpenVinoTokenizer, prepared
+from handler.engines.openvino.model import OpenVinoTokenizer, prepare_model
 
 
 def test_parts_are_counted_as_far_as_they_fit() -> None:
@@ -52,7 +52,7 @@ class Recorder:
 @pytest.mark.model
 def test_openvinos_gets_no_long_text_with_too_many_tokens(demo_model: Path) -> None:
     """It holds the GIL: 0.7 s for half a megabyte of one letter."""
-    tokenizer = OpenVinoTokenizer(prepared(str(demo_model), "auto"))
+    tokenizer = OpenVinoTokenizer(prepare_model(str(demo_model), "auto"))
     recorder = tokenizer._tokenizer = Recorder(tokenizer._tokenizer)
     with pytest.raises(PromptTooLong, match=r"'inputs' has at least .* at most 8191"):
         tokenizer.encode("a" * 500_000)

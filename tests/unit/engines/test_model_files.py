@@ -129,9 +129,9 @@ def test_a_whole_openvino_directory_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_demo_model_s_directory_is_taken(demo_model: Path) -> None:
-    from handler.engines.openvino.model import prepared
+    from handler.engines.openvino.model import prepare_model
 
-    check_directory(prepared(str(demo_model), "auto"))
+    check_directory(prepare_model(str(demo_model), "auto"))
 
 
 @pytest.mark.parametrize("part", PARTS)

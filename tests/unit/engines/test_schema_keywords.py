@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.engines.structured_output.schema_keywords import XgrammarSupport, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from tests.unit.engines.schema_cases import CASES, Case
 
 ALL = XgrammarSupport(bounds=True, others=True)
@@ -17,12 +17,12 @@ NEITHER = XgrammarSupport(bounds=False, others=False)
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.schema)[:80])
 def test_a_keyword_is_found(case: Case) -> None:
-    assert (dropped(case.schema, ALL) or "") == case.lost
+    assert (ignored(case.schema, ALL) or "") == case.lost
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.lost_openvino], ids=lambda case: case.lost_openvino)
 def test_what_an_older_one_loses_is_found(case: Case) -> None:
-    assert dropped(case.schema, NEITHER) == case.lost_openvino
+    assert ignored(case.schema, NEITHER) == case.lost_openvino
 
 
 def test_what_allows_everything_is_not_lost() -> None:
@@ -33,8 +33,8 @@ def test_what_allows_everything_is_not_lost() -> None:
         "patternProperties": {},
         "propertyNames": True,
     }
-    assert dropped({"type": ["array", "object"], **idle}, NEITHER) is None
-    assert dropped(idle, NEITHER) is None
+    assert ignored({"type": ["array", "object"], **idle}, NEITHER) is None
+    assert ignored(idle, NEITHER) is None
 
 
 def deep(levels: int, inside: Any) -> Any:
@@ -44,7 +44,7 @@ def deep(levels: int, inside: Any) -> Any:
 
 
 def test_depth_is_no_matter() -> None:
-    found = dropped(deep(5000, {"not": {}}), ALL)
+    found = ignored(deep(5000, {"not": {}}), ALL)
     assert found is not None
     assert found.startswith("...")
     assert found.endswith("items.items.not")
@@ -52,18 +52,18 @@ def test_depth_is_no_matter() -> None:
 
 
 def test_references_may_go_round() -> None:
-    assert dropped({"$ref": "#"}, ALL) is None
+    assert ignored({"$ref": "#"}, ALL) is None
     tree = {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "string"}]}
-    assert dropped({"$defs": {"tree": tree}, "$ref": "#/$defs/tree", "type": "string"}, ALL) is None
-    assert dropped({"$defs": {"tree": tree}, "$ref": "#/$defs/tree", "type": "array"}, ALL) == "type beside $ref"
-    assert dropped({"$ref": "#/nowhere"}, ALL) is None  # which xgrammar refuses
+    assert ignored({"$defs": {"tree": tree}, "$ref": "#/$defs/tree", "type": "string"}, ALL) is None
+    assert ignored({"$defs": {"tree": tree}, "$ref": "#/$defs/tree", "type": "array"}, ALL) == "type beside $ref"
+    assert ignored({"$ref": "#/nowhere"}, ALL) is None  # which xgrammar refuses
 
 
 def test_many_branches_are_looked_at_once() -> None:
     """Each refers twice to the next: 2 to the power of 60 ways."""
     steps = {str(n): {"type": "string", "anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
     last = {"60": {"type": "string", "not": {}}}
-    assert dropped({"$defs": {**steps, **last}, "$ref": "#/$defs/0"}, ALL) == "$defs.60.not"
+    assert ignored({"$defs": {**steps, **last}, "$ref": "#/$defs/0"}, ALL) == "$defs.60.not"
 
 
 ODD: list[Any] = [None, True, 0, 1.5, "", "#/x", [], [1], [[]], {}, {"type": 1}, {"a": []}, ["string", 1]]
@@ -75,6 +75,6 @@ def test_what_is_no_schema_raises_nothing() -> None:
     names = sorted({name for case in CASES if isinstance(case.schema, dict) for name in case.schema})
     for _ in range(20_000):
         some = {name: chance.choice(ODD) for name in chance.sample(names, 3)}
-        dropped(some if chance.random() < 0.5 else {"type": chance.choice(["object", "array", "string"]), **some}, ALL)
+        ignored(some if chance.random() < 0.5 else {"type": chance.choice(["object", "array", "string"]), **some}, ALL)
     for odd in ODD:
-        dropped(odd, ALL)
+        ignored(odd, ALL)

@@ -150,6 +150,13 @@ def test_there_is_one_guide() -> None:
     assert guide("guided_json_object", False, guided_json=SCHEMA) == AS_SCHEMA
 
 
+@pytest.mark.parametrize(("name", "given"), [("min_length", 1), ("ignore_eos_token", True)])
+def test_a_guide_decides_where_an_answer_ends(name: str, given: Any) -> None:
+    why = "a guide says itself where an answer ends; leave out parameters.guided_regex$"
+    with pytest.raises(InvalidParameter, match=rf"^parameters.{name}=.*: {why}"):
+        guide("guided_regex", "a", **{name: given})
+
+
 @pytest.mark.parametrize(
     ("name", "given"), [("grammar", {"type": "regex", "value": "a"}), ("response_format", {"type": "json_object"})]
 )

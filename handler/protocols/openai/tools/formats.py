@@ -55,14 +55,14 @@ def choose(name: str, template: str) -> Format | None:
 
 def plain_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages for a template that has no place for tools, which are text then, with calls and answers: SmolLM2's."""
-    found = [_plain(message) for message in messages]
+    plain = [_plain(message) for message in messages]
     if tools:
-        told = _told(tools)
-        if found[0]["role"] == "system":
-            found[0] = {"role": "system", "content": f"{found[0]['content']}\n\n{told}"}
+        instructions = _instructions(tools)
+        if plain[0]["role"] == "system":
+            plain[0] = {"role": "system", "content": f"{plain[0]['content']}\n\n{instructions}"}
         else:
-            found.insert(0, {"role": "system", "content": told})
-    return found
+            plain.insert(0, {"role": "system", "content": instructions})
+    return plain
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": "\n".join(filter(None, (message["content"], written)))}
 
 
-def _told(tools: Sequence[Mapping[str, Any]]) -> str:
+def _instructions(tools: Sequence[Mapping[str, Any]]) -> str:
     example = _json([{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}])
     return (
         f"These functions can be called:\n<tools>{_json([tool['function'] for tool in tools])}</tools>\n"

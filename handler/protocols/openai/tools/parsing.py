@@ -66,10 +66,10 @@ class JsonEnd:
                 self._escaped = False
                 at += 1
                 continue
-            found = self._SIGNS.search(text, at)
-            if found is None:
+            match = self._SIGNS.search(text, at)
+            if match is None:
                 return None
-            sign, at = found[0], found.end()
+            sign, at = match[0], match.end()
             if sign == '"':
                 self._quoted = not self._quoted
             elif sign == "\\":
@@ -139,8 +139,8 @@ class CallParser:
             self._raw, self._held, self._read = begin, after, self._calls
             return True
         keep = _partial(self._held, self._begin)
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        self._show(shown, pieces)
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self._show(text, pieces)
         return False
 
     def _calls(self, pieces: list[Piece]) -> bool:

@@ -72,19 +72,19 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
         return Tools()
     if wanted == "none":  # what is not shown is not called
         return Tools(unknown=unknown)
-    found = Tools(tools, wanted or "auto", name, single.value is False, unknown=unknown)
+    result = Tools(tools, wanted or "auto", name, single.value is False, unknown=unknown)
     if name:
         (named,) = [tool for tool in tools if tool["function"]["name"] == name]
-        return found._replace(structured_output=_guide(choice, _parameters(named)))
+        return result._replace(structured_output=_guide(choice, _parameters(named)))
     if wanted == "required":
-        return found._replace(structured_output=_guide(choice, _calls(tools, choice, single=found.single)))
+        return result._replace(structured_output=_guide(choice, _calls(tools, choice, single=result.single)))
     format = choose(context.tool_call_parser, context.chat_template)
     if format is None:
         raise InvalidParameter(
             "tools: the model's chat template shows calls of a form that is not known here; "
             "option.tool_call_parser may name one"
         )
-    return found._replace(format=format)
+    return result._replace(format=format)
 
 
 def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
@@ -111,11 +111,11 @@ def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], list[str]]:
     if not isinstance(tools.value, list) or len(tools.value) > MAX_TOOLS:
         raise tools.refused(f"must be a list of at most {MAX_TOOLS} tools")
     unknown = dict[str, None]()
-    found = [_tool(tool, f"tools[{index}]", unknown) for index, tool in enumerate(tools.value)]
-    names = [tool["function"]["name"] for tool in found]
+    result = [_tool(tool, f"tools[{index}]", unknown) for index, tool in enumerate(tools.value)]
+    names = [tool["function"]["name"] for tool in result]
     if len(set(names)) < len(names):
         raise InvalidParameter("tools: two have the same name")
-    return found, list(unknown)
+    return result, list(unknown)
 
 
 def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
@@ -133,8 +133,8 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
     known = ("name", "description", "parameters", "strict")  # strict changes nothing, as with response_format
     unknown |= {f"tools[].{key}": None for key in tool if key not in ("type", "function")}
     unknown |= {f"tools[].function.{key}": None for key in function if key not in known}
-    shown = {} if about is None else {"description": about}
-    return {"type": "function", "function": {"name": name, **shown, "parameters": parameters or _NO_ARGUMENTS}}
+    description = {} if about is None else {"description": about}
+    return {"type": "function", "function": {"name": name, **description, "parameters": parameters or _NO_ARGUMENTS}}
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,10 +148,10 @@ def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -
     for tool in tools:
         parameters = _parameters(tool)
         for place in ("$defs", "definitions"):
-            found = parameters.pop(place, {})
-            if not isinstance(found, dict):
+            schemas = parameters.pop(place, {})
+            if not isinstance(schemas, dict):
                 raise choice.refused(f"a tool's {place} must be an object")
-            for name, schema in found.items():
+            for name, schema in schemas.items():
                 if definitions.setdefault(place, {}).setdefault(name, schema) != schema:
                     raise choice.refused(f"two of the tools define {name[:64]!r} differently")
         properties = {"name": {"const": tool["function"]["name"]}, "arguments": parameters}

@@ -38,5 +38,5 @@ def predictor(aws: Double, boto: boto3.session.Session) -> Predictor:
         "us-east-1",
         session=boto,
         patience=Patience(busy=5, cold=5, first=0.01),
-        timeouts=Timeouts(answer=0.5, gap=0.5),
+        timeouts=Timeouts(answer=2, gap=2),
     )

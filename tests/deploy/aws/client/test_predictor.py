@@ -201,7 +201,7 @@ def test_no_connection_is_tried_again(aws: Double) -> None:
     predictor = Predictor(
         "e",
         endpoint_url="http://127.0.0.1:1",
-        patience=Patience(busy=0.2, first=0.02),
+        patience=Patience(busy=1, first=0.1),
         report=lambda error, pause: attempts.append(error),
     )
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):

@@ -13,9 +13,10 @@ import yaml
 from botocore.exceptions import ClientError
 
 from deploy.cli import main as cli
+from deploy.client.aws.account import boto_session, runtime_client
 from deploy.local.endpoint import Endpoint
 from deploy.local.runtime import Runtime
-from deploy.operations.doctor import OPEN, SIZES, Finding, Target, measure, report, runtime_client
+from deploy.operations.doctor import OPEN, SIZES, Finding, Target, measure, report
 from tests.deploy.doubles.aws import Cloud
 from tests.deploy.doubles.endpoints import IMAGE, ROLE
 from tests.deploy.local.servers import Loop
@@ -37,8 +38,12 @@ def by_question(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.question: finding for finding in findings}
 
 
+def client_of(url: str) -> Any:
+    return runtime_client(boto_session("us-east-1", url), "us-east-1", url, read_timeout=130)
+
+
 def test_an_endpoint_is_measured(emulated: str) -> None:
-    found = by_question(list(measure(Target(runtime_client("us-east-1", emulated), "local"), tokens=6)))
+    found = by_question(list(measure(Target(client_of(emulated), "local"), tokens=6)))
     plain = found["a plain answer"].figures
     assert plain is not None
     assert plain["bytes"] > 0
@@ -62,7 +67,7 @@ def test_an_endpoint_is_measured(emulated: str) -> None:
 
 
 def test_what_fails_is_an_answer_too(emulated: str) -> None:
-    asked = Target(runtime_client("us-east-1", emulated), "another")
+    asked = Target(client_of(emulated), "another")
     findings = list(measure(asked))
     assert findings[0].figures is None
     assert findings[0].answer.startswith("ValidationError (status 400)")

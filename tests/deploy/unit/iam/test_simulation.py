@@ -10,10 +10,11 @@ from botocore.stub import Stubber
 
 from deploy.aws import Aws
 from deploy.errors import DeployError, NotAllowed
-from deploy.iam.simulation import Denial, caller, denials
-from tests.deploy.doubles.aws import Cloud
+from deploy.iam.simulation import Denial, denials
 
 ROLE = "arn:aws:iam::123456789012:role/lmi"
+
+
 POLICY = {
     "Version": "2012-10-17",
     "Statement": [
@@ -100,18 +101,3 @@ def test_a_role_that_is_not_there(stub: tuple[Aws, Stubber]) -> None:
     stubber.add_client_error("simulate_principal_policy", "NoSuchEntity", "cannot be found")
     with pytest.raises(DeployError, match="role/lmi: SimulatePrincipalPolicy: NoSuchEntity"):
         denials(aws, ROLE, POLICY)
-
-
-@pytest.mark.parametrize(("arn", "path", "who"), [
-    ("arn:aws:iam::123456789012:user/ann", None, "arn:aws:iam::123456789012:user/ann"),
-    ("arn:aws:sts::123456789012:assumed-role/Dev/ann", "/sso/", "arn:aws:iam::123456789012:role/sso/Dev"),
-    ("arn:aws:sts::123456789012:assumed-role/Dev/ann", None, "arn:aws:iam::123456789012:role/Dev"),
-])  # fmt: skip
-def test_the_caller_of_a_session_is_its_role(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, arn: str, path: str | None, who: str
-) -> None:
-    if path is not None:
-        boto3.client("iam").create_role(RoleName="Dev", Path=path, AssumeRolePolicyDocument="{}")
-    aws = Aws("us-east-1")
-    monkeypatch.setattr(aws.client("sts"), "get_caller_identity", lambda: {"Arn": arn})
-    assert caller(aws) == who

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from deploy.aws import Aws
 from deploy.data import table
 from deploy.errors import SpecError
-from deploy.resolve.model_shape import known_model, read_shape, shape_in_directory, shape_in_s3, shape_of_config
-from tests.deploy.doubles.aws import Cloud
+from deploy.resolve.model_shape import known_model, read_shape, shape_in_directory, shape_of_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -27,6 +25,8 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+
+
 _LLAMA_BYTES = 16_060_522_496  # of the index of Meta-Llama-3-8B
 
 
@@ -178,19 +178,6 @@ def test_a_directory_without_a_config(tmp_path: Path) -> None:
 def test_a_config_that_is_none() -> None:
     with pytest.raises(SpecError, match=r"the model's config\.json is no JSON: "):
         read_shape(lambda name: b"{" if name == "config.json" else None, {})
-
-
-def test_a_prefix_in_s3(cloud: Cloud) -> None:
-    aws = Aws("us-east-1")
-    s3 = aws.client("s3")
-    s3.create_bucket(Bucket="models")
-    s3.put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA).encode())
-    s3.put_object(Bucket="models", Key="llama/model.safetensors", Body=b"0" * 1600)
-    s3.put_object(Bucket="models", Key="llama/original/consolidated.safetensors", Body=b"0" * 99)
-    shape = shape_in_s3(aws, "s3://models/llama/")
-    assert shape is not None
-    assert (shape.layers, shape.stored) == (32, 1600)
-    assert shape_in_s3(aws, "s3://models/other/") is None
 
 
 def gguf(version: int = 3, **changes: Any) -> bytes:

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from deploy.aws import Aws
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve.candidates import rows
 from deploy.resolve.decision import Decision
 from deploy.resolve.resolver import Candidates, find_size, resolve
 from deploy.spec import Spec
 from deploy.spec.sections import Shape
-from tests.deploy.doubles.aws import Cloud
-from tests.deploy.unit.resolve.test_images import push
 from tests.deploy.unit.resolve.test_model_shape import LLAMA
 
 GIVEN: dict[str, Any] = {
@@ -26,6 +23,8 @@ GIVEN: dict[str, Any] = {
     "model": {"id": "meta-llama/Meta-Llama-3-8B-Instruct"},
     "options": {"llm_engine": "trtllm"},
 }
+
+
 SMALL = Shape(parameters=8e9, layers=32, kv_heads=8, head_dim=128)
 
 
@@ -177,25 +176,6 @@ def test_a_type_that_is_not_known_has_the_gpus_that_are_wanted() -> None:
 def test_awss_tensorrt_llm_image_compiles_and_gets_an_hour() -> None:
     found = decision(image={"aws": "djl-tensorrtllm"}, options={})
     assert (found.startup, found.ami) == (3600, "al2-ami-sagemaker-inference-gpu-3-1")
-
-
-def test_with_aws_the_account_the_digest_and_the_config_are_its_answers(cloud: Cloud) -> None:
-    aws = Aws("us-east-1")
-    aws.client("ecr").create_repository(repositoryName="lmi")
-    digest = push(aws, "1-cu130")
-    aws.client("s3").create_bucket(Bucket="models")
-    aws.client("s3").put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA).encode())
-    given = spec(model={"s3": "s3://models/llama/"})
-    found = resolve(given, "us-east-1", aws=aws).decision
-    assert found.account == "123456789012"
-    assert found.image == f"123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi@{digest}"
-    assert (found.instance_type, found.ami) == ("ml.g6.2xlarge", "al2023-ami-sagemaker-inference-gpu-4-1")
-    with pytest.raises(SpecError, match="needs the model's size"):
-        resolve(given, "us-east-1")
-
-
-def test_a_prefix_that_cannot_be_read_tells_no_size(cloud: Cloud) -> None:
-    assert find_size(spec(model={"s3": "s3://nowhere-at-all/llama/"}), Aws("us-east-1")) is None
 
 
 def test_a_shape_that_is_given_beats_all_others() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import StructuredOutput
-from handler.engines.openvino.model import prepared
+from handler.engines.openvino.model import prepare_model
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
 from handler.engines.structured_output.json_grammar import json_grammar, literal
 
@@ -155,7 +155,7 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def drawn(demo_model: Path) -> Drawn:
-    return Drawn(OpenVinoCheck(prepared(str(demo_model), "auto")))
+    return Drawn(OpenVinoCheck(prepare_model(str(demo_model), "auto")))
 
 
 @pytest.mark.model

@@ -12,7 +12,7 @@ from handler.config.loader import load_config
 from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.trtllm.arguments import constructed, llm_arguments
+from handler.engines.trtllm.arguments import construct, llm_arguments
 from handler.engines.trtllm.support import capabilities_of
 from handler.serving.launch import engine_spec
 from tests.doubles import tiny, using
@@ -129,7 +129,7 @@ def test_an_option_becomes_its_argument(model: Path, option: str, wanted: dict[s
     with using.tensorrt_llm("gpus=16"):
         from tensorrt_llm.llm_args import checked
 
-        checked("LLM", constructed(found))
+        checked("LLM", construct(found))
 
 
 def test_every_option_of_trtllm_is_in_the_table_or_refused() -> None:
@@ -194,7 +194,7 @@ def test_adapters_come_with_their_limits(model: Path) -> None:
     assert named["lora_config"]["lora_target_modules"] == ["attn_q", "attn_v"]
     assert "lora_config" not in arguments(model, "max_loras=2")
     with using.tensorrt_llm():
-        built = constructed(found)
+        built = construct(found)
         assert type(built["lora_config"]).__name__ == "LoraConfig"
 
 

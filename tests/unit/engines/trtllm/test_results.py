@@ -9,12 +9,12 @@ import pytest
 
 from handler.core.values import Finish
 from handler.engines.base import Step
-from handler.engines.trtllm.results import Asked, Running
+from handler.engines.trtllm.results import RequestOptions, RunningRequest
 
 
-def running(ids: list[int], *, finish: str | None = None, logprobs: Any = None, **asked: Any) -> Running:
+def running(ids: list[int], *, finish: str | None = None, logprobs: Any = None, **asked: Any) -> RunningRequest:
     output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish, stop_reason=None)
-    return Running(7, SimpleNamespace(outputs=[output], context_logits=None), Asked([1, 2], **asked))
+    return RunningRequest(7, SimpleNamespace(outputs=[output], context_logits=None), RequestOptions([1, 2], **asked))
 
 
 def logprobs(*values: tuple[int, float]) -> list[dict[int, Any]]:
@@ -53,7 +53,7 @@ def test_a_token_without_a_log_probability_has_none() -> None:
         running([5], width=2),
     ],
 )
-def test_all_else_does_not(other: Running) -> None:
+def test_all_else_does_not(other: RunningRequest) -> None:
     step = Step([], [], [], [])
     assert not other.one_token(step)
     assert step == Step([], [], [], [])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import Sampling, StructuredOutput
-from handler.engines.trtllm.sampling import Model, guided, own_stops, sampling_arguments
+from handler.engines.trtllm.sampling import Model, guided_decoding_arguments, own_stops, sampling_arguments
 
 TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True, max_beam_width=1)
 TRTLLM = Model(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False, max_beam_width=4)
@@ -186,12 +186,12 @@ def test_with_several_eos_ids_forbidden_words_and_ignore_eos_exclude_each_other(
     ],
 )
 def test_guides(structured_output: StructuredOutput, wanted: dict[str, Any]) -> None:
-    assert guided(structured_output) == wanted
+    assert guided_decoding_arguments(structured_output) == wanted
 
 
 def test_a_choice_is_its_text_and_no_pattern() -> None:
     choices = ["a.b", "1+1=2", "(x|y)", "[z]", "{q}", "^$", "c:\\d*", "é 日"]
-    pattern = guided(StructuredOutput("choice", str(choices).replace("'", '"')))["regex"]
+    pattern = guided_decoding_arguments(StructuredOutput("choice", str(choices).replace("'", '"')))["regex"]
     for choice in choices:
         assert re.fullmatch(pattern, choice)
     assert not re.fullmatch(pattern, "axb")
