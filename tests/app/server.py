@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from unittest import mock
@@ -82,6 +83,7 @@ class AppServer(LiveServer):
             return self.wait(35)
         finally:
             logging.getLogger().removeHandler(self._handler)
+            sys.modules.pop("model", None)  # a model.py, which another server would take for its own name
 
     def _run(self) -> None:
         _threads.add(self._handler.begin())
