@@ -143,6 +143,7 @@ def serve(
     env: dict[str, str] | None = None,
     seconds: float = 120,
     program: Sequence[str] = ("-m", "handler"),
+    python: str = sys.executable,
 ) -> Iterator[ServerProcess]:
     """A server process on a free port, listening.
 
@@ -150,7 +151,7 @@ def serve(
         arguments: those of `lmi serve`.
         program: what Python runs as `lmi`.
     """
-    command = [sys.executable, *program, "serve", "--port", "0", *arguments]
+    command = [python, *program, "serve", "--port", "0", *arguments]
     environment = {**clean_environment(), **(env or {})}
     server = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
     try:
