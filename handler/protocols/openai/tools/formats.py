@@ -58,7 +58,7 @@ def choose(name: str, template: str) -> Format | None:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rewrite messages for a template without a place for tools: tools, calls and results become text, as in SmolLM2."""
+    """Rewrite messages for a template without a place for tools: all about tools becomes text, as in SmolLM2."""
     plain = [_plain(message) for message in messages]
     if tools:
         instructions = _instructions(tools)

@@ -76,9 +76,9 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     result = Tools(tools, wanted or "auto", name, single.value is False, unknown=unknown)
     if name:
         (named,) = [tool for tool in tools if tool["function"]["name"] == name]
-        return result._replace(structured_output=_guide(choice, _parameters(named)))
+        return result._replace(structured_output=_by_schema(choice, _parameters(named)))
     if wanted == "required":
-        return result._replace(structured_output=_guide(choice, _calls(tools, choice, single=result.single)))
+        return result._replace(structured_output=_by_schema(choice, _calls(tools, choice, single=result.single)))
     format = choose(context.tool_call_parser, context.chat_template)
     if format is None:
         raise InvalidParameter(
@@ -163,7 +163,7 @@ def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -
     return {**definitions, "type": "array", "minItems": 1, **({"maxItems": 1} if single else {}), "items": calls}
 
 
-def _guide(choice: Named, schema: dict[str, Any]) -> StructuredOutput:
+def _by_schema(choice: Named, schema: dict[str, Any]) -> StructuredOutput:
     try:
         return json_schema(schema)
     except ValueError as error:
