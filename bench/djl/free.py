@@ -1,6 +1,6 @@
-"""Our handler on an engine that costs nothing and steps when it is asked to, like the stub under upstream's handler.
+"""Our handler on an engine that costs nothing and steps on demand, like the stub under upstream's handler.
 
-It is a worker's model.py: every step of DJL's brings every request one token.
+It is a worker's model.py: each DJL step brings one token per request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from handler.entry import handle as handle
 
 
 class Free:
-    """Stands for `RemoteEngine`, without a worker at its other end."""
+    """Stands for `EngineSupervisor`, without a worker at its other end."""
 
     ready = True
     state = State.READY

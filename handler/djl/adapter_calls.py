@@ -23,8 +23,8 @@ from handler.djl.replies import PieceWriter, one_line, output, refusal
 from handler.djl.requests import is_of_http
 from handler.djl.versions import Dialect
 from handler.protocols.base import HttpResponse, front_end_error
-from handler.scheduler.lora.changes import AdapterChanges, Change, Order, Outcome, Then, read_order, required
-from handler.scheduler.lora.registry import Registered
+from handler.scheduler.lora.calls import Order, read_order, required
+from handler.scheduler.lora.registry import AdapterRegistry, Change, Outcome, Registered, Then
 from handler.serving.daemon_thread import aside
 from handler.serving.model import LoadedModel
 from handler.serving.service import Service
@@ -46,7 +46,7 @@ class SteppedAdapters:
         refuse_unknown: names that mean nothing are refused, not reported in the log.
     """
 
-    def __init__(self, changes: AdapterChanges, driver: StepDriver, seconds: float, *, refuse_unknown: bool) -> None:
+    def __init__(self, changes: AdapterRegistry, driver: StepDriver, seconds: float, *, refuse_unknown: bool) -> None:
         self._changes = changes
         self._driver = driver
         self._seconds = seconds
@@ -101,7 +101,7 @@ def stepped_adapters(loaded: LoadedModel, driver: StepDriver) -> SteppedAdapters
     config = loaded.config
     seconds = max(0.1, config.predict_timeout - 1.0)  # then Java kills the worker
     refuse = config.unknown_parameters == "refuse"
-    changes = AdapterChanges.of(loaded, driver.batcher, driver.sinks)
+    changes = loaded.adapters.registry
     made = SteppedAdapters(changes, driver, seconds, refuse_unknown=refuse)
     made.load(loaded.adapters.at_start)
     return made
@@ -140,7 +140,7 @@ class AsyncAdapters:
             service = self._service
             refuse = service.config.unknown_parameters == "refuse"
             change, done = await aside(
-                functools.partial(asked_change, service.adapter_changes, inputs, what, refuse_unknown=refuse)
+                functools.partial(asked_change, service.adapters, inputs, what, refuse_unknown=refuse)
             )
             value = answered(what, done, await service.change_adapter(change))
             return output(self._writer.piece(dumps(value), last=True), _JSON)
@@ -167,7 +167,7 @@ def answered(what: str, done: str, settled: Registered | None) -> dict[str, Any]
     return {"status": done, "id": settled.number} if what == "register" and settled is not None else {"status": done}
 
 
-def asked_change(changes: AdapterChanges, inputs: Input, what: str, *, refuse_unknown: bool) -> tuple[Change, str]:
+def asked_change(changes: AdapterRegistry, inputs: Input, what: str, *, refuse_unknown: bool) -> tuple[Change, str]:
     """The change that a call asks for, which may be begun, and what to say when it is done.
 
     May be called on any thread, as it reads files.
@@ -186,7 +186,7 @@ def asked_change(changes: AdapterChanges, inputs: Input, what: str, *, refuse_un
     if what == "unregister":
         return functools.partial(_unregister, changes, name), done
     if what == "update":
-        path = changes.path(changes.registry.get(name).adapter.path if order.src is None else order.src)
+        path = changes.path(changes.get(name).adapter.path if order.src is None else order.src)
         return functools.partial(changes.update, name, path=path, preload=order.preload), done
     path = changes.path(required(order.src, "src"))
     if (there := _loaded_at_start(changes, name, str(path))) is not None:
@@ -194,7 +194,7 @@ def asked_change(changes: AdapterChanges, inputs: Input, what: str, *, refuse_un
     return functools.partial(changes.register, name, path, preload=order.preload is not False), done
 
 
-def _unregister(changes: AdapterChanges, name: str, then: Then) -> None:
+def _unregister(changes: AdapterRegistry, name: str, then: Then) -> None:
     changes.unregister(name)
     then(None)
 
@@ -203,9 +203,9 @@ def _nothing(there: Registered, then: Then) -> None:
     then(there)
 
 
-def _loaded_at_start(changes: AdapterChanges, name: str, path: str) -> Registered | None:
+def _loaded_at_start(changes: AdapterRegistry, name: str, path: str) -> Registered | None:
     """What is there already: DJL Serving registers what lies in the model's `adapters/` by itself."""
-    return next((entry for entry in changes.registry if (entry.adapter.name, entry.adapter.path) == (name, path)), None)
+    return next((entry for entry in changes if (entry.adapter.name, entry.adapter.path) == (name, path)), None)
 
 
 def _check_caller(inputs: Input) -> None:

@@ -14,7 +14,7 @@ from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload,
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.loading import Formatters
@@ -74,7 +74,7 @@ class Intake:
         tokenizer: Tokenizer,
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
-        guides: GuideChecks | None = None,
+        guides: StructuredOutputValidator | None = None,
         routes: Mapping[str, Schema] | None = None,
     ) -> None:
         self.schema = schema

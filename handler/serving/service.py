@@ -18,8 +18,7 @@ from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.process.supervisor import State
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema
-from handler.scheduler.lora.changes import AdapterChanges, Change, Outcome
-from handler.scheduler.lora.registry import Registered
+from handler.scheduler.lora.registry import Change, Outcome, Registered
 from handler.serving.daemon_thread import aside
 from handler.serving.dynamic_batcher import BatchGate
 from handler.serving.engine_driver import Pump
@@ -66,7 +65,7 @@ class Service:
             self._gate = BatchGate(
                 config.batch_size, config.max_batch_delay / 1000, config.job_queue_size, config.predict_timeout
             )
-        self._batcher = make_batcher(config, engine)
+        self._batcher = make_batcher(config, engine, loaded.adapters.registry)
         self._pump = Pump(self._batcher)
         self.metrics = Metrics(
             queued=lambda: self.num_queued,
@@ -74,7 +73,7 @@ class Service:
             tokens=lambda: self._pump.num_tokens,
         )
         self._at_start = loaded.adapters.at_start
-        self.adapter_changes = AdapterChanges.of(loaded, self._batcher, self._pump.sinks)
+        self.adapters = loaded.adapters.registry
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine is ready and has the adapters that lie beside the model; a ConfigError names a broken
         one."""
@@ -105,7 +104,7 @@ class Service:
     async def _load_adapters(self) -> None:
         for name, path in self._at_start.items():
             try:
-                await self.change_adapter(functools.partial(self.adapter_changes.register, name, path))
+                await self.change_adapter(functools.partial(self.adapters.register, name, path))
             except Exception as error:
                 message = f"the adapter {name} cannot be used: {serving_error(error).message}"
                 return self.opened.set_exception(ConfigError(message))
@@ -169,8 +168,8 @@ class Service:
             ServingError: nothing has changed.
         """
         self._check_open()
-        path = await aside(functools.partial(self.adapter_changes.path, src))
-        begin = functools.partial(self.adapter_changes.register, name, path, preload=preload)
+        path = await aside(functools.partial(self.adapters.path, src))
+        begin = functools.partial(self.adapters.register, name, path, preload=preload)
         settled = await self.change_adapter(begin)
         assert settled is not None, "what was registered is there"
         return settled
@@ -181,9 +180,9 @@ class Service:
         Raises:
             ServingError: nothing has changed.
         """
-        src = self.adapter_changes.registry.get(name).adapter.path if src is None else src
-        path = await aside(functools.partial(self.adapter_changes.path, src))
-        await self.change_adapter(functools.partial(self.adapter_changes.update, name, path=path, preload=preload))
+        src = self.adapters.get(name).adapter.path if src is None else src
+        path = await aside(functools.partial(self.adapters.path, src))
+        await self.change_adapter(functools.partial(self.adapters.update, name, path=path, preload=preload))
 
     async def change_adapter(self, begin: Change) -> Registered | None:
         """What stands under the name then; goes on to its end when whoever waits for it is cancelled.

@@ -1,0 +1,120 @@
+"""A model.py's formatters in a host without an event loop: the steps go on, whatever the user's functions do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from handler.engines.echo import EchoTokenizer
+from handler.formatters import Input, TextGenerationOutput, TextInput
+from handler.plugins.formatter_thread import SteppedFormatterThread
+from handler.plugins.loading import Formatters, InputFormatter, OutputFormatter, Style
+from handler.protocols.base import ServerContext
+from handler.protocols.registry import SCHEMAS
+from handler.scheduler.batcher import Batcher
+from handler.serving import steps
+from handler.serving.preprocess import Intake
+from handler.serving.rolling import RollingHost
+from handler.serving.steps import StepDriver
+from tests.unit.scheduler.test_batcher import Scripted
+from tests.unit.serving.test_rolling import INFO, Bench, ask, item
+
+LIMIT = 0.6
+
+
+def read(item: Input) -> TextInput:
+    body = item.get_as_json()
+    if "read" in body:
+        act(body["read"])
+    return TextInput(input_text=body["inputs"], parameters={**body["parameters"], "stream": body.get("stream", False)})
+
+
+def write(output: TextGenerationOutput) -> str:
+    token, index, *_ = output.sequences[0].get_next_token()
+    assert token is not None
+    if index == 1 and (how := output.input.parameters.get("ignored")):
+        act(how)
+    return token.text
+
+
+def act(how: str) -> None:
+    if how == "raise":
+        raise ValueError("as asked")
+    time.sleep(float(how))
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(steps, "SteppedFormatterThread", lambda: SteppedFormatterThread(LIMIT))
+    formatters = Formatters(InputFormatter("r", read, False, frozenset()), OutputFormatter("w", write, Style.OUTPUT))
+    found = Bench()
+    found.engine = Scripted()
+    found.batcher = Batcher(found.engine)
+    intake = Intake(SCHEMAS["lmi"], ServerContext(engine="scripted"), EchoTokenizer(), lambda: INFO, formatters)
+    found.steps = StepDriver(found.batcher, intake)
+    found.host = RollingHost(found.steps)
+    return found
+
+
+def asked(how: str, *, stream: bool = True, **more: Any) -> dict[str, Any]:
+    return {"inputs": "a b", "parameters": {"max_new_tokens": 3, "ignored": how}, "stream": stream, **more}
+
+
+def test_tokens_come_as_written(bench: Bench) -> None:
+    assert bench.finish(bench.step(ask("a b", 3, stream=True), ask("c", 2))) == [b" b a b", b" c c"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_failure_is_one_requests(bench: Bench, stream: bool) -> None:
+    bad, worse, good = bench.finish(
+        bench.step(asked("raise", stream=stream), ask("a", 1, read="raise"), ask("a b", 3, stream=True))
+    )
+    assert b"output formatter 'w' of model.py raised ValueError: as asked" in bad
+    assert b"input formatter 'r' of model.py raised ValueError: as asked" in worse
+    assert good == b" b a b"
+
+
+@pytest.mark.parametrize(("stream", "kind"), [(True, "application/jsonlines"), (False, "application/json")])
+def test_what_an_input_formatter_made_is_refused_in_the_form_of_its_answer(
+    bench: Bench, stream: bool, kind: str
+) -> None:
+    asked = ask("a", 1, parameters={"top_p": 7}, stream=stream)
+    (piece,) = bench.step(asked)
+    while not piece.last:
+        (piece,) = bench.step()
+    assert (piece.place.status, piece.place.content_type) == (424, kind)
+    assert (b'"token":{"id":-1' in piece.data) == stream
+
+
+@pytest.mark.parametrize("hung", [asked("60"), asked("60", stream=False), ask("a", 3, read="60")])
+def test_steps_go_on_while_one_hangs(bench: Bench, hung: dict[str, Any]) -> None:
+    plain = {"max_new_tokens": 40, "output_formatter": "jsonlines"}
+    first = bench.step(ask("a b", 0, parameters=plain))
+    began = time.monotonic()
+    pieces = bench.step(*[hung] * 3, ask("a b", 3, stream=True))
+    live, bodies, slowest, plain_ended = list(range(5)), [b""] * 5, 0.0, 0.0
+    bodies[0] = first[0].data
+    while live:
+        for index, piece in zip(live, pieces, strict=True):
+            bodies[index] += piece.data
+            if index == 0 and piece.last:
+                plain_ended = time.monotonic() - began
+        live = [index for index, piece in zip(live, pieces, strict=True) if not piece.last]
+        before = time.monotonic()
+        pieces = bench.step()
+        slowest = max(slowest, time.monotonic() - before)
+    assert slowest < 0.3
+    assert len(bodies[0].splitlines()) == 40
+    assert 0 < plain_ended < 3 * LIMIT
+    for body in bodies[1:4]:
+        assert b"did not end within 0.6 s" in body
+    assert bodies[4] == b" b a b"
+    assert 3 * LIMIT < time.monotonic() - began < 3 * LIMIT + 1
+
+
+def test_a_whole_batch_is_answered(bench: Bench) -> None:
+    places = bench.steps.run([item(ask("a", 2)), item(ask("a", 2, read="60"))], 5)
+    assert [place.status for place in places] == [200, 424]
+    assert places[0].take() == b" a a"
