@@ -1,23 +1,41 @@
-"""A `Service` on the echo engine, for tests that need an event loop but no HTTP."""
+"""A `ServedModel` on the echo engine, for tests that need an event loop but no HTTP."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from typing import Any
+
 from handler.config.loader import load_config
+from handler.core.framing import dumps
 from handler.plugins.loading import Formatters
-from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
-from handler.serving.launch import engine_spec, load_tokenizer, start_engine
-from handler.serving.model import loaded_model
-from handler.serving.service import Service
+from handler.serving.loading import load_model
+from handler.serving.model import ServedModel
+from handler.serving.request_task import RequestTask
 
 
-async def echo_service() -> Service:
+async def load_echo(*options: str, directory: Path | None = None) -> ServedModel:
+    """Not started."""
+    config = load_config(overrides=["option.llm_engine=echo", *options], environ={})
+    return await load_model(config, Formatters(), directory)
+
+
+async def echo_service() -> ServedModel:
     """Ready; the caller closes it."""
-    config = load_config(overrides=["option.llm_engine=echo"], environ={})
-    spec = engine_spec(config)
-    adapters = AdapterHome(AdapterRegistry())
-    service = Service(
-        loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
-    )
-    service.start()
-    await service.opened
-    return service
+    model = await load_echo()
+    model.start()
+    await model.opened
+    return model
+
+
+def begin(model: ServedModel, body: Any) -> tuple[RequestTask, asyncio.Future[None]]:
+    """A request that is under way, and what resolves when there is something to answer."""
+    begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_bytes(task: RequestTask) -> None:
+        if (task.unsent or task.finished) and not begun.done():
+            begun.set_result(None)
+
+    task = model.open({}, id="id", on_bytes=on_bytes)
+    task.start(body if isinstance(body, bytes) else dumps(body))
+    return task, begun

@@ -5,27 +5,37 @@ It is a worker's model.py: each DJL step brings one token per request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from handler.core.values import Finish, Sampling
-from handler.djl import startup
+from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineInfo, Output, Step
 from handler.engines.process.supervisor import State
 from handler.entry import handle as handle
+from handler.serving import loading
 
 
 class Free:
-    """Stands for `EngineSupervisor`, without a worker at its other end."""
+    """Replaces the `EngineSupervisor`, without an engine at its other end: its channel can always be read."""
 
     ready = True
     state = State.READY
     info = EngineInfo("free", "1", "none", "none", 1 << 20)
+    reason = ""
+    restarts = 0
 
     def __init__(self) -> None:
         self._left: dict[int, int] = {}
+        self._channel, theirs = socket.socketpair()
+        theirs.send(b"x")
+        self._theirs = theirs
 
-    def add(self, key: int, ids: Sequence[int], sampling: Sampling) -> None:
+    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
+        watch(self._channel.fileno())
+        on_change(self.state)
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self._left[key] = sampling.max_new_tokens
 
     def cancel(self, key: int) -> None:
@@ -38,9 +48,13 @@ class Free:
         self._left = {key: left[key] - 1 for key in keys}
         return [Step(keys, [5] * len(keys), [-0.5] * len(keys), last)]
 
+    def close(self) -> None:
+        self._channel.close()
+        self._theirs.close()
+
 
 def _start(*arguments: Any) -> Free:
     return Free()
 
 
-vars(startup)["start_engine"] = _start
+vars(loading)["start_engine"] = _start

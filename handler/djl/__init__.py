@@ -1,1 +1,1 @@
-"""DJL Serving's worker: the one place that knows djl_python and the Java side (contract djl.md, sections 1 and 4)."""
+"""DJL Serving's worker: the one place that knows djl_python and the Java side."""

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
+from typing import Protocol
 
 from djl_python import Input, Output
 
-from handler.config.loader import Config
-from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
-from handler.djl.adapter_calls import AsyncAdapters
-from handler.djl.replies import PieceWriter, Sent, headers_of, output, refusal, streamed, whole
-from handler.djl.requests import batched, is_batch, single
-from handler.djl.versions import MAX_FIELD, Dialect
-from handler.http.streaming import GatheredBody
-from handler.protocols.base import HttpResponse, ParsedRequest
-from handler.serving.preprocess import ignored_header, request_id
-from handler.serving.rolling import RollingHost
-from handler.serving.route_override import named_dialect
-from handler.serving.service import Service
-from handler.serving.slots import Item, Place, pieces
-from handler.serving.steps import StepDriver
+from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, ServingError, serving_error
+from handler.core.framing import JSON, dumps
+from handler.djl.adapters import AdapterCalls
+from handler.djl.batches import DynamicBatch, Item, RollingBatch, open_item
+from handler.djl.versions import MAX_FIELD, DjlVersion
+from handler.djl.wire import (
+    PieceWriter,
+    Sent,
+    Unsent,
+    batched,
+    headers_of,
+    is_batch,
+    one_line,
+    output,
+    refusal,
+    single,
+    streamed,
+    whole,
+)
+from handler.djl.worker_loop import WorkerLoop
+from handler.protocols.base import HttpResponse, front_end_error
+from handler.serving.model import ServedModel
+from handler.serving.request_task import RequestTask
 
 log = logging.getLogger("handler.djl")
+
+_JSON = {"Content-Type": JSON.content_type}
+
+_LOST_STEP = (
+    "a call about an adapter came while requests were under way: DJL's rolling batch has lost its step's answer and "
+    "will restart this worker after option.predict_timeout; with option.async_mode=true such calls are safe"
+)
+"""Java keeps one future for a connection: of two calls the later one replaces the earlier one's, and gets its answer.
+If we answered both, one more answer would lie there, and each step from then on would get that of the step before."""
+
+
+class Mode(Protocol):
+    """Answers DJL's calls."""
+
+    def answer(self, inputs: Input) -> Output:
+        """Answer requests."""
+
+    def change_adapter(self, inputs: Input, what: str) -> Output:
+        """Answer a call to register, update or unregister (`what`) an adapter."""
 
 
 class Passive:
@@ -31,86 +61,103 @@ class Passive:
     def answer(self, inputs: Input) -> Output:
         return Output()
 
+    def change_adapter(self, inputs: Input, what: str) -> Output:
+        return Output()
 
-class Rolling:
+
+class _Stepped:
+    """A mode in which the worker's event loop runs within DJL's calls."""
+
+    def __init__(self, model: ServedModel, loop: WorkerLoop) -> None:
+        self._loop = loop
+        self._seconds = max(0.1, model.config.predict_timeout - 1.0)  # then Java kills the worker
+        self._adapters = AdapterCalls(model)
+
+    def change_adapter(self, inputs: Input, what: str) -> Output:
+        """Wait for the engine; the others' tokens gather meanwhile."""
+        try:
+            with self._loop.lock:
+                call = asyncio.wait_for(self._adapters.answer(inputs, what), self._seconds)
+                done, value = self._loop.run(call)
+            return output(dumps(value), _JSON, message=one_line(done))
+        except ServingError as error:
+            return refusal(error)
+        except asyncio.TimeoutError:
+            return refusal(GenerationFailed(f"not finished within {self._seconds:g} s (option.predict_timeout)"))
+
+
+class Rolling(_Stepped):
     """A call is one step of every live request."""
 
-    def __init__(self, driver: StepDriver, dialect: Dialect) -> None:
-        self._lock = driver.lock
-        self._rolling = RollingHost(driver, commits_early=dialect.commits_early, max_piece=dialect.max_piece)
-        self._writer = PieceWriter(dialect)
-
-    @property
-    def is_stepping(self) -> bool:
-        """Whether Java has a step under way, or is about to: it always does while there are requests."""
-        return self._rolling.num_places > 0
+    def __init__(self, model: ServedModel, loop: WorkerLoop, version: DjlVersion) -> None:
+        super().__init__(model, loop)
+        self._batch = RollingBatch(model, loop, commits_early=version.commits_early, max_piece=version.max_piece)
+        self._writer = PieceWriter(version)
 
     def answer(self, inputs: Input) -> Output:
         if not is_batch(inputs):  # only a `handler` of the client's own comes past the rolling batch
             return refusal(InvalidPayload("property handler: a request cannot choose the function that answers it"))
         properties = inputs.get_properties()
         size = int(properties["batch_size"])
-        with self._lock:
+        with self._loop.lock:
             try:
                 if properties.get("reset_rollingbatch") == "true":
-                    self._rolling.reset()
-                return Sent(self._writer.step(self._rolling.step(size, batched(inputs))))
+                    self._batch.reset()
+                return Sent(self._writer.step(self._batch.step(size, batched(inputs))))
             except Exception as error:  # left to Java, it would fail every client with a text of its own
                 log.exception("a step failed: a bug")
-                return Sent(self._writer.step(self._rolling.fail(size, InternalError.of(error))))
+                return Sent(self._writer.step(self._batch.fail(size, InternalError.of(error))))
+
+    def change_adapter(self, inputs: Input, what: str) -> Output:
+        answer = super().change_adapter(inputs, what)
+        if self._batch.num_requests:  # Java has a step under way, or is about to
+            log.error("%s", _LOST_STEP)
+            return Unsent()
+        return answer
 
 
-class Dynamic:
+class Dynamic(_Stepped):
     """A call is a whole batch, answered when all of it is done."""
 
-    def __init__(self, driver: StepDriver, config: Config) -> None:
-        self._driver = driver
-        self._streaming = config.enable_streaming
-        self._seconds = max(0.1, config.predict_timeout - 1.0)  # then Java kills the worker
+    def __init__(self, model: ServedModel, loop: WorkerLoop) -> None:
+        super().__init__(model, loop)
+        self._batch = DynamicBatch(model, loop, self._seconds)
+        self._streaming = model.config.enable_streaming
 
     def answer(self, inputs: Input) -> Output:
         try:
-            if is_batch(inputs):
-                return self._batch(inputs)
-            return self._stream(single(inputs)) if self._streaming else whole(self._run([single(inputs)])[0])
-        except Exception as error:
+            with self._loop.lock:
+                if is_batch(inputs):
+                    return self._answer_batch(inputs)
+                if self._streaming:
+                    return self._stream(single(inputs))
+                return whole(self._batch.run([single(inputs)])[0])
+        except Exception as error:  # left to Java, it would be told in a text of its own
             return refusal(serving_error(error))
 
-    def _run(self, items: Sequence[Item]) -> list[Place]:
-        with self._driver.lock:
-            return self._driver.run(items, self._seconds)
-
-    def _batch(self, inputs: Input) -> Output:
+    def _answer_batch(self, inputs: Input) -> Output:
         """One status for all: a failure is told in its own body."""
-        found = batched(inputs)
+        items = batched(inputs)
         size = int(inputs.get_properties()["batch_size"])
-        made = Output()
-        for index, place in enumerate(self._run([found.get(index, Item(b"", {})) for index in range(size)])):
-            body = place.take()
+        answers = Output()
+        for index, task in enumerate(self._batch.run([items.get(index, Item(b"", {})) for index in range(size)])):
+            body = task.take()
             if len(body) > MAX_FIELD:
-                error = GenerationFailed(
-                    f"the answer has {len(body)} bytes; in a batch at most {MAX_FIELD} are possible"
-                )
-                body = self._driver.refused(error).take()
-            made.add(body, key="data", batch_index=index)
-        return made.add_property("Content-Type", "application/json")
+                message = f"the answer has {len(body)} bytes; in a batch at most {MAX_FIELD} are possible"
+                body = self._batch.refused(GenerationFailed(message))
+            answers.add(body, key="data", batch_index=index)
+        return answers.add_property("Content-Type", "application/json")
 
     def _stream(self, item: Item) -> Output:
-        with self._driver.lock:
-            place = self._driver.begin(item, self._seconds)
-        if place.error is not None:
-            return whole(place)
-        return streamed(self._chunks(place), headers_of(place))
+        task = self._batch.begin(item)
+        return whole(task) if task.error is not None else streamed(self._chunks(task), headers_of(task))
 
-    def _chunks(self, place: Place) -> Iterator[bytes]:
+    def _chunks(self, task: RequestTask) -> Iterator[bytes]:
         """Ends when the answer does; djl_python asks for the next one when the last is written."""
         last = False
         while not last:
-            with self._driver.lock:
-                if not place.unsent:
-                    self._driver.step(0.1)
-                data = place.take()
-                last = place.finished and not place.unsent
+            with self._loop.lock:
+                data, last = self._batch.next_bytes(task)
             if data:
                 yield data
 
@@ -118,57 +165,42 @@ class Dynamic:
 class Async:
     """Every request is a task of its own on djl_python's event loop; each piece is an Output with a request's map."""
 
-    def __init__(self, service: Service, adapters: AsyncAdapters, dialect: Dialect) -> None:
-        self._service = service
-        self._adapters = adapters
-        self._writer = PieceWriter(dialect)
+    def __init__(self, model: ServedModel, version: DjlVersion) -> None:
+        self._model = model
+        self._adapters = AdapterCalls(model)
+        self._writer = PieceWriter(version)
 
     async def answer(self, inputs: Input) -> AsyncIterator[Output]:
-        item = single(inputs)
-        return self._outputs(item, request_id(item.headers))
+        return self._outputs(single(inputs))
 
-    async def _outputs(self, item: Item, id: str) -> AsyncIterator[Output]:
+    async def change_adapter(self, inputs: Input, what: str) -> Output:
+        try:
+            _, value = await self._adapters.answer(inputs, what)
+            return output(self._writer.piece(dumps(value), last=True), _JSON)
+        except ServingError as error:
+            return self._failed(HttpResponse(error.status, JSON.content_type, dumps(front_end_error(error))))
+
+    async def _outputs(self, item: Item) -> AsyncIterator[Output]:
         """Ends with a last piece, whatever happens: without one, Java lets the client wait."""
-        service, headers = self._service, item.headers
-        schema, body = None, None
+        there_is_more = asyncio.Event()
+        await self._adapters.catch_up(item)
+        task = open_item(self._model, item, lambda task: there_is_more.set())
+        del item  # it is not kept while the answer is sent
+        last = False
         try:
-            await self._adapters.catch_up(item)
-            schema = named_dialect(headers, service.schema.name, service.config.model_name, service.intake.routes)
-            service.intake.check_headers(headers, schema)
-            service.check_room()
-            decoded = await service.decode(item.body, headers, schema)
-            body = decoded.value
-            call = await service.parse(decoded, len(item.body), headers, schema)
-            del item, decoded  # neither they nor the value are kept while the answer is sent
-            body = None
-            async for made in self._answer(call, id):
-                yield made
-        except Exception as error:
-            failure = serving_error(error)
-            yield self._failed(service.refuse(failure, id, body, schema))
-
-    async def _answer(self, call: ParsedRequest, id: str) -> AsyncIterator[Output]:
-        service = self._service
-        exchange = service.exchange(call, id)
-        headers = {"Content-Type": call.reply.content_type, **ignored_header(call.ignored)}
-        try:
-            await exchange.begun
-            if exchange.failure is not None and exchange.answer is not None:
-                yield self._failed(exchange.answer)
-            elif exchange.answer is not None:
-                for data, last in pieces(exchange.answer.body, MAX_FIELD):
+            while not last:
+                await there_is_more.wait()
+                there_is_more.clear()
+                if task.error is not None and not task.committed:
+                    yield self._failed(task.take_whole())
+                    return
+                while not last and (task.unsent or task.finished):
+                    headers = {} if task.committed else headers_of(task)
+                    data = task.take(MAX_FIELD)
+                    last = task.finished and not task.unsent
                     yield output(self._writer.piece(data, last=last), headers)
-            else:
-                chunks = GatheredBody()
-                exchange.stream_to(chunks)
-                last = False
-                while not last:
-                    gathered, last = await chunks.next()
-                    for data, end in pieces(gathered, MAX_FIELD):
-                        yield output(self._writer.piece(data, last=last and end), headers)
-                        headers = {}
         finally:
-            exchange.cancel()
+            task.cancel()
 
     def _failed(self, answer: HttpResponse) -> Output:
         return output(self._writer.failure(answer), {"Content-Type": answer.content_type})

@@ -1,7 +1,8 @@
-"""From the properties of DJL's first call to a loaded engine."""
+"""Load a model from the properties of DJL's first call."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -11,20 +12,11 @@ from typing import Any
 
 from handler.config import environment, model_files
 from handler.config.loader import Config, Setting, load_config, option_key
-from handler.core.errors import ConfigError, ServingError
-from handler.engines.process.supervisor import EngineSupervisor, State
-from handler.serving.launch import (
-    adapter_home,
-    choose_engine,
-    engine_spec,
-    load_tokenizer,
-    make_batcher,
-    model_formatters,
-    start_engine,
-)
-from handler.serving.model import LoadedModel, loaded_model
-from handler.serving.preprocess import Intake
-from handler.serving.steps import StepDriver
+from handler.core.errors import ConfigError
+from handler.engines.process.engine_loop import Spec
+from handler.plugins.loading import Formatters
+from handler.serving.loading import choose_engine, load_model, model_formatters
+from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.djl")
 
@@ -32,7 +24,6 @@ _RECOMMENDED_SIZE = "32"
 """DJL Serving's LmiConfigRecommender sets it where a user set none. In async mode Java itself has no such limit."""
 
 _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
-_TICK = 0.5  # seconds between looks at the engine while nobody asks for anything
 
 
 def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
@@ -40,7 +31,7 @@ def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
 
     Args:
         properties: of the first call.
-        steps_all_ranks: `Dialect.steps_all_ranks`.
+        steps_all_ranks: `DjlVersion.steps_all_ranks`.
 
     Raises:
         ConfigError: this Java side would wait for the answers of all ranks and take the last one's.
@@ -51,28 +42,51 @@ def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
     return rank not in ("", "0")
 
 
-def load(properties: Mapping[str, Any], *, asynchronous: bool) -> LoadedModel:
-    """Start the engine and load the tokenizer.
-
-    The engine's process ends with the thread that calls this.
+def prepare(properties: Mapping[str, Any], *, asynchronous: bool) -> tuple[Config, Formatters]:
+    """Read the options and import the model directory's model.py, which runs it.
 
     Raises:
-        ConfigError: a wrong option, or something that is missing; the message says what to change.
+        ConfigError: a wrong option, or a model.py that cannot be used; the message says what to change.
     """
     config = read_config(properties, asynchronous=asynchronous)
     for warning in config.warnings:
         log.warning("%s", warning)
-    formatters = model_formatters(config, Path(properties["model_dir"]))
-    spec = engine_spec(config)
-    log.info("loading %s with %s", config.model_id or "no model", spec.engine)
-    adapters = adapter_home(config, spec, Path(properties["model_dir"]))
-    engine = start_engine(config, spec)
+    return config, model_formatters(config, Path(properties["model_dir"]))
+
+
+async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
+    """Return a model whose engine is ready. The engine's process ends with the thread that runs this.
+
+    Args:
+        directory: the model directory.
+        stepped: as in ServedModel.
+
+    Raises:
+        ConfigError: something is missing; the message says what to change.
+    """
+
+    def announce(spec: Spec) -> None:
+        log.info("loading %s with %s", config.model_id or "no model", spec.engine)
+
+    model = await load_model(config, formatters, directory, announce=announce, stepped=stepped)
     try:
-        tokenizer = load_tokenizer(spec)
+        model.start()
+        await _wait_ready(model)
     except BaseException:
-        engine.close()
+        model.close()
         raise
-    return loaded_model(config, spec, engine, tokenizer, formatters, adapters)
+    return model
+
+
+async def _wait_ready(model: ServedModel) -> None:
+    began = time.monotonic()
+    while not (await asyncio.wait({model.opened}, timeout=10))[0]:
+        log.info("still loading after %d s", time.monotonic() - began)
+    model.opened.result()
+    info = model.info
+    assert info is not None, "a ready engine has said what it is"
+    log.info("ready after %.1f s: %s %s on %s, dtype %s, %d tokens", time.monotonic() - began,
+             info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
 
 
 def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
@@ -120,38 +134,3 @@ def _own_model(directory: Path) -> str:
             f"option.model_id is not set ({model_files.DEMO!r} is a small model from PyPI), and {error}"
         ) from None
     return str(directory)
-
-
-def wait_ready(engine: EngineSupervisor) -> None:
-    """Return when the engine is loaded.
-
-    Raises:
-        ConfigError: it could not be.
-    """
-    began = time.monotonic()
-    told = 0
-    while engine.state is State.LOADING:
-        try:
-            engine.step(0.5)
-        except ServingError:
-            break  # it says why in `reason`
-        if (waited := int(time.monotonic() - began) // 10) > told:
-            told = waited
-            log.info("still loading after %d s", told * 10)
-    if not engine.ready:
-        raise ConfigError(f"the engine could not start: {engine.reason}")
-    info = engine.info
-    assert info is not None, "a ready engine has said what it is"
-    log.info("ready after %.1f s: %s %s on %s, dtype %s, %d tokens", time.monotonic() - began,
-             info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
-
-
-def step_driver(loaded: LoadedModel) -> StepDriver:
-    """The requests of a host without an event loop."""
-    config = loaded.config
-    if loaded.guides is not None:
-        loaded.guides.start()
-    batcher = make_batcher(config, loaded.engine, loaded.adapters.registry)
-    driver = StepDriver(batcher, Intake.of(loaded), log_prompts=config.log_prompts)
-    driver.look_after(_TICK)
-    return driver

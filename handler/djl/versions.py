@@ -1,4 +1,4 @@
-"""What differs between versions of DJL Serving, and what all do slowly (contract djl.md, sections 1.2 and 1.4)."""
+"""Differences between versions of DJL Serving, and a faster way to receive what djl_python reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_FIELD = environment.netty_buffer_bytes() // 2  # room for what is around it
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
 
 
-class Dialect(NamedTuple):
+class DjlVersion(NamedTuple):
     """What differs between versions; nothing else asks which one it is.
 
     Attributes:
@@ -44,12 +44,12 @@ class Dialect(NamedTuple):
         return self.length.pack(len(text)) + text
 
 
-def dialect() -> Dialect:
-    """That of the djl_python that runs us."""
+def installed_version() -> DjlVersion:
+    """Return that of the djl_python that runs us."""
     probe = bytearray()
     Output.write_utf8(probe, "")
     version = tuple(int(part) for part in djl_python.__version__.split("-")[0].split(".")[:2])
-    return Dialect(
+    return DjlVersion(
         length=struct.Struct(">h" if len(probe) == 2 else ">i"),
         json_errors=version < (0, 29),
         commits_early=version < (0, 29),

@@ -1,52 +1,43 @@
-"""What `handler.entry` calls: the first call loads, the others are answered."""
+"""The functions that `handler.entry` calls: the first call loads the model, the others are answered."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from djl_python import Input, Output
 
 from handler.core import garbage
 from handler.core.errors import ConfigError, Unavailable
-from handler.djl.adapter_calls import AsyncAdapters, SteppedAdapters, stepped_adapters
-from handler.djl.modes import Async, Dynamic, Passive, Rolling
-from handler.djl.replies import Unsent, one_line, refusal
-from handler.djl.startup import is_passive, load, step_driver, wait_ready
-from handler.djl.versions import dialect, read_ahead
-from handler.serving.service import Service
+from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
+from handler.djl.startup import is_passive, load, prepare
+from handler.djl.versions import installed_version, read_ahead
+from handler.djl.wire import one_line, refusal
+from handler.djl.worker_loop import WorkerLoop
 
 log = logging.getLogger("handler.djl")
 
-_host: Rolling | Dynamic | Async | Passive | None = None  # loaded by the first call
-_adapters: SteppedAdapters | AsyncAdapters | None = None  # loaded with it, where there is an engine
+_LOOK = 0.5  # seconds between looks at the engine while nobody asks for anything
 
-
-_LOST_STEP = (
-    "a call about an adapter came while requests were under way: DJL's rolling batch has lost its step's answer and "
-    "will restart this worker after option.predict_timeout; with option.async_mode=true such calls are safe"
-)
-"""Java keeps one future for a connection: of two calls the later one replaces the earlier one's, and gets its answer.
-If we answered both, one more answer would lie there, and each step from then on would get that of the step before."""
+_mode: Mode | Async | None = None  # loaded by the first call
 
 
 def handle(inputs: Input) -> Any:
     """An Output; in async mode, which shows by its running loop, an awaitable of one or of an iterator of them."""
-    if _host is not None and not isinstance(_host, Async):
-        return _host.answer(inputs)
-    return _handle_async(inputs) if _is_async() else _load(inputs)
+    if _mode is not None:
+        return _mode.answer(inputs)
+    properties = inputs.get_properties()
+    return _load_async(properties) if _is_async() else _load_stepped(properties)
 
 
 def adapters(inputs: Input, what: str) -> Any:
     """DJL's call to register, update or unregister (`what`) a LoRA adapter."""
-    if _adapters is not None:
-        answer = _adapters.answer(inputs, what)
-        if isinstance(_host, Rolling) and _host.is_stepping:
-            log.error("%s", _LOST_STEP)
-            return Unsent()
-        return answer
-    output = Output() if _host is not None else refusal(Unavailable("Model is not ready"))
+    if _mode is not None:
+        return _mode.change_adapter(inputs, what)
+    output = refusal(Unavailable("Model is not ready"))
     return _awaitable(output) if _is_async() else output
 
 
@@ -62,40 +53,34 @@ async def _awaitable(output: Output) -> Output:
     return output
 
 
-def _load(inputs: Input) -> Output:
-    global _host, _adapters
-    properties = inputs.get_properties()
+def _load_stepped(properties: Mapping[str, Any]) -> Output:
+    global _mode
     try:
-        spoken = dialect()
-        if is_passive(properties, steps_all_ranks=spoken.steps_all_ranks):
-            _host = Passive()
+        version = installed_version()
+        if is_passive(properties, steps_all_ranks=version.steps_all_ranks):
+            _mode = Passive()
             return Output()
-        loaded = load(properties, asynchronous=False)
-        wait_ready(loaded.engine)
-        driver = step_driver(loaded)
-        _adapters = stepped_adapters(loaded, driver)
-        if loaded.config.rolling_batch != "disable" or (spoken.always_steps and "rolling_batch" in properties):
-            _host = Rolling(driver, spoken)
+        config, formatters = prepare(properties, asynchronous=False)
+        loop = WorkerLoop()
+        model = loop.run(load(config, formatters, Path(properties["model_dir"]), stepped=True))
+        if config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties):
+            _mode = Rolling(model, loop, version)
         else:
-            _host = Dynamic(driver, loaded.config)
-    except Exception as error:
+            _mode = Dynamic(model, loop)
+        loop.look_after(_LOOK)
+    except Exception as error:  # Java is told of it, whatever it is
         return _cannot_start(error)
     return _started()
 
 
-async def _handle_async(inputs: Input) -> Any:
-    global _host, _adapters
-    if isinstance(_host, Async):
-        return await _host.answer(inputs)
+async def _load_async(properties: Mapping[str, Any]) -> Output:
+    """On djl_python's own loop, which is not ours to stop."""
+    global _mode
     try:
-        loaded = load(inputs.get_properties(), asynchronous=True)  # on this thread, with which the engine would end
-        await asyncio.to_thread(wait_ready, loaded.engine)
-        service = Service(loaded)
-        service.start()
-        await service.opened
-        _adapters = AsyncAdapters(service, dialect())
-        _host = Async(service, _adapters, dialect())
-    except Exception as error:
+        config, formatters = prepare(properties, asynchronous=True)
+        model = await load(config, formatters, Path(properties["model_dir"]), stepped=False)
+        _mode = Async(model, installed_version())
+    except Exception as error:  # Java is told of it, whatever it is
         return _cannot_start(error)
     return _started()
 

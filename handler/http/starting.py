@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.core.errors import Unavailable
 from handler.http.asgi import send_json
 from handler.protocols.base import front_end_error
-from handler.serving.preprocess import request_id
-from handler.serving.service import Service
+from handler.serving.headers import request_id
+from handler.serving.model import ServedModel
 
 
 class StartingApp:
@@ -22,14 +22,14 @@ class StartingApp:
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._draining = False
-        self._service: Service | None = None
+        self._model: ServedModel | None = None
         self._app: ASGIApp = self._refuse
 
-    def open(self, service: Service, app: ASGIApp) -> None:
+    def open(self, model: ServedModel, app: ASGIApp) -> None:
         """Hand all later requests to `app`."""
-        self._service, self._app = service, app
+        self._model, self._app = model, app
         if self._draining:
-            service.drain()
+            model.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -37,16 +37,16 @@ class StartingApp:
     @property
     def num_requests(self) -> int:
         """Requests that are being answered; refusals do not count."""
-        return self._service.num_requests if self._service is not None else 0
+        return self._model.num_requests if self._model is not None else 0
 
     def drain(self) -> None:
         self._draining = True
-        if self._service is not None:
-            self._service.drain()
+        if self._model is not None:
+            self._model.drain()
 
     def give_up(self) -> None:
-        if self._service is not None:
-            self._service.give_up()
+        if self._model is not None:
+            self._model.give_up()
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}

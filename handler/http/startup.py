@@ -1,4 +1,4 @@
-"""The embedded server: engine, tokenizer and HTTP brought up together, without Java or Docker."""
+"""Start the embedded server: load the model while a listening socket answers 503, then serve until a signal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import contextlib
 import logging
 import socket
 import sys
-from functools import partial
 
 from handler.config.loader import Config
 from handler.core import child_processes, event_loop, garbage
-from handler.core.errors import ConfigError
 from handler.engines.base import EngineInfo
+from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App
 from handler.http.security.access import OPEN, Access
@@ -21,10 +20,8 @@ from handler.http.server import BACKLOG, Server, bind
 from handler.http.starting import CLEAR, Progress, StartingApp
 from handler.http.stop_signals import StopSignals
 from handler.plugins.loading import Formatters
-from handler.serving.daemon_thread import aside
-from handler.serving.launch import adapter_home, engine_spec, load_tokenizer, model_formatters, start_engine
-from handler.serving.model import LoadedModel, loaded_model
-from handler.serving.service import Service
+from handler.serving.loading import load_model, model_formatters
+from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.server")
 
@@ -85,26 +82,21 @@ async def _serve(
     return 0
 
 
-async def _load(config: Config, formatters: Formatters, progress: Progress) -> LoadedModel:
-    """Convert the model's files where that is needed, and start the engine, which loads in its own process.
+async def _load(config: Config, formatters: Formatters, progress: Progress) -> ServedModel:
+    """Load the model, and show what takes so long.
 
     Raises:
         ConfigError: the model or the engine cannot be had.
     """
-    spec = await aside(partial(engine_spec, config))
-    adapters = adapter_home(config, spec)
-    what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
-    progress.start(f"{what} {spec.engine}")
-    engine = start_engine(config, spec)
-    try:
-        tokenizer = await aside(partial(load_tokenizer, spec))
-        return loaded_model(config, spec, engine, tokenizer, formatters, adapters)
-    except BaseException:
-        engine.close()
-        raise
+
+    def announce(spec: Spec) -> None:
+        what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
+        progress.start(f"{what} {spec.engine}")
+
+    return await load_model(config, formatters, announce=announce)
 
 
-async def _abandon(loading: asyncio.Task[LoadedModel]) -> None:
+async def _abandon(loading: asyncio.Task[ServedModel]) -> None:
     """End the loading of a model that nobody waits for any more, with what it has begun."""
     if not loading.done():
         child_processes.stop_all()
@@ -112,11 +104,11 @@ async def _abandon(loading: asyncio.Task[LoadedModel]) -> None:
         loading.cancel()
         await asyncio.wait({loading})
     if not loading.cancelled() and loading.exception() is None:
-        loading.result().engine.close()
+        loading.result().close()
 
 
 async def _serve_model(
-    loaded: LoadedModel,
+    model: ServedModel,
     app: StartingApp,
     access: Access,
     hosts: AllowedHosts,
@@ -125,29 +117,25 @@ async def _serve_model(
     listener: socket.socket,
     progress: Progress,
 ) -> None:
-    engine = loaded.engine
-
     def changed(state: State) -> None:
         if state is not State.LOADING:
             progress.stop()
         if state is State.CLOSED:
             server.stop()
-        elif state is State.READY and not engine.restarts:
-            print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(engine.info)}", file=sys.stderr)
+        elif state is State.READY and not model.restarts:
+            print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model.info)}", file=sys.stderr)
             print(_greeting(listener, access), file=sys.stderr, flush=True)
 
     garbage.keep_collecting()
-    service = Service(loaded)
-    app.open(service, App(service, access, hosts))
-    service.start(changed)
+    app.open(model, App(model, access, hosts))
+    model.start(changed)
     try:
         await serving
     finally:
-        service.close()
-    if engine.info is None and not service.draining:
-        raise ConfigError(f"the engine could not start: {engine.reason}")
-    if service.opened.done():
-        service.opened.result()  # raises what is wrong with an adapter
+        model.close()
+    failure = model.opened.exception() if model.opened.done() else None
+    if failure is not None and not model.draining:
+        raise failure
 
 
 def _describe(info: EngineInfo | None) -> str:

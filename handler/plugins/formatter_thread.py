@@ -23,7 +23,6 @@ LIMIT = 10.0
 """Seconds that a call may take, from when it starts to run."""
 
 _TURN = 0.01  # seconds for which one request's deltas are formatted before the next request's turn
-_SETTLE = 0.01  # seconds that a step waits for what was just handed over
 
 _Made = list[tuple[int, Delta, bytes, bool]]  # of each delta: its request's number, itself, its bytes, the end
 Post = Callable[[Callable[[], None]], object]
@@ -57,7 +56,6 @@ class FormatterThread:
         self._lock = threading.Lock()
         self._running: _Job | None = None  # under the lock; who finds another job than its own there was replaced
         self._closed = threading.Event()
-        self.num_pending = 0  # of `run`
         self._start(self._work)
         self._start(self._watch)
 
@@ -70,15 +68,10 @@ class FormatterThread:
     def run(self, then: Callable[[Future[Any]], None], title: str, function: Callable[..., Any], *args: Any) -> None:
         """The same, but the host's own thread calls `then` with it when it is there; to be called by that thread."""
 
-        def returned(future: Future[Any]) -> None:
-            self.num_pending -= 1
-            then(future)
-
         def done(future: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
-                self._post(functools.partial(returned, future))
+                self._post(functools.partial(then, future))
 
-        self.num_pending += 1
         self.submit(title, function, *args).add_done_callback(done)
 
     def close(self) -> None:
@@ -121,24 +114,6 @@ class FormatterThread:
             error = FormatterFailed(f"{job.title} did not end within {self._limit:g} s")
             log.error("%s; its thread is left to itself", error.message)
             job.future.set_exception(error)
-
-
-class SteppedFormatterThread(FormatterThread):
-    """For a host without an event loop, which calls `settle` in each of its steps."""
-
-    def __init__(self, limit: float = LIMIT) -> None:
-        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        super().__init__(self._posted.put, limit)
-
-    def settle(self) -> None:
-        """Take what is there, and wait a moment for what is not."""
-        deadline = time.monotonic() + _SETTLE
-        while self.num_pending:
-            try:
-                call = self._posted.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            call()
 
 
 def _forget(index: int, delta: Delta) -> None:

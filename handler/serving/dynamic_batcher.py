@@ -7,7 +7,7 @@ import asyncio
 from handler.core.errors import Overloaded
 
 
-class BatchGate:
+class DynamicBatcher:
     """Lets requests in a batch at a time.
 
     Args:
@@ -23,7 +23,7 @@ class BatchGate:
         self._max_queued = max_queued
         self._timeout = timeout
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
-        self._running = 0
+        self._num_running = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -35,7 +35,12 @@ class BatchGate:
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
 
-    async def __aenter__(self) -> None:
+    async def join(self) -> None:
+        """Return when the request's batch begins; `leave` must follow.
+
+        Raises:
+            Overloaded: the queue is full, or it has waited too long.
+        """
         self.check_room()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = None
@@ -44,18 +49,16 @@ class BatchGate:
             done, _ = await asyncio.wait({turn}, timeout=self._timeout)
         except asyncio.CancelledError:
             if turn not in self._waiting:  # its batch had begun
-                self._leave()
+                self.leave()
             self._forget(turn)
             raise
         if not done:
             self._forget(turn)
             raise Overloaded(f"waited {self._timeout:g} s for a batch (option.predict_timeout)")
 
-    async def __aexit__(self, *error: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        self._running -= 1
+    def leave(self) -> None:
+        """The request has ended: the next batch may begin when all of this one have."""
+        self._num_running -= 1
         self._consider()
 
     def _forget(self, turn: asyncio.Future[None]) -> None:
@@ -66,7 +69,7 @@ class BatchGate:
 
     def _consider(self) -> None:
         """Start a batch if the last one has ended and this one is full; else give it `delay` to fill."""
-        if self._running or not self._waiting:
+        if self._num_running or not self._waiting:
             return
         if len(self._waiting) >= self._size:
             self._start()
@@ -80,4 +83,4 @@ class BatchGate:
         for turn in list(self._waiting)[: self._size]:
             del self._waiting[turn]
             turn.set_result(None)
-            self._running += 1
+            self._num_running += 1

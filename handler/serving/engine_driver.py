@@ -1,4 +1,4 @@
-"""Drives a batcher from an event loop: every message of the engine is one wake-up, whatever it holds."""
+"""Drive a batcher from an event loop: each message of the engine is one wake-up, whatever it holds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from handler.core.errors import InternalError
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
-from handler.http.streaming import Writer
 from handler.scheduler.batcher import Batcher
 
-log = logging.getLogger("handler.pump")
+log = logging.getLogger("handler.driver")
 
 Sink = Callable[[Delta], None]
 
@@ -21,10 +21,18 @@ _TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too
 _SHORT_TICK = 0.2  # while no engine is ready, or requests wait
 
 
-class Pump:
+class Notified(Protocol):
+    """A request whose host wants to know of new bytes."""
+
+    def tell(self) -> None:
+        """Call the host."""
+
+
+class EngineDriver:
     """All methods belong to the event loop's thread.
 
     Attributes:
+        loop: the event loop.
         sinks: who gets a delta, by the batcher's id.
         num_tokens: that have come so far.
     """
@@ -33,26 +41,31 @@ class Pump:
         self._batcher = batcher
         self.sinks: dict[int, Sink] = {}
         self.num_tokens = 0
-        self._chunks: list[tuple[Writer, bytes, bool]] = []
-        self._loop = asyncio.get_running_loop()
+        self._notified: list[Notified] = []
+        self.loop = asyncio.get_running_loop()
         self._fd: int | None = None
-        self._timer = self._loop.call_later(_SHORT_TICK, self._tick)
+        self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
 
     def watch(self, fd: int | None) -> None:
         """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
         if self._fd is not None:
-            self._loop.remove_reader(self._fd)
+            self.loop.remove_reader(self._fd)
         self._fd = fd
         if fd is not None:
-            self._loop.add_reader(fd, self._step)
+            self.loop.add_reader(fd, self._step)
         else:  # the next one is started by a tick
             self._tick_in(_SHORT_TICK)
 
     def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
-        """`sink` gets the request's deltas until the finishing one, `started` is called when the engine gets it.
+        """Submit a request; return its id.
+
+        Args:
+            sink: gets its deltas until the finishing one.
+            started: called when the engine gets it.
 
         Raises:
             Overloaded: the queue is full.
+            InvalidPayload: its adapter was dropped since it was parsed.
         """
         id = self._batcher.submit(request, prompt, started)
         self.sinks[id] = sink
@@ -62,13 +75,22 @@ class Pump:
         if self.sinks.pop(id, None) is not None:
             self._batcher.cancel(id)
 
-    def write(self, writer: Writer, data: bytes, *, last: bool) -> None:
-        """Send `data` at the end of this step.
+    def notify(self, task: Notified) -> None:
+        """Tell a request's host at the end of this step.
 
-        All of a step's chunks are written in a row: a write between two computations finds its reader asleep again,
+        So all of a step's bytes are written in a row. A write between two computations finds its reader asleep again,
         and waking it costs more than all that we compute for a token.
         """
-        self._chunks.append((writer, data, last))
+        self._notified.append(task)
+
+    def flush(self) -> None:
+        """Tell the hosts now. A step does so at its end; whoever notifies at another time calls this."""
+        tasks, self._notified = self._notified, []
+        for task in tasks:
+            try:
+                task.tell()
+            except Exception:  # one client's host must not stop the others'
+                log.exception("bytes could not be handed over: a bug")
 
     def close(self) -> None:
         self.watch(None)
@@ -81,7 +103,7 @@ class Pump:
 
     def _tick_in(self, seconds: float) -> None:
         self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._tick)
+        self._timer = self.loop.call_later(seconds, self._tick)
 
     def _step(self) -> None:
         sinks = self.sinks
@@ -96,15 +118,6 @@ class Pump:
                 log.exception("an answer could not be written: a bug")
                 self.cancel(delta.id)
                 failure = InternalError.of(error)
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # it has been logged, and its request is ended
                     sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
         self.flush()
-
-    def flush(self) -> None:
-        """Send what was written; a step does so at its end, who writes at another time does it himself."""
-        chunks, self._chunks = self._chunks, []
-        for writer, data, last in chunks:
-            try:
-                writer.write(data, last=last)
-            except Exception:
-                log.exception("a chunk could not be sent: a bug")

@@ -1,42 +1,291 @@
-"""A model as a host serves it."""
+"""A served model: its state, its adapters, and the requests that are open."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import asyncio
+import functools
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 from handler.config.loader import Config
-from handler.engines.base import Tokenizer
-from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import EngineSupervisor
+from handler.core.daemon_thread import run_in_daemon_thread
+from handler.core.errors import ConfigError, ServingError, Unavailable, serving_error
+from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.loading import Formatters
 from handler.protocols import registry
 from handler.protocols.base import Schema, ServerContext
-from handler.scheduler.lora.registry import AdapterHome
-from handler.serving.launch import make_validator, schema_context
+from handler.scheduler.batcher import Batcher
+from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Registered
+from handler.serving.admission import Admission
+from handler.serving.dynamic_batcher import DynamicBatcher
+from handler.serving.engine_driver import EngineDriver
+from handler.serving.headers import Headers, request_id
+from handler.serving.metrics import Metrics
+from handler.serving.preprocess import NO_FORMATTERS, Preprocessor
+from handler.serving.request_task import RequestTask
+from handler.serving.route_override import InferenceRoutes
+from handler.serving.stats import RequestStats
 
 
-class LoadedModel(NamedTuple):
-    """All that a host needs; the engine may still be loading."""
-
-    config: Config
-    engine: EngineSupervisor
-    tokenizer: Tokenizer
-    schema: Schema
-    context: ServerContext
-    formatters: Formatters
-    adapters: AdapterHome
-    guides: StructuredOutputValidator | None = None
+def _nobody(task: RequestTask) -> None:
+    pass
 
 
-def loaded_model(
-    config: Config,
-    spec: Spec,
-    engine: EngineSupervisor,
-    tokenizer: Tokenizer,
-    formatters: Formatters,
-    adapters: AdapterHome,
-) -> LoadedModel:
-    schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-    context = schema_context(config, spec, adapters.registry)
-    return LoadedModel(config, engine, tokenizer, schema, context, formatters, adapters, make_validator(spec, engine))
+class ServedModel:
+    """One model on one event loop, which it is made on; it neither owns nor stops the loop.
+
+    Args:
+        engine: started, perhaps still loading.
+        tokenizer: used on threads.
+        guides: what tries clients' structured output; None where nothing has to be tried.
+        stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: EngineSupervisor,
+        tokenizer: Tokenizer,
+        context: ServerContext,
+        adapters: AdapterHome,
+        formatters: Formatters = NO_FORMATTERS,
+        guides: StructuredOutputValidator | None = None,
+        *,
+        stepped: bool = False,
+    ) -> None:
+        self.config = config
+        self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
+        self.routes = InferenceRoutes(config.model_name, self.schema.name, registry.routes(config.root_schema))
+        self.preprocessor = Preprocessor(
+            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, guides=guides
+        )
+        self.context = self.preprocessor.context
+        self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
+        self.draining = False
+        self.num_requests = 0  # being read or answered, the last byte's delivery included
+        self.started_at = time.time()
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the engine is ready and has the adapters that lie beside the model; a ConfigError says why it
+        cannot be."""
+        self._opening: asyncio.Task[None] | None = None
+        self._closing = False
+        self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
+        self._engine = engine
+        self._guides = guides
+        self._batches: DynamicBatcher | None = None
+        if config.rolling_batch == "disable" and not stepped:
+            self._batches = DynamicBatcher(
+                config.batch_size, config.max_batch_delay / 1000, config.job_queue_size, config.predict_timeout
+            )
+        self._batcher = Batcher(
+            engine,
+            adapters.registry,
+            max_active=config.max_rolling_batch_size,
+            max_queued=config.job_queue_size,
+            queue_timeout=config.predict_timeout,
+            time_limit=config.request_time_limit or 0.0,
+        )
+        self._driver = EngineDriver(self._batcher)
+        self._adapters_at_start = adapters.at_start
+        self.adapters = adapters.registry
+        self.metrics = Metrics(
+            queued=lambda: self.num_queued,
+            active=lambda: self._batcher.num_active,
+            tokens=lambda: self._driver.num_tokens,
+        )
+
+    # -- one request ---------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        headers: Headers,
+        schema: Schema | None = None,
+        *,
+        route: str | None = None,
+        id: str = "",
+        on_bytes: Callable[[RequestTask], object] = _nobody,
+    ) -> RequestTask:
+        """Begin a request: check its headers, and the room for it. Its body goes to the task's `start`, or `parse`.
+
+        Raises nothing: a refusal is the task's answer.
+
+        Args:
+            headers: names in lower case.
+            schema: the dialect of the route that it came by; None stands for the configured one.
+            route: the path that the request names in place of the one it came by.
+            id: by default what the headers say, or a new one.
+            on_bytes: as in RequestTask.
+        """
+        error: Exception | None = None
+        try:
+            if route is not None:
+                schema = self.routes.schema(route)
+            self.preprocessor.check_headers(headers, schema)
+            self.check_room()
+        except Exception as refused:  # one client's headers must not stop the others
+            error = refused
+        stats = RequestStats(id or request_id(headers), self.metrics, log_prompts=self.config.log_prompts)
+        task = RequestTask(self.admission, self._driver, stats, headers, schema, on_bytes, self._batches)
+        if error is not None:
+            task.refuse(serving_error(error))
+        self._tasks.add(task)
+        return task
+
+    def refused(
+        self, error: ServingError, schema: Schema | None = None, *, id: str = "-", body: Any = None
+    ) -> RequestTask:
+        """Return the task of a request that is refused without being opened; it is counted.
+
+        Args:
+            body: decoded, if it came to that.
+        """
+        stats = RequestStats(id, self.metrics)
+        task = RequestTask(self.admission, self._driver, stats, {}, schema, _nobody)
+        task.refuse(error, body)
+        return task
+
+    def check_room(self) -> None:
+        """Raises `Unavailable` when a new request would be turned away."""
+        if self.draining:
+            raise Unavailable("the server is stopping")
+        if self._engine.state is State.CLOSED:
+            raise Unavailable(f"the engine is down: {self.reason}")
+        self._check_open()
+        (self._batches or self._batcher).check_room()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def start(self, on_state: Callable[[State], None] = lambda state: None) -> None:
+        """Listen to the engine; `on_state` is told of its state, now and at every change.
+
+        It is ready for others when it has the adapters that lie beside the model; one that is broken closes it.
+        """
+
+        def changed(state: State) -> None:
+            if state is State.READY and not self.opened.done():
+                if self._adapters_at_start:
+                    self._opening = asyncio.ensure_future(self._load_adapters())
+                    self._opening.add_done_callback(lambda _: changed(State.READY if self._is_open else State.CLOSED))
+                    return
+                self.opened.set_result(None)
+            if state is State.CLOSED and not self.opened.done() and not self._closing:
+                self.opened.set_exception(ConfigError(f"the engine could not start: {self.reason}"))
+            self.metrics.ready.set(state is State.READY)
+            if state is State.READY and self._guides is not None:
+                self._guides.start()
+            if state is State.RESTARTING:
+                self.metrics.restarts.inc()
+            on_state(state)
+
+        self._engine.attach(watch=self._driver.watch, on_change=changed)
+
+    def drain(self) -> None:
+        """Refuse new work from now on; what is under way goes on."""
+        self.draining = True
+
+    def give_up(self) -> None:
+        """End what is under way with an error that the clients can read."""
+        for task in list(self._tasks):
+            task.fail(Unavailable("the server stopped before the answer was complete"))
+
+    def close(self) -> None:
+        """End the engine and the threads; a second call changes nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._driver.close()
+        self._engine.close()
+        if self._guides is not None:
+            self._guides.close()
+        self.admission.close()
+
+    @property
+    def state(self) -> str:
+        if self.draining:
+            return "stopping"
+        state = self._engine.state
+        return State.LOADING.value if state is State.READY and not self._is_open else state.value
+
+    @property
+    def reason(self) -> str:
+        """Why the engine cannot serve, where that is known."""
+        return self._engine.reason
+
+    @property
+    def healthy(self) -> bool:
+        return self._engine.ready and self._is_open and not self.draining
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._engine.info
+
+    @property
+    def restarts(self) -> int:
+        """Engines that were lost and started again."""
+        return self._engine.restarts
+
+    @property
+    def num_queued(self) -> int:
+        return self._batcher.num_queued + (self._batches.num_waiting if self._batches else 0)
+
+    @property
+    def _is_open(self) -> bool:
+        return self.opened.done() and self.opened.exception() is None
+
+    def _check_open(self) -> None:
+        """Raises `Unavailable` when it stops, or has not yet those beside the model, whose numbers are the first."""
+        if self.draining:
+            raise Unavailable("the server is stopping")
+        if not self._is_open:
+            raise Unavailable(f"Model is not ready: {self.config.model_name}")
+
+    # -- adapters ------------------------------------------------------------------------------------------------
+
+    async def register_adapter(self, name: str, src: str, *, preload: bool) -> Registered:
+        """Return when requests may name it.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        self._check_open()
+        path = await run_in_daemon_thread(functools.partial(self.adapters.path, src))
+        begin = functools.partial(self.adapters.register, name, path, preload=preload)
+        registered = await self.change_adapter(begin)
+        assert registered is not None, "what was registered is there"
+        return registered
+
+    async def update_adapter(self, name: str, src: str | None, *, preload: bool | None) -> None:
+        """Return when requests that name it get the new one; without `src`, from where it came.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        src = self.adapters.get(name).adapter.path if src is None else src
+        path = await run_in_daemon_thread(functools.partial(self.adapters.path, src))
+        await self.change_adapter(functools.partial(self.adapters.update, name, path=path, preload=preload))
+
+    async def change_adapter(self, begin: Change) -> Registered | None:
+        """Return what stands under the name then. The change goes on when its awaiter is cancelled.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        begin(lambda outcome: None if done.done() else done.set_result(outcome))
+        outcome = await done
+        if isinstance(outcome, ServingError):
+            raise outcome
+        return outcome
+
+    async def _load_adapters(self) -> None:
+        for name, path in self._adapters_at_start.items():
+            try:
+                await self.change_adapter(functools.partial(self.adapters.register, name, path))
+            except Exception as error:  # whatever is wrong with it keeps the model from being served
+                message = f"the adapter {name} cannot be used: {serving_error(error).message}"
+                return self.opened.set_exception(ConfigError(message))
+        self.opened.set_result(None)

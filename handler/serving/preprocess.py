@@ -1,11 +1,9 @@
-"""From a request as it arrives, headers and bytes, to what the engine gets: the same for every host."""
+"""Check a request's headers, parse its body, and turn its prompts into token ids."""
 
 from __future__ import annotations
 
 import re
-import urllib.parse
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,22 +16,16 @@ from handler.engines.structured_output.validator import StructuredOutputValidato
 from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.loading import Formatters
-from handler.protocols import registry
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.readers.body import decode, decode_text
+from handler.serving.headers import Headers, media_type
 from handler.serving.large_bodies import LARGE, LargeBodies
-from handler.serving.model import LoadedModel
-
-Headers = Mapping[str, str]
-"""A request's headers, names in lower case."""
 
 NO_FORMATTERS = Formatters()
 
 _JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
-
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 _REFUSED = (
     ("x-amzn-sagemaker-session-id", "stateful sessions are"),
@@ -54,7 +46,7 @@ class Decoded(NamedTuple):
     given: Any = None
 
 
-class Intake:
+class Preprocessor:
     """Reads and checks requests. Thread-safe.
 
     Args:
@@ -64,7 +56,6 @@ class Intake:
         engine_info: what the engine says of itself; None while it has not been loaded.
         formatters: what a model.py has the bodies read and the answers written by.
         guides: tries what clients send; None where nothing has to be tried.
-        routes: the other dialects', by path.
     """
 
     def __init__(
@@ -75,10 +66,8 @@ class Intake:
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
         guides: StructuredOutputValidator | None = None,
-        routes: Mapping[str, Schema] | None = None,
     ) -> None:
         self.schema = schema
-        self.routes = routes or {}
         self.large_bodies = LargeBodies()
         self.runs_model_py = formatters.input is not None or formatters.output is not None
         self._output_formatter = formatters.output
@@ -94,24 +83,9 @@ class Intake:
             chat_template=tokenizer.chat_template,
             most_tokens=self._most_tokens,
         )
-        self.model_name = context.model_names[0]
         self._tokenizer = tokenizer
         self._engine_info = engine_info
         self._guides = guides
-
-    @classmethod
-    def of(cls, loaded: LoadedModel) -> Intake:
-        """That of a model that a host serves."""
-        engine = loaded.engine
-        return cls(
-            loaded.schema,
-            loaded.context,
-            loaded.tokenizer,
-            lambda: engine.info,
-            loaded.formatters,
-            loaded.guides,
-            registry.routes(loaded.config.root_schema),
-        )
 
     def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
@@ -129,7 +103,7 @@ class Intake:
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
-        media = _media_type(headers)
+        media = media_type(headers)
         if self._any_media if schema is None else schema.any_media:
             return
         is_prompt = media == "text/plain" and schema is None
@@ -277,23 +251,6 @@ def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
             raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
 
 
-def request_id(headers: Headers) -> str:
-    """DJL's or SageMaker's own id, or the client's where it sends a harmless one, else a new one."""
-    for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
-        if _REQUEST_ID.fullmatch(found := headers.get(name, "").strip()):
-            return found
-    return str(uuid.uuid4())
-
-
-def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """The answer's header that reports names that mean nothing here.
-
-    They are the client's own text: quoted, so that they fit a header, and cut to what SageMaker lets through.
-    """
-    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
-    return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
-
-
 class FormatterTokenizer:
     """What input formatters get as `tokenizer`. Thread-safe."""
 
@@ -310,8 +267,4 @@ def _decoded(body: bytes, headers: Headers) -> Any:
 
 def _is_plain(headers: Headers) -> bool:
     """Whether the body is a prompt."""
-    return _media_type(headers) == "text/plain"
-
-
-def _media_type(headers: Headers) -> str:
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
+    return media_type(headers) == "text/plain"

@@ -1,160 +1,279 @@
-"""One request in flight on an event loop: from the parsed call to its last byte, or to the client's going away."""
+"""One request in flight: from its headers to its last byte, or to its client's going away."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from handler.core.errors import InternalError, ServingError, Unavailable, serving_error
+from handler.core.errors import ServingError, Unavailable, serving_error
+from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
-from handler.http.streaming import Writer
-from handler.plugins.formatter_thread import FormatterThread, ThreadedReply
-from handler.protocols.base import Headers, HttpResponse, ParsedRequest
-from handler.serving.engine_driver import Pump
-from handler.serving.stats import Record
+from handler.plugins.formatter_thread import ThreadedReply
+from handler.protocols.base import Headers as ResponseHeaders
+from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
+from handler.serving.admission import Admission
+from handler.serving.dynamic_batcher import DynamicBatcher
+from handler.serving.engine_driver import EngineDriver
+from handler.serving.headers import Headers
+from handler.serving.stats import RequestStats
 
-log = logging.getLogger("handler.exchange")
 
-Encode = Callable[[Request], Awaitable[tuple[Request, Prompt]]]
+class RequestTask:
+    """Takes a request's deltas, and keeps the bytes of its answer until its host takes them.
 
-
-class Exchange:
-    """Collects what comes back for a call and says where it goes.
-
-    `begun` resolves when there is something to answer: then either `answer` holds a whole one, or the bytes of a
-    stream have begun and `stream_to` says where they go from now on.
+    A failure becomes the whole answer while nothing has been taken, and the stream's last line afterwards.
 
     Args:
-        call: what was asked, with the reply that renders it.
-        encode: checks a request and turns its text into ids; may raise ServingError.
-        gate: entered before the requests are put to the engine, left when they have ended.
-        formatters: where a model.py's functions run; None where there are none.
+        headers: the request's, names in lower case.
+        schema: the route's own dialect; None stands for the configured one.
+        on_bytes: called with this task when there is something to take, when the engine begins to answer, and at the
+            end; at the end of the engine's step, once for all that it brought.
+        batches: which the request must join before it goes to the engine; None where it need not.
+
+    Attributes:
+        status, content_type: of the answer; settled when `begun`.
+        error: why the whole answer is a failure; None where it is not.
+        unsent: bytes that nobody has taken yet.
+        begun: the engine has answered, or the request was refused.
+        committed: some bytes have been taken, or the host has sent the headers: the status cannot change any more.
+        finished: nothing more comes.
+        parsed: None until the body has been parsed.
     """
+
+    __slots__ = (
+        "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver", "_headers", "_ids",
+        "_in_batch", "_notified", "_reply", "_schema", "_size", "_stats", "_threaded", "begun", "committed", "error",
+        "finished", "on_bytes", "parsed", "status", "unsent",
+    )  # fmt: skip
 
     def __init__(
         self,
-        call: ParsedRequest,
-        *,
-        encode: Encode,
-        gate: AbstractAsyncContextManager[object],
-        pump: Pump,
-        record: Record,
-        formatters: FormatterThread | None = None,
+        admission: Admission,
+        driver: EngineDriver,
+        stats: RequestStats,
+        headers: Headers,
+        schema: Schema | None,
+        on_bytes: Callable[[RequestTask], object],
+        batches: DynamicBatcher | None = None,
     ) -> None:
-        self._call = call
-        self._encode = encode
-        self._gate = gate
-        self._pump = pump
-        self._record = record
-        self._reply = call.reply
+        self._admission = admission
+        self._driver = driver
+        self._stats = stats
+        self._headers = headers
+        self._schema = schema
+        self._batches = batches
+        self._in_batch = False
+        self._background: asyncio.Task[None] | None = None
+        self._size = 0  # of the body
+        self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
-        if call.formatter and formatters is not None:
-            self._reply = self._threaded = ThreadedReply(call.reply, call.formatter, formatters, self._deliver)
-        self._ids: set[int] = set()
-        self._ended = asyncio.Event()
-        self._pending: list[bytes] = []
-        self._writer: Writer | None = None
-        self.answer: HttpResponse | None = None
-        self.failure: ServingError | None = None  # what `answer` is about, where it is not the answer asked for
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.ensure_future(self._run())
+        self._ids: list[int] = []  # the batcher's
+        self._notified = False
+        self._content_type = ""
+        self.on_bytes = on_bytes
+        self.parsed: ParsedRequest | None = None
+        self.status = 200
+        self.error: ServingError | None = None
+        self.unsent: list[bytes] = []
+        self.begun = False
+        self.committed = False
+        self.finished = False
 
-    async def _run(self) -> None:
+    # -- what the host sends -------------------------------------------------------------------------------------
+
+    @property
+    def content_type(self) -> str:
+        """JSON's until it is known."""
+        if self._content_type:
+            return self._content_type
+        return JSON.content_type if self._reply is None else self._reply.content_type
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer comes in parts. A refusal does not."""
+        return self.parsed is not None and self.parsed.streams and self.error is None
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """The parameters that mean nothing here."""
+        return () if self.parsed is None else self.parsed.ignored
+
+    def dialect_headers(self) -> ResponseHeaders:
+        """The dialect's own headers, for the answer that has begun."""
+        if self.parsed is None or self.error is not None:
+            return ()
+        return self.parsed.headers(None if self.streams else self._stats.timing())
+
+    def take(self, limit: int | None = None) -> bytes:
+        """Return the bytes to send now, at most `limit` and whole characters; possibly none."""
+        unsent = self.unsent
+        if not unsent:
+            return b""
+        data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
+        unsent.clear()
+        if limit is not None and len(data) > limit:
+            end = limit
+            while data[end] & 0xC0 == 0x80:  # amid a character
+                end -= 1
+            unsent.append(data[end:])
+            data = data[:end]
+        self.committed = True
+        return data
+
+    def take_whole(self) -> HttpResponse:
+        """Return the whole answer of a request that does not stream, or was refused."""
+        return HttpResponse(self.status, self.content_type, self.take())
+
+    # -- admission -----------------------------------------------------------------------------------------------
+
+    async def parse(self, body: bytes) -> None:
+        """Parse the body; a refusal becomes the answer."""
+        if self.finished:
+            return
+        value: Any = None
+        self._size = len(body)
         try:
-            encoded = [await self._encode(request) for request in self._call.requests]
-            self._record.note_encoded()
-            async with self._gate:
-                if not self._record.outcome:  # the server may have given up meanwhile
-                    self._submit(encoded)
-                    await self._ended.wait()
-        except Exception as error:
-            self._refuse(serving_error(error))
+            decoded = await self._admission.decode(body, self._headers, self._schema)
+            value = decoded.value
+            parsed = await self._admission.parse(decoded, len(body), self._headers, self._schema)
+        except Exception as error:  # one client's body must not stop the others
+            return self.refuse(serving_error(error), value)
+        if not self.finished:  # the server may have given up meanwhile
+            self._accept(parsed)
 
-    def _submit(self, encoded: Sequence[tuple[Request, Prompt]]) -> None:
-        started = self._record.note_started
-        sink = self._feed if self._threaded is None else self._threaded.put  # as a field it would be a cycle
-        for index, (request, prompt) in enumerate(encoded):
-            self._record.num_prompt_tokens += len(prompt.ids)
-            self._reply.start(index, len(prompt.ids))
-            self._ids.add(self._pump.submit(request, prompt, functools.partial(sink, index), started))
+    def start(self, body: bytes | None = None) -> None:
+        """Go on in the background: parse the body, where that is not done yet, tokenize, join a batch, submit."""
+        if not self.finished:
+            self._background = self._driver.loop.create_task(self._run(body))
 
-    def _feed(self, index: int, delta: Delta) -> None:
-        """One delta of request number `index`: the hot path, once a token."""
-        self._record.note(delta)
-        if delta.error is not None:
-            self._record.error = delta.error.public
-            if not (self._writer or self._pending):
-                self._refuse(delta.error)
-                return
-        data = self._reply.feed(index, delta)
-        if data or self._reply.finished:
-            if self._writer is not None:
-                self._pump.write(self._writer, data, last=self._reply.finished)
-            elif self._call.streams:
-                self._pending.append(data)
-                if not self.begun.done():
-                    self.begun.set_result(None)
-            else:
-                self.answer = HttpResponse(200, self._reply.content_type, data)
-                self.begun.set_result(None)
-        if self._reply.finished:
-            self._end("failed" if delta.error is not None else "ok")
-
-    def _deliver(self, index: int, delta: Delta) -> None:
-        """A delta whose bytes were made elsewhere, outside of the pump's steps."""
-        if self._record.outcome:
+    async def _run(self, body: bytes | None) -> None:
+        if body is not None:
+            await self.parse(body)
+            del body  # it is not kept while the answer is sent
+        if self.parsed is None or self.finished:
             return
         try:
-            self._feed(index, delta)
-        except Exception as error:
-            log.exception("an answer could not be written: a bug")
-            self._feed(index, Delta(0, 0, (), Finish.ERROR, InternalError.of(error)))
-        self._pump.flush()
+            encoded = [await self._admission.encode(request, self._size) for request in self.parsed.requests]
+            self._stats.note_encoded()
+            if self._batches is not None and not self.finished:
+                await self._batches.join()
+                self._in_batch = True
+                if self.finished:
+                    self._batches.leave()
+            if not self.finished:
+                self._submit(encoded)
+        except Exception as error:  # one client's request must not stop the others
+            self.refuse(serving_error(error))
 
-    def stream_to(self, writer: Writer) -> None:
-        """From now on the bytes go to `writer`, first those that have gathered."""
-        writer.write(b"".join(self._pending), last=self._reply.finished)
-        self._pending.clear()
-        self._writer = writer
+    def _accept(self, parsed: ParsedRequest) -> None:
+        formatters = self._admission.formatters
+        self.parsed, self._reply = parsed, parsed.reply
+        if parsed.formatter and formatters is not None:
+            self._threaded = ThreadedReply(parsed.reply, parsed.formatter, formatters, self._feed_and_flush)
+            self._reply = self._threaded
+        self._stats.note_accepted(parsed)
 
-    def headers(self) -> Headers:
-        """The dialect's own, for the answer that has begun."""
-        if self.failure is not None:
-            return ()
-        return self._call.headers(None if self.answer is None else self._record.timing())
+    def _submit(self, encoded: Sequence[tuple[Request, Prompt]]) -> None:
+        assert self._reply is not None, "only what was parsed is submitted"
+        started = self._stats.note_started
+        sink = self.feed if self._threaded is None else self._threaded.put
+        for index, (request, prompt) in enumerate(encoded):
+            self._stats.num_prompt_tokens += len(prompt.ids)
+            self._reply.start(index, len(prompt.ids))
+            self._ids.append(self._driver.submit(request, prompt, functools.partial(sink, index), started))
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def feed(self, index: int, delta: Delta) -> None:
+        """Write one delta of request number `index`: the hot path, once a token. Belongs to the driver's step."""
+        if self.finished:
+            return
+        self._stats.note(delta)
+        reply = self._reply
+        if delta.error is not None or reply is None:
+            return self._fail(index, delta)
+        data = reply.feed(index, delta)
+        if data:
+            self.unsent.append(data)
+        if reply.finished:
+            self._end("ok")
+            self._notify()
+        elif data or not self.begun:
+            self.begun = True
+            self._notify()
+
+    def fail(self, error: ServingError) -> None:
+        """End the request with `error`, in the way that what was sent so far allows."""
+        self._feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
+
+    def refuse(self, error: ServingError, body: Any = None) -> None:
+        """Answer with `error` alone.
+
+        Args:
+            body: decoded, if it came to that.
+        """
+        if not self.finished:
+            self._refuse(error, body)
+            self._driver.flush()
 
     def cancel(self) -> None:
         """The client is gone: nothing more is computed for it."""
-        if not self._record.outcome:
+        if not self.finished:
             self._end("cancelled")
-            self._task.cancel()
+            if self._background is not None:
+                self._background.cancel()
 
-    def fail(self, error: ServingError) -> None:
-        """End every request of this exchange with `error`, in the way that what was sent so far allows."""
-        for index in range(len(self._call.requests)):
-            if not self._record.outcome:
-                self._feed(index, Delta(0, 0, (), Finish.ERROR, error))
+    def tell(self) -> None:
+        """Call the host. For the driver."""
+        self._notified = False
+        self.on_bytes(self)
 
-    def _refuse(self, error: ServingError) -> None:
-        self._record.error = error.public
-        # Without its traceback, which names this exchange: a cycle.
-        self.answer, self.failure = self._reply.refused(error), error.with_traceback(None)
-        outcome = "overloaded" if isinstance(error, Unavailable) else "failed" if self._record.begun else "refused"
-        self._end(outcome)
-        if not self.begun.done():
-            self.begun.set_result(None)
+    def _feed_and_flush(self, index: int, delta: Delta) -> None:
+        """Feed a delta outside of the driver's steps."""
+        try:
+            self.feed(index, delta)
+        except Exception as error:  # what rendered it has a bug
+            self.feed(index, Delta(0, 0, (), Finish.ERROR, serving_error(error)))
+        self._driver.flush()
+
+    def _fail(self, index: int, delta: Delta) -> None:
+        assert delta.error is not None, "a request is fed when it has been parsed"
+        if self._reply is None or not (self.streams and (self.committed or self.unsent)):
+            return self._refuse(delta.error)
+        self._stats.error = delta.error.public
+        self._end("failed")
+        self._notify()
+        self.unsent.append(self._reply.feed(index, delta))
+
+    def _refuse(self, error: ServingError, body: Any = None) -> None:
+        if self._reply is not None:
+            answer = self._reply.refused(error)
+        else:
+            preprocessor = self._admission.preprocessor
+            answer = (self._schema or preprocessor.schema).refused(error, body, preprocessor.context)
+        self.status, self._content_type = answer.status, answer.content_type
+        self.error = error.with_traceback(None)  # a traceback names this task: a cycle
+        self.unsent[:] = [answer.body]
+        self._stats.error = error.public
+        failed = "failed" if self._stats.engine_answered else "refused"
+        self._end("overloaded" if isinstance(error, Unavailable) else failed)
+        self._notify()
+
+    def _notify(self) -> None:
+        if not self._notified:
+            self._notified = True
+            self._driver.notify(self)
 
     def _end(self, outcome: str) -> None:
-        """Once, however it ends: the figures are written down, what is still in the engine leaves it."""
-        if self._record.outcome:
-            return
-        self._record.close(outcome)
+        """Write the figures down; what is still in the engine leaves it."""
+        self.finished = self.begun = True
+        self._stats.close(outcome)
         for id in self._ids:
-            self._pump.cancel(id)
+            self._driver.cancel(id)
         if self._threaded is not None:
             self._threaded.close()
-        self._ended.set()
+        if self._in_batch and self._batches is not None:
+            self._batches.leave()

@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from handler.http.routes.inference import _write_to
 from handler.http.streaming import WholeBody
-from handler.serving.service import Service
+from handler.serving.model import ServedModel
 from tests.environment import clean_environment
 from tests.servers import LiveServer, options, serve, wait_for
-from tests.services import echo_service
+from tests.services import begin, echo_service
 
 _STORY = """
 import gc, sys, time, weakref
@@ -52,7 +53,7 @@ def test_old_garbage_is_found_by_the_clock_unless_that_takes_too_long(crowd: int
 _WATCHED = """
 import gc, sys, time
 from handler.core import garbage
-from handler.http.routes import inference
+from handler.serving import request_task
 garbage.YOUNG_SECONDS, garbage.FULL_SECONDS = 0.1, 0.3
 keep = garbage.keep_collecting
 began, most, made = 0.0, 0.0, []
@@ -78,13 +79,13 @@ def keep_and_watch():
     keep()
     gc.callbacks.append(watch)
 
-refused = inference.Inference.refused
-def refused_with_a_cycle(self, error, request_id, body=None):
+refuse = request_task.RequestTask.refuse
+def refuse_with_a_cycle(self, error, body=None):
     made.append(id(Cycle()))
-    return refused(self, error, request_id, body)
+    return refuse(self, error, body)
 
 garbage.keep_collecting = keep_and_watch
-inference.Inference.refused = refused_with_a_cycle
+request_task.RequestTask.refuse = refuse_with_a_cycle
 from handler.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -139,14 +140,14 @@ def test_a_request_that_has_ended_is_freed_without_a_collection(parameters: dict
     asyncio.run(story())
 
 
-async def _answered(service: Service, body: dict[str, Any]) -> weakref.ref[Any]:
-    call = await service.read(httpx.Request("POST", "http://x", json=body).content, {})
-    exchange = service.exchange(call, "one")
-    await exchange.begun
-    if exchange.answer is None:
+async def _answered(model: ServedModel, body: dict[str, Any]) -> weakref.ref[Any]:
+    task, begun = begin(model, body)
+    await begun
+    assert task.parsed is not None
+    if task.streams:
         whole = WholeBody()
-        exchange.stream_to(whole)
+        _write_to(task, whole)
         assert await whole.done
     else:
-        assert exchange.answer.body
-    return weakref.ref(call.requests[0])
+        assert task.take_whole().body
+    return weakref.ref(task.parsed.requests[0])

@@ -22,7 +22,7 @@ OF_HANDLER = {
     "core": set(),
     "config": {"core"},
     "engines": {"core", "config"},
-    "scheduler": {"core", "engines.base", "engines.process"},
+    "scheduler": {"core", "engines.base"},
     "protocols": {"__version__", "core"},
     "plugins": {"core", "protocols", "formatters"},
     "formatters": {"plugins"},

@@ -17,8 +17,8 @@ from handler.http.asgi import Endpoint, read_body, send_error, send_json
 from handler.protocols.readers.body import decode
 from handler.scheduler.lora.calls import Order, read_order, required
 from handler.scheduler.lora.registry import Registered
-from handler.serving.preprocess import ignored_header
-from handler.serving.service import Service
+from handler.serving.headers import ignored_header
+from handler.serving.model import ServedModel
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
 """SageMaker's header with the name that its user knows the adapter by."""
@@ -31,9 +31,9 @@ Values = tuple[Any, tuple[str, ...]]
 
 
 class AdapterRoutes:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._adapters = service.adapters
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._adapters = model.adapters
 
     @property
     def routes(self) -> list[Route]:
@@ -50,10 +50,10 @@ class AdapterRoutes:
         self, answer: Callable[[Scope, Receive], Awaitable[Values | None]]
     ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            self._service.num_requests += 1
+            self._model.num_requests += 1
             try:
-                model = scope["path_params"].get("model", self._service.config.model_name)
-                if model != self._service.config.model_name:
+                model = scope["path_params"].get("model", self._model.config.model_name)
+                if model != self._model.config.model_name:
                     raise NotFound(f"The model {model} was not found")
                 self._adapters.check()
                 answered = await answer(scope, receive)
@@ -65,7 +65,7 @@ class AdapterRoutes:
                 failure = serving_error(error)
                 await send_error(scope, send, failure.status, failure.type, failure.message)
             finally:
-                self._service.num_requests -= 1
+                self._model.num_requests -= 1
 
         return handle
 
@@ -88,7 +88,7 @@ class AdapterRoutes:
             return None
         name = required(order.name, "name")
         src, preload = required(order.src, "src"), order.preload is not False
-        settled = await self._service.register_adapter(name, src, preload=preload)
+        settled = await self._model.register_adapter(name, src, preload=preload)
         return {**_status(scope, name, "registered"), "id": settled.number}, order.ignored
 
     async def _update(self, scope: Scope, receive: Receive) -> Values | None:
@@ -98,7 +98,7 @@ class AdapterRoutes:
         name = scope["path_params"]["adapter"]
         if order.name not in (None, name):
             raise BadRequest(f"name={order.name}: an adapter cannot be renamed")
-        await self._service.update_adapter(name, order.src, preload=order.preload)
+        await self._model.update_adapter(name, order.src, preload=order.preload)
         return _status(scope, name, "updated"), order.ignored
 
     async def _unregister(self, scope: Scope, receive: Receive) -> Values:
@@ -109,7 +109,7 @@ class AdapterRoutes:
     async def _order(self, scope: Scope, receive: Receive) -> Order | None:
         """From the query or the body, in either of which a name may stand; None when the client went away."""
         values: dict[str, Any] = dict(_query(scope))
-        config = self._service.config
+        config = self._model.config
         body = await read_body(scope, receive, _BODY, config.client_timeout)
         if body is None:
             return None

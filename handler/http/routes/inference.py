@@ -1,24 +1,20 @@
-"""A route that answers requests of one dialect: from the headers to the last byte, or to the client's going away."""
+"""The routes for inference: answer a request from its headers to the last byte, or to the client's going away."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import GenerationFailed, InternalError, ModelNotFound, ServingError
+from handler.core.errors import GenerationFailed, ModelNotFound, ServingError, serving_error
 from handler.http.asgi import Headers, read_body, send_answer, send_start
 from handler.http.protocol import CHUNK, WHOLE
-from handler.http.streaming import BodyWriter, WholeBody
+from handler.http.streaming import BodyWriter, WholeBody, Writer
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema
-from handler.serving.preprocess import ignored_header
-from handler.serving.request_task import Exchange
-from handler.serving.service import Service
-
-log = logging.getLogger("handler.http")
+from handler.serving.headers import ignored_header
+from handler.serving.model import ServedModel
+from handler.serving.request_task import RequestTask
 
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
 
@@ -30,118 +26,132 @@ class Inference:
         schema: the route's own dialect; None: the configured one.
     """
 
-    def __init__(self, service: Service, schema: Schema | None = None) -> None:
-        self._service = service
+    def __init__(self, model: ServedModel, schema: Schema | None = None) -> None:
+        self._model = model
         self._schema = schema
 
     @property
     def schema(self) -> Schema:
         """The dialect of its bodies."""
-        return self._schema or self._service.schema
+        return self._schema or self._model.schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._service.num_requests += 1
+        self._model.num_requests += 1
         try:
             await self._answer(scope, receive, send)
         finally:
-            self._service.num_requests -= 1
+            self._model.num_requests -= 1
+
+    def refused(self, error: ServingError, request_id: str) -> HttpResponse:
+        """The dialect's answer to a request that was never put to the engine, which is counted."""
+        return self._model.refused(error, self._schema, id=request_id).take_whole()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = await self._read(scope, receive, send)
-        if call is None:
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = self._open(scope, begun)
+        await self._parse(scope, receive, task)
+        parsed = task.parsed
+        if parsed is None:
+            if task.error is not None:  # else the client has gone
+                await send_answer(scope, send, task.take_whole())
             return
-        if not call.streams or scope["http_version"] == "1.0":
+        if not parsed.streams or scope["http_version"] == "1.0":
             scope["extensions"][WHOLE]()
-        exchange = self._service.exchange(call, scope["request_id"])
+        task.start()
         gone = asyncio.ensure_future(_disconnect(receive))
         try:
-            await _send(scope, send, call, exchange, gone)
+            await _send(scope, send, parsed, task, begun, gone)
         finally:
             gone.cancel()
-            exchange.cancel()
+            task.cancel()
 
-    async def _read(self, scope: Scope, receive: Receive, send: Send) -> ParsedRequest | None:
-        """What is asked for; None where that has been refused, or the client has gone.
+    def _open(self, scope: Scope, begun: asyncio.Future[None]) -> RequestTask:
+        """Begin a request; `begun` resolves when there is something to answer."""
 
-        The body and what was read from it are not kept while the answer is sent.
-        """
-        service, schema = self._service, self._schema
-        body: Any = None
+        def on_bytes(task: RequestTask) -> None:
+            if (task.unsent or task.finished) and not begun.done():
+                begun.set_result(None)
+
+        names, id = scope["path_params"], scope["request_id"]
+        name, version = names.get("model"), names.get("version", "1")
+        if name not in (None, self._model.config.model_name) or version != "1":
+            return self._model.refused(ModelNotFound(name or "", version), self._schema, id=id)
+        return self._model.open(scope["headers_by_name"], self._schema, id=id, on_bytes=on_bytes)
+
+    async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:
+        """Read the body and parse it. It is not kept while the answer is sent."""
+        if task.finished:
+            return
+        config = self._model.config
         try:
-            self._check_model(scope)
-            headers = scope["headers_by_name"]
-            service.intake.check_headers(headers, schema)
-            service.check_room()
-            data = await read_body(scope, receive, service.config.max_request_size, service.config.client_timeout)
-            if data is None:
-                return None
-            service.check_room()  # the body may have taken its time; what has come whole is answered, also at SIGTERM
-            decoded = await service.decode(data, headers, schema)
-            body = decoded.value
-            return await service.parse(decoded, len(data), headers, schema)
-        except ServingError as error:
-            await self._refuse(scope, send, error, body)
-        except Exception as error:
-            log.exception("id=%s: a bug", scope["request_id"])
-            await self._refuse(scope, send, InternalError.of(error), body)
-        return None
-
-    async def _refuse(self, scope: Scope, send: Send, error: ServingError, body: Any) -> None:
-        await send_answer(scope, send, self.refused(error, scope["request_id"], body))
-
-    def refused(self, error: ServingError, request_id: str, body: Any = None) -> HttpResponse:
-        """The dialect's answer to a request that was never put to the engine, which is counted."""
-        return self._service.refuse(error, request_id, body, self._schema)
-
-    def _check_model(self, scope: Scope) -> None:
-        parameters = scope["path_params"]
-        name, version = parameters.get("model"), parameters.get("version", "1")
-        if name not in (None, self._service.config.model_name) or version != "1":
-            raise ModelNotFound(name or "", version)
+            body = await read_body(scope, receive, config.max_request_size, config.client_timeout)
+            if body is not None:
+                self._model.check_room()  # it may have taken its time
+                await task.parse(body)  # what has come whole is answered, also at SIGTERM
+        except Exception as error:  # one client's body must not stop the others
+            task.refuse(serving_error(error))
 
 
-async def _send(scope: Scope, send: Send, call: ParsedRequest, exchange: Exchange, gone: asyncio.Future[None]) -> None:
-    """Write a call's answer as it comes."""
-    ignored = list(ignored_header(call.ignored).items())
+async def _send(
+    scope: Scope,
+    send: Send,
+    parsed: ParsedRequest,
+    task: RequestTask,
+    begun: asyncio.Future[None],
+    gone: asyncio.Future[None],
+) -> None:
+    """Write a request's answer as it comes."""
+    ignored = list(ignored_header(parsed.ignored).items())
     started = False
-    while not exchange.begun.done() and not gone.done():
-        patience = KEEP_ALIVE if call.keep_alive and scope["http_version"] != "1.0" else None
-        done, _ = await asyncio.wait((exchange.begun, gone), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+    while not begun.done() and not gone.done():
+        patience = KEEP_ALIVE if parsed.keep_alive and scope["http_version"] != "1.0" else None
+        done, _ = await asyncio.wait((begun, gone), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             if not started:
-                await _start_stream(scope, send, call, _bytes([*call.headers(None), *ignored]))
+                await _start_stream(scope, send, parsed, _bytes([*parsed.headers(None), *ignored]))
                 started = True
-            await send({"type": "http.response.body", "body": call.keep_alive, "more_body": True})
-    if not exchange.begun.done():
+            await send({"type": "http.response.body", "body": parsed.keep_alive, "more_body": True})
+    if not begun.done():
         return
-    if exchange.answer is not None:
+    if not task.streams:
+        answer = task.take_whole()
         if started:  # what is refused now is the stream's end
-            late = call.failed(exchange.failure) if call.failed and exchange.failure else exchange.answer.body
+            late = parsed.failed(task.error) if parsed.failed and task.error else answer.body
             await send({"type": "http.response.body", "body": late})
         else:
-            await send_answer(scope, send, exchange.answer, _bytes([*exchange.headers(), *ignored]))
+            await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
     elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece
         whole = WholeBody()
-        exchange.stream_to(whole)
+        _write_to(task, whole)
         await asyncio.wait((whole.done, gone), return_when=asyncio.FIRST_COMPLETED)
         if whole.done.done():
             body = whole.done.result()
             if body is None:
                 error = GenerationFailed("the answer is too large to be sent whole; HTTP/1.1 has streams")
-                return await send_answer(scope, send, call.reply.refused(error))
-            answer = HttpResponse(200, call.reply.content_type, body)
-            await send_answer(scope, send, answer, _bytes([*exchange.headers(), *ignored]))
+                return await send_answer(scope, send, parsed.reply.refused(error))
+            answer = HttpResponse(200, task.content_type, body)
+            await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
     else:
         if not started:
-            await _start_stream(scope, send, call, _bytes([*exchange.headers(), *ignored]))
+            await _start_stream(scope, send, parsed, _bytes([*task.dialect_headers(), *ignored]))
         writer = BodyWriter(send, scope["extensions"][CHUNK])
-        exchange.stream_to(writer)
-        await _keep_alive(writer, gone, call.keep_alive)
+        _write_to(task, writer)
+        await _keep_alive(writer, gone, parsed.keep_alive)
 
 
-async def _start_stream(scope: Scope, send: Send, call: ParsedRequest, extra: Headers) -> None:
+def _write_to(task: RequestTask, writer: Writer) -> None:
+    """Have the task's bytes written in the call that makes them, first those that have gathered."""
+
+    def write(task: RequestTask) -> None:
+        writer.write(task.take(), last=task.finished)
+
+    task.on_bytes = write
+    write(task)
+
+
+async def _start_stream(scope: Scope, send: Send, parsed: ParsedRequest, extra: Headers) -> None:
     extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
-    await send_start(scope, send, 200, call.reply.content_type, extra)
+    await send_start(scope, send, 200, parsed.reply.content_type, extra)
 
 
 async def _keep_alive(writer: BodyWriter, gone: asyncio.Future[None], sign: bytes) -> None:

@@ -10,14 +10,14 @@ from starlette.types import Receive, Scope, Send
 from handler.core.errors import ModelNotFound
 from handler.http.asgi import Endpoint, send_answer, send_json
 from handler.protocols.openai import errors
-from handler.serving.service import Service
+from handler.serving.model import ServedModel
 
 
 class OpenAiRoutes:
     """Ids may have slashes in them."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
         self.routes = [
             Route("/v1/models", Endpoint({"GET": self._list}, refused=errors.refused)),
             Route("/v1/models/{id:path}", Endpoint({"GET": self._one}, refused=errors.refused)),
@@ -35,15 +35,15 @@ class OpenAiRoutes:
 
     def _models(self) -> dict[str, dict[str, Any]]:
         """By id. `parent` is what an adapter was made for; TGI and vLLM have `owned_by` as free text."""
-        service, config = self._service, self._service.config
-        most = service.info.max_total_tokens if service.info else None
-        created = int(service.started_at)
+        model, config = self._model, self._model.config
+        most = model.info.max_total_tokens if model.info else None
+        created = int(model.started_at)
 
-        def model(id: str, **more: Any) -> dict[str, Any]:
+        def describe(id: str, **more: Any) -> dict[str, Any]:
             common = {"id": id, "object": "model", "created": created, "owned_by": "lmi-handler"}
             return common | {"root": config.model_name, "parent": None, "max_model_len": most} | more
 
         own = [config.model_name, *(name for name in config.served_model_name or () if name != "*")]
-        adapters = [entry.adapter.name for entry in service.adapters]
-        found = {name: model(name, root=name, parent=config.model_name) for name in adapters}
-        return {**{name: model(name) for name in own}, **found}
+        adapters = [entry.adapter.name for entry in model.adapters]
+        found = {name: describe(name, root=name, parent=config.model_name) for name in adapters}
+        return {**{name: describe(name) for name in own}, **found}

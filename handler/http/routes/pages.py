@@ -16,7 +16,7 @@ from handler.http.routes.inference import Inference
 from handler.protocols.base import HttpResponse
 from handler.protocols.openapi.document import DocumentedRoute, document
 from handler.protocols.tgi.errors import UNHEALTHY
-from handler.serving.service import Service
+from handler.serving.model import ServedModel
 
 _DIRECTORY = Path(__file__).parents[1] / "static"
 
@@ -52,8 +52,8 @@ class PageRoutes:
         locked: the server wants a key, and the document says so.
     """
 
-    def __init__(self, service: Service, routes: Callable[[], Sequence[Route]], *, locked: bool) -> None:
-        self._service = service
+    def __init__(self, model: ServedModel, routes: Callable[[], Sequence[Route]], *, locked: bool) -> None:
+        self._model = model
         self._routes = routes
         self._locked = locked
 
@@ -76,7 +76,7 @@ class PageRoutes:
         vary = (b"vary", b"accept")
         if "text/html" in scope["headers_by_name"].get("accept", "").lower():
             await _send_file(_DIRECTORY / "index.html", scope, receive, send, extra=[vary])
-        elif self._service.healthy:
+        elif self._model.healthy:
             await send_answer(scope, send, HttpResponse(200, "text/plain", b""), [vary])
         else:
             await send_json(scope, send, 503, UNHEALTHY, [vary])
@@ -84,7 +84,7 @@ class PageRoutes:
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
         routes = [one for one in served if one.path not in ASSETS]
-        found = document(routes, self._service.context, locked=self._locked)
+        found = document(routes, self._model.context, locked=self._locked)
         await send_answer(scope, send, HttpResponse(200, "application/json", dumps(found)))
 
 

@@ -26,9 +26,10 @@ from handler.protocols.tgi.errors import UNHEALTHY, OutOfRange, WrongType
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.request import read_body as read_generate
 from handler.protocols.validation import show
-from handler.serving.preprocess import ignored_header
-from handler.serving.service import TOKENIZER_THREADS, Service
-from handler.serving.stats import Record
+from handler.serving.admission import TOKENIZER_THREADS
+from handler.serving.headers import ignored_header
+from handler.serving.model import ServedModel
+from handler.serving.stats import RequestStats
 
 _SCHEMA = ROUTES["/generate"]  # whose refusals these are
 _SHAPING = (
@@ -48,8 +49,8 @@ Tokenized = Callable[[Tokenizer], bytes]
 
 
 class TgiRoutes:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
         self._num_tokenizing = 0
 
     @property
@@ -65,13 +66,13 @@ class TgiRoutes:
         return Endpoint({method: handle}, refused=_SCHEMA.refused)
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._service.healthy:
+        if self._model.healthy:
             await send_answer(scope, send, HttpResponse(200, "text/plain; charset=utf-8", b""))
         else:
             await send_json(scope, send, 503, UNHEALTHY)
 
     async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
-        config, info = self._service.config, self._service.info
+        config, info = self._model.config, self._model.info
         total = None if info is None else info.max_total_tokens
         value = {
             "model_id": config.model_id or config.model_name,
@@ -94,28 +95,28 @@ class TgiRoutes:
     async def _tokenize(
         self, read: Callable[[Any], tuple[Tokenized, list[str]]], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        service, value, id = self._service, None, scope["request_id"]
-        record = Record(id)
-        service.num_requests += 1
+        model, value, id = self._model, None, scope["request_id"]
+        stats = RequestStats(id)
+        model.num_requests += 1
         try:
             headers = scope["headers_by_name"]
-            service.intake.check_headers(headers, _SCHEMA)
-            body = await read_body(scope, receive, service.config.max_request_size, service.config.client_timeout)
+            model.preprocessor.check_headers(headers, _SCHEMA)
+            body = await read_body(scope, receive, model.config.max_request_size, model.config.client_timeout)
             if body is None:
                 return
             with self._place():
-                value = (await service.decode(body, headers, _SCHEMA)).value
-                use, ignored = await service.aside(len(body), functools.partial(read, value))
-                found = HttpResponse(200, "application/json", await service.with_tokenizer(use))
+                value = (await model.admission.decode(body, headers, _SCHEMA)).value
+                use, ignored = await model.admission.run(len(body), functools.partial(read, value))
+                found = HttpResponse(200, "application/json", await model.admission.with_tokenizer(use))
         except Exception as error:
-            await send_answer(scope, send, service.refuse(serving_error(error), id, value, _SCHEMA))
+            await send_answer(scope, send, model.refused(serving_error(error), _SCHEMA, id=id, body=value).take_whole())
         else:
-            record.close("ok")
-            service.metrics.requests.labels("ok").inc()  # the other figures are of answers
+            stats.close("ok")
+            model.metrics.requests.labels("ok").inc()  # the other figures are of answers
             extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
             await send_answer(scope, send, found, extra)
         finally:
-            service.num_requests -= 1
+            model.num_requests -= 1
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -150,7 +151,7 @@ class TgiRoutes:
             _check_neutral(name, given.pop(name, None))
         messages, ignored = read_messages(body["messages"], tools=True)
         ignored += [name for name in given if name not in _NO_EFFECT]
-        laid = messages if takes_tools(self._service.context.chat_template) else plain_messages(messages, ())
+        laid = messages if takes_tools(self._model.context.chat_template) else plain_messages(messages, ())
 
         def use(tokenizer: Tokenizer) -> bytes:
             prompt = tokenizer.encode_chat(laid)

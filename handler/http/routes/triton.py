@@ -14,7 +14,7 @@ from handler.protocols.base import HttpResponse
 from handler.protocols.registry import TRITON_MODEL
 from handler.protocols.triton.request import VERSION, Datatypes, inputs, outputs
 from handler.protocols.triton.response import refusal
-from handler.serving.service import Service
+from handler.serving.model import ServedModel
 
 _EXTENSIONS = ["generate", "model_configuration", "model_repository"]
 
@@ -22,8 +22,8 @@ _EXTENSIONS = ["generate", "model_configuration", "model_repository"]
 class TritonRoutes:
     """Those of the health, metadata, configuration and repository protocols that a server with one model can answer."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
         of_model = {"": self._metadata, "/ready": self._model_ready, "/config": self._config}
         self.routes = [
             _route("/v2", "GET", self._server),
@@ -44,21 +44,21 @@ class TritonRoutes:
         await _send_state(scope, send, fine=True)
 
     async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_state(scope, send, fine=self._service.healthy)
+        await _send_state(scope, send, fine=self._model.healthy)
 
     async def _index(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
+        model = self._model
         state: dict[str, str] = {"state": "READY"}
-        if not service.healthy:
-            state = {"state": "UNAVAILABLE", "reason": service.reason or service.state}
-        await send_json(scope, send, 200, [{"name": service.config.model_name, "version": VERSION, **state}])
+        if not model.healthy:
+            state = {"state": "UNAVAILABLE", "reason": model.reason or model.state}
+        await send_json(scope, send, 200, [{"name": model.config.model_name, "version": VERSION, **state}])
 
     # -- the model -----------------------------------------------------------------------------------------------
 
     async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
             value = {
-                "name": self._service.config.model_name,
+                "name": self._model.config.model_name,
                 "versions": [VERSION],
                 "platform": self._platform,
                 "inputs": _described(inputs()),
@@ -68,13 +68,13 @@ class TritonRoutes:
 
     async def _model_ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
-            await _send_state(scope, send, fine=self._service.healthy)
+            await _send_state(scope, send, fine=self._model.healthy)
 
     async def _config(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._is_here(scope, send):
             required = next(iter(inputs()))
             value = {
-                "name": self._service.config.model_name,
+                "name": self._model.config.model_name,
                 "platform": self._platform,
                 "backend": self._platform,
                 "max_batch_size": 0,
@@ -86,13 +86,13 @@ class TritonRoutes:
 
     @property
     def _platform(self) -> str:
-        service = self._service
-        return service.info.name if service.info else str(service.config.llm_engine)
+        model = self._model
+        return model.info.name if model.info else str(model.config.llm_engine)
 
     async def _is_here(self, scope: Scope, send: Send) -> bool:
         """Whether a path names the one model; if not, that is the answer."""
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
-        if name == self._service.config.model_name and version == VERSION:
+        if name == self._model.config.model_name and version == VERSION:
             return True
         await send_answer(scope, send, refusal(ModelNotFound(name, version)))
         return False

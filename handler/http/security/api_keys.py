@@ -39,7 +39,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-class Lock:
+class ApiKeys:
     """Turns away who has no key, in the form of the dialect that the route speaks.
 
     Args:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from handler.core.errors import Unavailable
-from handler.serving.dynamic_batcher import BatchGate
+from handler.serving.dynamic_batcher import DynamicBatcher
 from tests.app.server import serve
 from tests.servers import LiveServer, wait_for
 
@@ -52,14 +52,17 @@ def test_streaming_lines() -> None:
         assert server.post({"inputs": ["a", "b"]}).status_code == 424
 
 
-def gate(size: int = 2, delay: float = 0.05, max_queued: int = 10) -> BatchGate:
-    return BatchGate(size, delay, max_queued)
+def gate(size: int = 2, delay: float = 0.05, max_queued: int = 10) -> DynamicBatcher:
+    return DynamicBatcher(size, delay, max_queued)
 
 
-async def enter(found: BatchGate, log: list[str], name: str, hold: float) -> None:
-    async with found:
+async def enter(found: DynamicBatcher, log: list[str], name: str, hold: float) -> None:
+    await found.join()
+    try:
         log.append(f"+{name}")
         await asyncio.sleep(hold)
+    finally:
+        found.leave()
     log.append(f"-{name}")
 
 
@@ -116,7 +119,7 @@ def test_the_queue_is_bounded() -> None:
 
 def test_waiting_too_long_for_a_batch_is_an_error() -> None:
     async def story() -> None:
-        found = BatchGate(1, 0.0, 10, timeout=0.05)
+        found = DynamicBatcher(1, 0.0, 10, timeout=0.05)
         log: list[str] = []
         running = asyncio.ensure_future(enter(found, log, "a", 60))
         await asyncio.sleep(0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -23,7 +22,9 @@ from handler.protocols.validation import show
 from handler.serving import large_bodies
 from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
 from tests.servers import LiveServer, http
-from tests.unit.serving.test_rolling import Bench, ask, item
+from tests.stepped import Bench, ask, benches, item
+
+__all__ = ["benches"]
 
 MIB = 1 << 20
 
@@ -195,54 +196,39 @@ def test_a_value_is_shown_without_being_written_whole() -> None:
 # -- under DJL ---------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def stepped() -> Iterator[Bench]:
-    bench = Bench(info=EngineInfo("scripted", "1", "none", "none", 1 << 20))
-    try:
-        yield bench
-    finally:
-        bench.steps._intake.close()
+def stepped() -> Bench:
+    return Bench(info=EngineInfo("scripted", "1", "none", "none", 1 << 20))
 
 
 def test_djls_steps_do_not_wait_for_a_large_body() -> None:
-    with stepped() as bench:
-        refused = b'{"inputs":"a","x":[1' + b",1" * MAX_NUMBERS + b"]}"
-        first = bench.step(ask("a b c d", 1_000_000, stream=True), refused)
-        assert [piece.last for piece in first] == [False, False]
-        tokens = 0
-        deadline = time.monotonic() + 120
-        while not (pieces := bench.step())[1].last:
-            tokens += bool(pieces[0].data)
-            assert time.monotonic() < deadline
-        assert tokens >= 3, "the neighbour's went on"
-        assert f"more than {MAX_NUMBERS} numbers" in pieces[1].data.decode()
-        assert bench.host.num_places == 1
+    bench = stepped()
+    refused = b'{"inputs":"a","x":[1' + b",1" * MAX_NUMBERS + b"]}"
+    first = bench.step(ask("a b c d", 1_000_000, stream=True), refused)
+    assert [piece.last for piece in first] == [False, False]
+    tokens = 0
+    deadline = time.monotonic() + 120
+    while not (pieces := bench.step())[1].last:
+        tokens += bool(pieces[0].data)
+        assert time.monotonic() < deadline
+    assert tokens >= 3, "the neighbour's went on"
+    assert f"more than {MAX_NUMBERS} numbers" in pieces[1].data.decode()
+    assert bench.batch.num_requests == 1
 
 
 def test_a_large_body_is_answered_and_refused_in_its_dialect_under_djl() -> None:
-    with stepped() as bench:
-        pieces = bench.step(ask("e f g h", 2, x="x" * MIB), {"prompt": "a", "max_tokens": "x" * MIB})
-        bodies = [b"", b""]
-        deadline = time.monotonic() + 120
-        last = [False, False]
-        while not all(last):
-            live = [index for index in range(2) if not last[index]]
-            for index, piece in zip(live, pieces, strict=True):
-                bodies[index] += piece.data
-                last[index] = piece.last
-            assert time.monotonic() < deadline
-            pieces = bench.step()
-        assert json.loads(bodies[0])["generated_text"] == " g h"
-        assert json.loads(bodies[1])["error"]["type"] == "invalid_request_error"
+    bench = stepped()
+    bodies = bench.finish(bench.step(ask("e f g h", 2, x="x" * MIB), {"prompt": "a", "max_tokens": "x" * MIB}))
+    assert json.loads(bodies[0])["generated_text"] == " g h"
+    assert json.loads(bodies[1])["error"]["type"] == "invalid_request_error"
 
 
 def test_a_large_body_that_java_forgets_is_forgotten() -> None:
-    with stepped() as bench:
-        bench.step(b'{"inputs":"' + b"a" * MIB + b'"}')
-        bench.steps.reset()
-        bench.host.reset()
-        assert bench.steps._reading == {}
-        assert bench.steps.begin(item(ask("a b", 1)), 60).take()
+    bench = stepped()
+    (piece,) = bench.step(b'{"inputs":"' + b"a" * MIB + b'"}')
+    bench.batch.reset()
+    assert piece.task.finished
+    assert bench.dynamic(60).run([item(ask("a b", 1))])[0].take()
+    assert piece.task.take() == b""
 
 
 # -- over HTTP ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler.http.routes.tgi import MOST_TOKENIZING, TgiRoutes
-from handler.serving.service import Service
+from handler.serving.model import ServedModel
 from tests.services import echo_service
 
 
@@ -29,7 +29,7 @@ async def ask(routes: TgiRoutes, body: Any) -> tuple[int, Any]:
     return sent[0]["status"], json.loads(sent[1]["body"])
 
 
-def count(service: Service, outcome: str) -> float:
+def count(service: ServedModel, outcome: str) -> float:
     return service.metrics.requests.labels(outcome)._value.get()  # type: ignore[no-any-return]
 
 
@@ -40,13 +40,13 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
 
     async def story() -> None:
         service = await echo_service()
-        free, use = asyncio.Event(), service.with_tokenizer
+        free, use = asyncio.Event(), service.admission.with_tokenizer
 
         async def held(wanted: Any) -> Any:
             await free.wait()
             return await use(wanted)
 
-        monkeypatch.setattr(service, "with_tokenizer", held)
+        monkeypatch.setattr(service.admission, "with_tokenizer", held)
         routes = TgiRoutes(service)
         first = [asyncio.ensure_future(ask(routes, {"inputs": "a"})) for _ in range(MOST_TOKENIZING)]
         await asyncio.sleep(0.01)

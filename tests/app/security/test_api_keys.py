@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from handler.http.asgi import Endpoint
 from handler.http.routes.pages import ASSETS
-from handler.http.security.api_keys import Keys, Lock
+from handler.http.security.api_keys import ApiKeys, Keys
 from handler.protocols.registry import SCHEMAS
 from tests.app.server import serve
 from tests.servers import LiveServer, http, wait_for
@@ -154,7 +154,7 @@ def test_a_route_of_any_kind_is_locked() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    gate = Lock(["k"], [])
+    gate = ApiKeys(["k"], [])
     for path, form in (("/v9/plain", b'"error_type"'), ("/alone", b'"UnauthorizedException"')):
         scope = {"type": "http", "method": "GET", "path": path, "headers_by_name": {}, "request_id": "1"}
         assert not gate.admits(scope)

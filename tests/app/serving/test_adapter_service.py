@@ -15,23 +15,17 @@ from handler.core.errors import AdapterFailed, ConfigError, Unavailable
 from handler.core.values import Adapter
 from handler.engines.echo import Echo
 from handler.engines.process.supervisor import State
-from handler.plugins.loading import Formatters
 from handler.scheduler.lora import registry
 from handler.scheduler.lora.registry import AdapterHome
-from handler.serving.launch import adapter_home, engine_spec, load_tokenizer, start_engine
-from handler.serving.model import loaded_model
-from handler.serving.service import Service
+from handler.serving.loading import adapter_home, engine_spec
+from handler.serving.model import ServedModel
 from tests.adapter_files import write_adapter
+from tests.services import load_echo
 
 
 @asynccontextmanager
-async def service(directory: Path, states: list[State] | None = None) -> AsyncIterator[Service]:
-    options = ["option.llm_engine=echo", "option.enable_lora=true"]
-    config = load_config(overrides=options, environ={})
-    spec = engine_spec(config)
-    adapters = adapter_home(config, spec, directory)
-    loaded = loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
-    made = Service(loaded)
+async def service(directory: Path, states: list[State] | None = None) -> AsyncIterator[ServedModel]:
+    made = await load_echo("option.enable_lora=true", directory=directory)
     made.start((states if states is not None else []).append)
     try:
         yield made
@@ -149,7 +143,7 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
 
     try:
         asyncio.run(run())  # which joins the threads of the loop's executor
-        (thread,) = [one for one in threading.enumerate() if one.name == "aside"]
+        (thread,) = [one for one in threading.enumerate() if one.name == "blocking-call"]
         assert thread.daemon  # nor does the interpreter's end wait for it
     finally:
         go.set()

@@ -1,4 +1,4 @@
-"""The pump: a sink that fails is told so, and its neighbours do not notice."""
+"""The driver: a sink that fails is told so, and its neighbours do not notice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.serving.engine_driver import Pump
+from handler.serving.engine_driver import EngineDriver
 from tests.unit.scheduler.test_batcher import Scripted, prompt
 
 
@@ -29,12 +29,12 @@ def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on() -> None:
             raise TypeError("cannot be written")
 
     async def story() -> None:
-        pump = Pump(Batcher(Scripted()))
+        driver = EngineDriver(Batcher(Scripted()))
         for sink in (fail_once, good.append):
-            pump.submit(Request("ab", Sampling(max_new_tokens=2)), prompt("ab"), sink)
+            driver.submit(Request("ab", Sampling(max_new_tokens=2)), prompt("ab"), sink)
         for _ in range(3):
-            pump._step()
-        pump.close()
+            driver._step()
+        driver.close()
 
     asyncio.run(story())
     assert (bad[1].finish, type(bad[1].error), len(bad)) == (Finish.ERROR, InternalError, 2)
@@ -48,9 +48,11 @@ def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
 
     async def story() -> float:
         engine = EngineSupervisor(Spec("echo", EngineConfig()), isolated=False)
-        pump = Pump(Batcher(engine))
+        driver = EngineDriver(Batcher(engine))
         ready = asyncio.Event()
-        engine.attach(watch=pump.watch, on_change=lambda state: ready.set() if state is State.READY else ready.clear())
+        engine.attach(
+            watch=driver.watch, on_change=lambda state: ready.set() if state is State.READY else ready.clear()
+        )
         await asyncio.wait_for(ready.wait(), 10)
         await asyncio.sleep(0.5)  # by now the long tick is under way
         assert engine._instance is not None
@@ -61,28 +63,28 @@ def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
             await asyncio.sleep(0.01)
         await asyncio.wait_for(ready.wait(), 10)
         took = time.monotonic() - died
-        pump.close()
+        driver.close()
         engine.close()
         return took
 
     assert asyncio.run(story()) < 5
 
 
-@pytest.mark.parametrize("phase", [0.0, 0.35, 0.7])  # of the pump's ticks
+@pytest.mark.parametrize("phase", [0.0, 0.35, 0.7])  # of the driver's ticks
 def test_who_waits_too_long_is_told_though_the_engine_says_nothing(phase: float) -> None:
     class Silent(Scripted):
         def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
             return []
 
     async def story() -> float:
-        pump = Pump(Batcher(Silent(), max_active=1, queue_timeout=0.5))
+        driver = EngineDriver(Batcher(Silent(), max_active=1, queue_timeout=0.5))
         await asyncio.sleep(phase)
         told: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
         began = time.monotonic()
         for sink in (lambda delta: None, told.set_result):
-            pump.submit(Request("ab", Sampling(max_new_tokens=2)), prompt("ab"), sink)
+            driver.submit(Request("ab", Sampling(max_new_tokens=2)), prompt("ab"), sink)
         assert isinstance((await asyncio.wait_for(told, 10)).error, Overloaded)
-        pump.close()
+        driver.close()
         return time.monotonic() - began
 
     assert asyncio.run(story()) < 2.0  # at most a tick late

@@ -14,25 +14,20 @@ import pytest
 
 from handler import engines
 from handler.config.loader import load_config
-from handler.core.errors import InvalidParameter
+from handler.djl.batches import Item, open_item
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo
-from handler.engines.echo import EchoTokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.http.routes.inference import _write_to
 from handler.plugins.loading import Formatters
-from handler.protocols.base import ServerContext
-from handler.protocols.registry import SCHEMAS
-from handler.scheduler.batcher import Batcher
-from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
-from handler.serving.launch import engine_spec, load_tokenizer, make_validator, start_engine
-from handler.serving.model import loaded_model
-from handler.serving.preprocess import Intake
-from handler.serving.request_task import Exchange
-from handler.serving.service import Service
-from handler.serving.slots import Item
-from handler.serving.steps import StepDriver
+from handler.serving import loading
+from handler.serving.loading import engine_spec, load_model, make_validator
+from handler.serving.model import ServedModel
+from tests.services import begin
+from tests.stepped import Bench, benches
 from tests.unit.engines import fake_guides
-from tests.unit.scheduler.test_batcher import Scripted
+
+__all__ = ["benches"]
 
 INFO = EngineInfo("scripted", "1", "none", "none", 100_000)
 
@@ -51,56 +46,53 @@ def item(text: str, structured_output: str | None = None, **parameters: Any) -> 
     return Item(json.dumps(body).encode(), {})
 
 
-def steps(checks: StructuredOutputValidator, schema: str = "lmi") -> StepDriver:
-    context = ServerContext(engine="scripted")
-    intake = Intake(SCHEMAS[schema], context, EchoTokenizer(), lambda: INFO, guides=checks)
-    return StepDriver(Batcher(Scripted()), intake)
+def bench(checks: StructuredOutputValidator) -> Bench:
+    return Bench(info=INFO, guides=checks)
 
 
 @pytest.mark.parametrize("words", [1, 4000], ids=["short", "long"])
 def test_step_by_step_a_neighbour_does_not_wait(checks: StructuredOutputValidator, words: int) -> None:
-    driver = steps(checks)
-    guided, plain = driver.open_all([item("a " * words, f"sleep 0.6{words}"), item("a b")])
+    found = bench(checks)
+    items = [item("a " * words, f"sleep 0.6{words}"), item("a b")]
+    guided, plain = [open_item(found.model, one, found.loop.stop) for one in items]
     began = time.monotonic()
-    while not plain.finished:
-        driver.step(0.05)
+    assert found.loop.wait_until(lambda: plain.finished, 20)
     assert time.monotonic() - began < 0.5
     assert not guided.finished
-    while not guided.finished:
-        driver.step(0.05)
+    assert found.loop.wait_until(lambda: guided.finished, 20)
     assert guided.status == 200
 
 
 def test_step_by_step_a_bad_guide_is_refused_by_its_name(checks: StructuredOutputValidator) -> None:
-    (place,) = steps(checks).run([item("a", "wrong it has no end")], 20)
-    answer = json.loads(place.take())
-    assert place.status == 424
+    (task,) = bench(checks).dynamic(20).run([item("a", "wrong it has no end")])
+    assert task.status == 424
+    answer = json.loads(task.take())
     assert answer["error"] == "parameters.guided_regex: the engine cannot follow it: it has no end"
 
 
 def test_a_request_that_is_wrong_anyway_costs_no_trial(checks: StructuredOutputValidator) -> None:
-    (place,) = steps(checks).run([item(" ", "sleep 0.55")], 0.5)
-    assert place.status == 424
-    assert "no tokens" in json.loads(place.take())["error"]
+    (task,) = bench(checks).dynamic(0.5).run([item(" ", "sleep 0.55")])
+    assert task.status == 424
+    assert "no tokens" in json.loads(task.take())["error"]
 
 
 def test_what_a_client_calls_it_is_what_its_refusal_says(checks: StructuredOutputValidator) -> None:
-    driver = steps(checks)
     grammar = {"grammar": {"type": "regex", "value": "wrong so"}}
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": {"wrong": 1}}}  # type: ignore[assignment]
-    places = driver.run([item("a", None, **grammar), Item(json.dumps(chat).encode(), {})], 20)
-    assert json.loads(places[0].take())["error"].startswith("parameters.grammar: ")
-    assert places[1].status == 200, "the schema itself is no cue"
+    tasks = bench(checks).dynamic(20).run([item("a", None, **grammar), Item(json.dumps(chat).encode(), {})])
+    assert json.loads(tasks[0].take())["error"].startswith("parameters.grammar: ")
+    assert tasks[1].status == 200, "the schema itself is no cue"
 
 
 # -- with an event loop --------------------------------------------------------------------------------------------
 
 
-async def answered(exchange: Exchange) -> tuple[int, Any]:
-    await exchange.begun
-    assert exchange.answer is not None
-    return exchange.answer.status, json.loads(exchange.answer.body)
+async def answered(model: ServedModel, body: bytes) -> tuple[int, Any]:
+    task, begun = begin(model, body)
+    await begun
+    answer = task.take_whole()
+    return answer.status, json.loads(answer.body)
 
 
 def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> None:
@@ -108,49 +100,48 @@ def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> 
 
     async def all() -> None:
         config = load_config(overrides=["option.llm_engine=echo", *options], environ={})
-        spec = engine_spec(config)
-        adapters = AdapterHome(AdapterRegistry())
-        loaded = loaded_model(config, spec, start_engine(config, spec), load_tokenizer(spec), Formatters(), adapters)
-        assert loaded.guides is None, "echo has no guides"
-        if checks is not None:
-            loaded = loaded._replace(guides=checks, context=replace(loaded.context, unsupported={}))
-        service = Service(loaded)
-        service.start()
-        await service.opened
-        await story(service)
-        service._engine.close()
+        with pytest.MonkeyPatch.context() as patch:
+            if checks is None:
+                assert make_validator(engine_spec(config)) is None, "echo has no guides"
+            else:
+                context = loading.schema_context
+                patch.setattr(loading, "make_validator", lambda spec, engine: checks)
+                patch.setattr(loading, "schema_context", lambda *given: replace(context(*given), unsupported={}))
+            model = await load_model(config, Formatters())
+        model.start()
+        await model.opened
+        await story(model)
+        model._engine.close()
 
     asyncio.run(all())
 
 
 def test_many_bad_guides_keep_no_neighbour_waiting(checks: StructuredOutputValidator) -> None:
-    async def story(service: Service) -> None:
-        async def ask(request: Item) -> tuple[int, Any]:
-            return await answered(service.exchange(await service.read(request.body, {}), "id"))
-
-        bad = [asyncio.ensure_future(ask(item("a b", f"sleep 0.7{n}"))) for n in range(6)]
+    async def story(model: ServedModel) -> None:
+        bad = [asyncio.ensure_future(answered(model, item("a b", f"sleep 0.7{n}").body)) for n in range(6)]
         await asyncio.sleep(0.05)
         began = time.monotonic()
         for n in range(10):
-            status, answer = await ask(item(f"a{n} b"))
+            status, answer = await answered(model, item(f"a{n} b").body)
             assert (status, answer["generated_text"]) == (200, f" a{n} b a{n}")
         assert time.monotonic() - began < 0.6
         assert not any(task.done() for task in bad)
         assert [status for status, _ in await asyncio.gather(*bad)] == [200] * 6
-        status, answer = await ask(item("a b", "wrong it has no end"))
+        status, answer = await answered(model, item("a b", "wrong it has no end").body)
         assert (status, "parameters.guided_regex: the engine cannot" in answer["error"]) == (424, True)
 
     run(checks, story)
 
 
 def test_a_client_that_leaves_takes_no_other_ones_trial_along(checks: StructuredOutputValidator) -> None:
-    async def story(service: Service) -> None:
-        request = item("a b", "sleep 0.45")
-        first, second = [service.exchange(await service.read(request.body, {}), "id") for _ in range(2)]
+    async def story(model: ServedModel) -> None:
+        body = item("a b", "sleep 0.45").body
+        (first, _), (second, begun) = begin(model, body), begin(model, body)
         await asyncio.sleep(0.1)
         first.cancel()
-        assert (await answered(second))[0] == 200
-        assert service._batcher.num_active == 0
+        await begun
+        assert second.status == 200
+        assert model._batcher.num_active == 0
 
     run(checks, story)
 
@@ -179,17 +170,16 @@ def test_an_expression_that_takes_long_to_compile_stops_no_stream(
     """Python's own compiler needs seconds for it, in which no other thread runs."""
     hostile = item("a b", "(?i)" + "[a-\U0010ffff]" * 800)
 
-    async def story(service: Service) -> None:
+    async def story(model: ServedModel) -> None:
         body = item("a b", max_new_tokens=60).body.replace(b'"inputs"', b'"stream": true, "inputs"')
-        stream, pace = service.exchange(await service.read(body, {}), "id"), Pace()
-        await stream.begun
-        stream.stream_to(pace)
+        (stream, begun), pace = begin(model, body), Pace()
+        await begun
+        _write_to(stream, pace)
+        status, answer = await answered(model, hostile.body)
         if tried:
-            status, _ = await answered(service.exchange(await service.read(hostile.body, {}), "id"))
             assert status == 200, "to try it is the double's business"
         else:
-            with pytest.raises(InvalidParameter, match="the engine echo lacks it"):
-                await service.read(hostile.body, {})
+            assert (status, "the engine echo lacks it" in answer["error"]) == (424, True)
         await pace.ended.wait()
         assert len(pace.times) >= 30
         assert pace.longest_gap < 1.0

@@ -12,7 +12,7 @@ from handler.config.options import OPTIONS
 from handler.config.options_common import TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
 from handler.protocols.openai.tools.formats import FORMATS
-from handler.serving.launch import choose_engine
+from handler.serving.loading import choose_engine
 
 
 def config(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> Config:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from handler.core.errors import FormatterFailed
-from handler.plugins.formatter_thread import FormatterThread, SteppedFormatterThread
+from handler.plugins.formatter_thread import FormatterThread
 
 LIMIT = 0.5
 
 
 @pytest.fixture
 def thread() -> Iterator[FormatterThread]:
-    found = SteppedFormatterThread(LIMIT)
+    found = FormatterThread(lambda call: None, LIMIT)
     yield found
     found.close()
 

@@ -12,7 +12,7 @@ import pytest
 from handler.config.loader import load_config
 from handler.core.errors import ConfigError
 from handler.plugins.loading import Decorated, Formatters, Style, find_formatters
-from handler.serving.launch import model_formatters
+from handler.serving.loading import model_formatters
 from tests.formatters_model import DJL, LEGACY, LINES, OWN, PAYLOADS, write_model
 
 

@@ -7,19 +7,12 @@ from typing import Any
 
 import pytest
 
-from handler.engines.echo import EchoTokenizer
 from handler.formatters import Input, TextGenerationOutput, TextInput
-from handler.plugins.formatter_thread import SteppedFormatterThread
+from handler.plugins import formatter_thread
 from handler.plugins.loading import Formatters, InputFormatter, OutputFormatter, Style
-from handler.protocols.base import ServerContext
-from handler.protocols.registry import SCHEMAS
-from handler.scheduler.batcher import Batcher
-from handler.serving import steps
-from handler.serving.preprocess import Intake
-from handler.serving.rolling import RollingHost
-from handler.serving.steps import StepDriver
-from tests.unit.scheduler.test_batcher import Scripted
-from tests.unit.serving.test_rolling import INFO, Bench, ask, item
+from tests.stepped import Bench, ask, benches, item
+
+__all__ = ["benches"]
 
 LIMIT = 0.6
 
@@ -47,15 +40,9 @@ def act(how: str) -> None:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(steps, "SteppedFormatterThread", lambda: SteppedFormatterThread(LIMIT))
+    monkeypatch.setattr(formatter_thread.FormatterThread.__init__, "__defaults__", (LIMIT,))
     formatters = Formatters(InputFormatter("r", read, False, frozenset()), OutputFormatter("w", write, Style.OUTPUT))
-    found = Bench()
-    found.engine = Scripted()
-    found.batcher = Batcher(found.engine)
-    intake = Intake(SCHEMAS["lmi"], ServerContext(engine="scripted"), EchoTokenizer(), lambda: INFO, formatters)
-    found.steps = StepDriver(found.batcher, intake)
-    found.host = RollingHost(found.steps)
-    return found
+    return Bench(formatters=formatters)
 
 
 def asked(how: str, *, stream: bool = True, **more: Any) -> dict[str, Any]:
@@ -84,7 +71,7 @@ def test_what_an_input_formatter_made_is_refused_in_the_form_of_its_answer(
     (piece,) = bench.step(asked)
     while not piece.last:
         (piece,) = bench.step()
-    assert (piece.place.status, piece.place.content_type) == (424, kind)
+    assert (piece.task.status, piece.task.content_type) == (424, kind)
     assert (b'"token":{"id":-1' in piece.data) == stream
 
 
@@ -115,6 +102,6 @@ def test_steps_go_on_while_one_hangs(bench: Bench, hung: dict[str, Any]) -> None
 
 
 def test_a_whole_batch_is_answered(bench: Bench) -> None:
-    places = bench.steps.run([item(ask("a", 2)), item(ask("a", 2, read="60"))], 5)
-    assert [place.status for place in places] == [200, 424]
-    assert places[0].take() == b" a a"
+    tasks = bench.dynamic(5).run([item(ask("a", 2)), item(ask("a", 2, read="60"))])
+    assert [task.status for task in tasks] == [200, 424]
+    assert tasks[0].take() == b" a a"

@@ -16,7 +16,7 @@ from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.protocols.base import ServerContext
 from handler.protocols.registry import SCHEMAS
-from handler.serving.preprocess import MAX_LOGITS, Intake
+from handler.serving.preprocess import MAX_LOGITS, Preprocessor
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
 BIG = Vocabulary([b"a", b"b"] * 10_000)
@@ -52,9 +52,9 @@ class Adapters:
 CONTEXT = ServerContext(engine="able", adapters=Adapters(), no_adapters="")
 
 
-def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) -> Intake:
+def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) -> Preprocessor:
     info = EngineInfo("able", "1", "none", "none", 1000)
-    return Intake(SCHEMAS[schema], replace(CONTEXT, **context), Letters(vocabulary), lambda: info)
+    return Preprocessor(SCHEMAS[schema], replace(CONTEXT, **context), Letters(vocabulary), lambda: info)
 
 
 def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi") -> list[str | None]:
@@ -132,7 +132,7 @@ def test_ids_that_are_none_are_refused() -> None:
     assert refusal(Request("", prompt_ids=())) == "'inputs' has no tokens"
     assert "inputs: 20000 is not in the vocabulary" in refusal(Request("", prompt_ids=(20_000,)))
     assert "inputs: -1 is not in the vocabulary" in refusal(Request("", prompt_ids=(-1,)))
-    bare = Intake(SCHEMAS["lmi"], CONTEXT, EchoTokenizer(), lambda: None)
+    bare = Preprocessor(SCHEMAS["lmi"], CONTEXT, EchoTokenizer(), lambda: None)
     with pytest.raises(InvalidPayload, match="no vocabulary of its own; send text"):
         bare.encode(Request("", prompt_ids=(1,)))
 

@@ -8,60 +8,11 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed
+from handler.djl.batches import Item
 from handler.engines.base import EngineInfo
-from handler.engines.echo import EchoTokenizer
-from handler.protocols.base import ServerContext
-from handler.protocols.registry import SCHEMAS
-from handler.scheduler.batcher import Batcher
-from handler.serving.preprocess import Intake
-from handler.serving.rolling import Piece, RollingHost
-from handler.serving.slots import Item
-from handler.serving.steps import StepDriver
-from tests.unit.scheduler.test_batcher import Scripted
+from tests.stepped import Bench, ask, benches, item, text_of
 
-INFO = EngineInfo("scripted", "1", "none", "none", 100)
-
-
-class Bench:
-    """A rolling host over a scripted engine, and the Java side's list of requests."""
-
-    def __init__(self, schema: str = "lmi", *, info: EngineInfo = INFO, **options: Any) -> None:
-        self.engine = Scripted()
-        self.batcher = Batcher(self.engine)
-        self.steps = StepDriver(
-            self.batcher, Intake(SCHEMAS[schema], ServerContext(engine="scripted"), EchoTokenizer(), lambda: info)
-        )
-        self.host = RollingHost(self.steps, **options)
-
-    def step(self, *bodies: Any, size: int | None = None) -> list[Piece]:
-        """One step in which `bodies` are new."""
-        live = self.host.num_places
-        new = {live + index: item(body) for index, body in enumerate(bodies)}
-        return self.host.step(live + len(bodies) if size is None else size, new)
-
-    def finish(self, pieces: list[Piece]) -> list[bytes]:
-        """The whole bodies of the requests of a first step."""
-        bodies = [piece.data for piece in pieces]
-        live = [index for index, piece in enumerate(pieces) if not piece.last]
-        while live:
-            pieces = self.step()
-            assert len(pieces) == len(live)
-            for index, piece in zip(live, pieces, strict=True):
-                bodies[index] += piece.data
-            live = [index for index, piece in zip(live, pieces, strict=True) if not piece.last]
-        return bodies
-
-
-def item(body: Any, **headers: str) -> Item:
-    return Item(body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
-
-
-def ask(text: str, tokens: int, **more: Any) -> dict[str, Any]:
-    return {"inputs": text, "parameters": {"max_new_tokens": tokens}, **more}
-
-
-def text_of(body: bytes) -> str:
-    return json.loads(body.splitlines()[-1])["generated_text"]
+__all__ = ["benches"]
 
 
 def test_each_place_gets_its_own_tokens_whoever_comes_and_goes() -> None:
@@ -77,7 +28,7 @@ def test_each_place_gets_its_own_tokens_whoever_comes_and_goes() -> None:
     assert len(third) == len(fourth) == 2
     assert fourth[1].last
     assert text_of(second[2].data + third[1].data + fourth[1].data) == " j k l"
-    assert bench.host.num_places == 1
+    assert bench.batch.num_requests == 1
 
 
 def test_a_document_comes_whole_and_nothing_before_it() -> None:
@@ -85,7 +36,7 @@ def test_a_document_comes_whole_and_nothing_before_it() -> None:
     (piece,) = bench.step(ask("a b c", 3))
     assert json.loads(piece.data) == {"generated_text": " a b c"}
     assert (piece.first, piece.last) == (True, True)
-    assert bench.host.num_places == 0
+    assert bench.batch.num_requests == 0
 
 
 @pytest.mark.parametrize(
@@ -103,20 +54,20 @@ def test_a_bad_request_ends_alone_in_its_place(body: Any, told: str) -> None:
     bench.step(ask("a b", 9, stream=True))
     pieces = bench.step(body, ask("c d", 3, stream=True))
     bad = pieces[1]
-    assert (bad.first, bad.last, bad.place.status) == (True, True, 424)
+    assert (bad.first, bad.last, bad.task.status) == (True, True, 424)
     assert told in json.loads(bad.data)["error"]
     assert not pieces[0].last
     assert not pieces[2].last
-    assert bench.host.num_places == 2
+    assert bench.batch.num_requests == 2
 
 
 def test_what_the_engine_refuses_ends_alone() -> None:
     bench = Bench()
     bench.engine.refuse = bytes([4]).decode()  # the echo tokenizer's first word
     refused, other = bench.step(ask("x", 3, stream=True), ask("x y", 3, stream=True))
-    assert (refused.place.status, refused.last) == (424, True)
+    assert (refused.task.status, refused.last) == (424, True)
     assert "cannot do that" in json.loads(refused.data)["error"]
-    assert other.place.error is None
+    assert other.task.error is None
 
 
 def test_a_dead_engine_tells_each_client_in_its_own_way_and_the_next_are_served() -> None:
@@ -145,10 +96,10 @@ def test_an_engine_that_died_in_between_takes_no_newcomer_along() -> None:
 def test_places_that_disagree_end_all_and_cross_nothing(size: int, new: dict[int, Item]) -> None:
     bench = Bench()
     bench.step(ask("a b", 9, stream=True), ask("c d", 9, stream=True))
-    pieces = bench.host.step(size, new)
+    pieces = bench.batch.step(size, new)
     assert len(pieces) == size
     for piece in pieces:
-        assert (piece.last, piece.place.status) == (True, 500)
+        assert (piece.last, piece.task.status) == (True, 500)
         assert "disagreed" in json.loads(piece.data)["error"]
     assert bench.batcher.idle
     assert text_of(bench.finish(bench.step(ask("e f", 2, stream=True)))[0]) == " e f"
@@ -157,7 +108,7 @@ def test_places_that_disagree_end_all_and_cross_nothing(size: int, new: dict[int
 def test_a_reset_forgets_all_before_the_step() -> None:
     bench = Bench()
     bench.step(ask("a b", 9, stream=True), ask("c d", 9, stream=True))
-    bench.host.reset()
+    bench.batch.reset()
     assert bench.batcher.idle
     assert text_of(bench.finish(bench.step(ask("e f", 2, stream=True)))[0]) == " e f"
 
@@ -197,7 +148,7 @@ def test_an_early_commitment_waits_for_the_first_word() -> None:
     bench.engine.step = step  # type: ignore[method-assign]
     bench.engine.refuse = bytes([4]).decode()
     (piece,) = bench.step(ask("x", 3))
-    assert (piece.first, piece.last, piece.place.status) == (True, True, 424)
+    assert (piece.first, piece.last, piece.task.status) == (True, True, 424)
 
 
 def test_after_an_early_commitment_a_failure_is_a_line_of_the_stream() -> None:
@@ -213,15 +164,14 @@ def test_after_an_early_commitment_a_failure_is_a_line_of_the_stream() -> None:
 
 
 def test_a_long_prompt_is_read_beside_the_steps() -> None:
-    bench = Bench()
-    bench.steps._intake._engine_info = lambda: EngineInfo("scripted", "1", "none", "none", 1 << 20)
+    bench = Bench(info=EngineInfo("scripted", "1", "none", "none", 1 << 20))
     text = "word " * 4000
     pieces = bench.step(ask(text, 2, stream=True), ask("a b", 2, stream=True))
     assert [text_of(body) for body in bench.finish(pieces)] == [" word word", " a b"]
 
 
 def test_dynamic_batches_through_steps_hold_several_prompts() -> None:
-    bench = Bench("dynamic_batch")
+    bench = Bench("disable")
     (piece,) = bench.step(ask(["a b", "c d"], 2))  # type: ignore[arg-type]
     assert json.loads(piece.data) == [{"generated_text": " a b"}, {"generated_text": " c d"}]
 
@@ -229,7 +179,7 @@ def test_dynamic_batches_through_steps_hold_several_prompts() -> None:
 def test_a_whole_batch_ends_in_time() -> None:
     bench = Bench()
     bench.engine.step = lambda timeout=0.0: []  # type: ignore[method-assign]
-    places = bench.steps.run([item(ask("a b", 2)), item(b"{")], seconds=0.2)
-    assert [place.status for place in places] == [424, 424]
-    assert "within 0.2 s" in json.loads(places[0].take())["error"]
+    tasks = bench.dynamic(0.2).run([item(ask("a b", 2)), item(b"{")])
+    assert [task.status for task in tasks] == [424, 424]
+    assert "within 0.2 s" in json.loads(tasks[0].take())["error"]
     assert bench.batcher.idle

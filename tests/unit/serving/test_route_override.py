@@ -6,18 +6,17 @@ import pytest
 
 from handler.core.errors import InvalidPayload
 from handler.protocols.registry import routes
-from handler.serving.route_override import named_dialect
+from handler.serving.route_override import InferenceRoutes, route_in_attributes
 
 ALL = routes("mindie")
 
 
 def found(path: str, mode: str = "lmi") -> str | None:
-    schema = named_dialect({"route": path}, mode, "mine", ALL)
+    schema = InferenceRoutes("mine", mode, ALL).schema(path)
     return None if schema is None else schema.name
 
 
 def test_without_one_it_is_the_configured_dialect() -> None:
-    assert named_dialect({"x": "y"}, "lmi", "mine", ALL) is None
     for path in ("/invocations", "/predictions/mine", "/predictions/mine/1", "/models/mine/invoke"):
         assert found(path) is None
         assert found(path, "dynamic_batch") is None
@@ -33,9 +32,34 @@ def test_every_route_can_be_named() -> None:
 @pytest.mark.parametrize("path", ["", "/ping", "/adapters", "/v2/models/other/generate", "/v2/models/mine", "x"])
 def test_what_is_no_route_for_inference_is_refused(path: str) -> None:
     with pytest.raises(InvalidPayload, match="is no route for inference"):
-        named_dialect({"route": path}, "lmi", "mine", ALL)
+        found(path)
 
 
 def test_dynamic_batches_have_one_dialect() -> None:
     with pytest.raises(InvalidPayload, match="not available for dynamic batching"):
         found("/v2/models/mine/generate", "dynamic_batch")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "path"),
+    [
+        ("route=/v1/completions", "/v1/completions"),
+        ("a=b;route=/;c", "/"),
+        ("x, route=/generate", "/generate"),
+        ("route=", ""),
+        ("aroute=/generate", None),
+        ("", None),
+    ],
+)
+def test_sagemakers_attributes_name_a_route(attributes: str, path: str | None) -> None:
+    assert route_in_attributes({"x-amzn-sagemaker-custom-attributes": attributes}) == path
+    assert route_in_attributes({}) is None
+
+
+def test_a_route_matches_whatever_model_it_names() -> None:
+    """The embedded server then says that there is no such model."""
+    routes = InferenceRoutes("mine", "lmi", ALL)
+    assert routes.has("/v2/models/other/generate")
+    assert routes.has("/predictions/other/7")
+    assert not routes.has("/ping")
+    assert not routes.has("/adapters")

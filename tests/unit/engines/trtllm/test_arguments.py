@@ -14,7 +14,7 @@ from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import construct, llm_arguments
 from handler.engines.trtllm.support import capabilities_of
-from handler.serving.launch import engine_spec
+from handler.serving.loading import engine_spec
 from tests.doubles import tiny, using
 
 

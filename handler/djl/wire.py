@@ -1,26 +1,93 @@
-"""Answers as the bytes of DJL's worker protocol (contract djl.md, sections 1.2 and 1.4)."""
+"""DJL's worker protocol: the requests in an Input, and answers as bytes.
+
+As ai.djl.python 0.25 to 0.36 writes and reads it; `versions.py` holds what differs.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from djl_python import Output
+from djl_python import Input, Output
 
 from handler.core.errors import ServingError
 from handler.core.framing import dumps
-from handler.djl.versions import MAX_FIELD, Dialect
+from handler.djl.batches import Item, Piece
+from handler.djl.versions import MAX_FIELD, DjlVersion
 from handler.protocols.base import HttpResponse, front_end_error
-from handler.serving.preprocess import ignored_header
-from handler.serving.rolling import Piece
-from handler.serving.slots import Place
+from handler.serving.headers import ignored_header
+from handler.serving.request_task import RequestTask
 
 _MAX_REASON = 1000
 """Characters of an error that becomes an HTTP reason phrase; SageMaker takes 4,096 bytes of headers in all."""
 
 _COUNT, _SIZE = struct.Struct(">h"), struct.Struct(">i")
+
+_BATCH_KEY = re.compile(r"batch_(\d{3})\.(.*)", re.DOTALL)
+
+_OF_HTTP = frozenset(
+    {"host", "connection", "content-length", "content-type", "user-agent", "x-request-id", "requestid"}
+)
+"""Properties of a client's own; in a batch, Java puts its prefix before them."""
+
+
+def is_batch(inputs: Input) -> bool:
+    """Whether Java made this Input of several requests, or is stepping a rolling batch.
+
+    A request that is alone has its client's headers for properties and its query's names for keys, before its body:
+    they may be called `batch_size` and `batch_000.data`.
+    """
+    properties, keys = inputs.get_properties(), inputs.get_content().get_keys()
+    return (
+        "batch_size" in properties
+        and bool(keys)
+        and keys[0].startswith("batch_")
+        and keys[-1].startswith("batch_")
+        and not is_of_http(properties)
+    )
+
+
+def is_of_http(properties: Mapping[str, Any]) -> bool:
+    """Whether they are a client's headers, not Java's own words."""
+    return not _OF_HTTP.isdisjoint(map(str.lower, properties))
+
+
+def single(inputs: Input) -> Item:
+    """A request that is alone in its Input; query parameters lie beside its body."""
+    headers = {str(key).lower(): str(value) for key, value in inputs.get_properties().items()}
+    content = inputs.get_content()
+    body = content.get("data")
+    if body is None:
+        body = content.value_at(0) if content.size() else b""
+    return Item(bytes(body), headers)
+
+
+def batched(inputs: Input) -> dict[int, Item]:
+    """The requests of a batch that say anything, by their task.
+
+    In a rolling batch those are the new ones, which come with their headers and a seed: of the others the Java side
+    sends nothing but an empty body.
+    """
+    content = inputs.get_content()
+    keys, values = content.get_keys(), content.get_values()
+    properties = inputs.get_properties()
+    bodies: dict[int, bytes] = {}
+    headers: dict[int, dict[str, str]] = {}
+    if len(keys) > int(properties["batch_size"]) or any(values):
+        for key, value in zip(keys, values, strict=True):
+            if found := _BATCH_KEY.fullmatch(key):
+                index, name = int(found[1]), found[2]
+                if name == "data" and value:
+                    bodies.setdefault(index, bytes(value))
+                elif name == "seed":
+                    headers.setdefault(index, {})
+    for key, value in properties.items():
+        if found := _BATCH_KEY.fullmatch(key):
+            headers.setdefault(int(found[1]), {})[found[2].lower()] = value
+    return {index: Item(bodies.get(index, b""), headers.get(index, {})) for index in bodies.keys() | headers.keys()}
 
 
 class Sent(Output):  # type: ignore[misc]
@@ -44,9 +111,9 @@ class Unsent(Output):  # type: ignore[misc]
 class PieceWriter:
     """Makes the bytes of a step: a map of strings for each request, and the headers of those that begin."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        string = dialect.string
-        self._dialect = dialect
+    def __init__(self, version: DjlVersion) -> None:
+        string = version.string
+        self._version = version
         self._start = _COUNT.pack(200) + string(b"OK")
         self._map = _COUNT.pack(2) + string(b"data")
         self._more = string(b"last") + string(b"false")
@@ -57,14 +124,14 @@ class PieceWriter:
         """The whole answer to a step."""
         headers: list[bytes] = []
         values: list[bytes] = []
-        string, length = self._dialect.string, self._dialect.length
+        string, length = self._version.string, self._version.length
         around = len(self._map) + length.size + len(self._more)
         key, size, more = self._key, _SIZE.pack, self._more
         for index, piece in enumerate(pieces):
             if piece.first or piece.last:
                 value = self.value(piece)
                 values.append(key + size(len(value)) + value)
-                for name, text in headers_of(piece.place).items() if piece.first else ():
+                for name, text in headers_of(piece.task).items() if piece.first else ():
                     headers.append(string(f"batch_{index}_{name}".encode()) + string(text.encode()))
             else:  # nearly every piece
                 data = piece.data
@@ -74,13 +141,13 @@ class PieceWriter:
 
     def value(self, piece: Piece) -> bytes:
         """What Java reads of one request."""
-        if piece.first and piece.place.error is not None:
-            return self.failure(HttpResponse(piece.place.status, piece.place.content_type, piece.data))
+        if piece.first and piece.task.error is not None:
+            return self.failure(HttpResponse(piece.task.status, piece.task.content_type, piece.data))
         return self.piece(piece.data, last=piece.last)
 
     def piece(self, data: bytes, *, last: bool) -> bytes:
         end = self._last if last else self._more
-        return b"".join((self._map, self._dialect.length.pack(len(data)), data, end))
+        return b"".join((self._map, self._version.length.pack(len(data)), data, end))
 
     def failure(self, answer: HttpResponse) -> bytes:
         """Nothing was sent of this request: its HTTP status can still be its own."""
@@ -91,21 +158,21 @@ class PieceWriter:
         value = json.loads(body)
         told = value["error"]
         reason = one_line(told["message"] if isinstance(told, dict) else told)  # OpenAI has an object
-        if self._dialect.json_errors:  # Java looks for the status in the body; the reason phrase is what that says
+        if self._version.json_errors:  # Java looks for the status in the body; the reason phrase is what that says
             as_it_is = "code" in value and reason == value["error"]
             text = body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
             return dumps({"data": text, "last": True})
         fields = {"data": "", "last": "true", "code": str(answer.status), "error": reason}
-        string = self._dialect.string
+        string = self._version.string
         return _COUNT.pack(len(fields)) + b"".join(string(k.encode()) + string(v.encode()) for k, v in fields.items())
 
 
-def whole(place: Place) -> Output:
-    """All of a place's answer, outside of any batch."""
-    message = one_line(place.error.message) if place.error is not None else "OK"
-    body, headers, limit = place.take(), headers_of(place), MAX_FIELD
+def whole(task: RequestTask) -> Output:
+    """Return all of a finished answer, outside of any batch."""
+    message = one_line(task.error.message) if task.error is not None else "OK"
+    body, headers, limit = task.take(), headers_of(task), MAX_FIELD
     if len(body) <= limit:
-        return output(body, headers, status=place.status, message=message)
+        return output(body, headers, status=task.status, message=message)
     pieces = iter([body[at : at + limit] for at in range(0, len(body), limit)])
     return streamed(pieces, headers)
 
@@ -130,8 +197,8 @@ def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, messag
     return made.add(body, key="data")
 
 
-def headers_of(place: Place) -> dict[str, str]:
-    return {"Content-Type": place.content_type, **ignored_header(place.ignored)}
+def headers_of(task: RequestTask) -> dict[str, str]:
+    return {"Content-Type": task.content_type, **ignored_header(task.ignored)}
 
 
 def one_line(message: str) -> str:

@@ -1,14 +1,16 @@
-"""From options to a running engine: which engine, which model, what it needs to know."""
+"""Load a served model: choose the engine, start it, load the tokenizer, find adapters and a user's model.py."""
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from handler import __version__, engines
 from handler.config import environment
 from handler.config.loader import BY_ROLLING_BATCH, Config
+from handler.core.daemon_thread import run_in_daemon_thread
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.base import EngineConfig, Tokenizer
@@ -17,11 +19,46 @@ from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.loading import Formatters, choose, find_formatters
 from handler.protocols.base import ServerContext
-from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.launch")
+
+
+async def load_model(
+    config: Config,
+    formatters: Formatters,
+    directory: Path | None = None,
+    *,
+    announce: Callable[[Spec], None] = lambda spec: None,
+    stepped: bool = False,
+) -> ServedModel:
+    """Load all that a host needs; the engine may still be loading when this returns.
+
+    The engine's process ends with the thread that runs this.
+
+    Args:
+        formatters: those of `model_formatters`, which runs a user's code: call it before a server listens.
+        directory: where serving.properties lies, or would; by default where it does.
+        announce: called when the model's files are there, before the engine starts.
+        stepped: as in `ServedModel`.
+
+    Raises:
+        ConfigError: a wrong option, or something that is missing; the message says what to change.
+    """
+    spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
+    adapters = adapter_home(config, spec, directory)
+    announce(spec)
+    engine = start_engine(config, spec)
+    try:
+        tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
+        context = schema_context(config, spec, adapters.registry)
+        guides = make_validator(spec, engine)
+        return ServedModel(config, engine, tokenizer, context, adapters, formatters, guides, stepped=stepped)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def choose_engine(config: Config) -> str:
@@ -91,17 +128,6 @@ def make_validator(spec: Spec, engine: EngineSupervisor | None = None) -> Struct
         return None
     return StructuredOutputValidator(
         functools.partial(engines.structured_output_check, spec.engine, spec.config), seconds=seconds, engine=engine
-    )
-
-
-def make_batcher(config: Config, engine: EngineSupervisor, adapters: AdapterRegistry) -> Batcher:
-    return Batcher(
-        engine,
-        adapters,
-        max_active=config.max_rolling_batch_size,
-        max_queued=config.job_queue_size,
-        queue_timeout=config.predict_timeout,
-        time_limit=config.request_time_limit or 0.0,
     )
 
 

@@ -1,0 +1,145 @@
+"""DJL's calls about LoRA adapters: read what Java's PyAdapter sends, and change the adapters.
+
+An Input has the properties `name` and `src` (and `pin`), and the management call's query as contents. 0.36 makes the
+client's answer of the Output's status and message. In async mode it answers 200 before the worker has read the call;
+0.28 always answers by itself. Then only the log says why a call failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import Any
+
+from djl_python import Input
+
+from handler.core.daemon_thread import run_in_daemon_thread
+from handler.core.errors import InvalidPayload, serving_error
+from handler.djl.batches import Item
+from handler.djl.wire import is_of_http, one_line
+from handler.scheduler.lora.calls import Order, read_order, required
+from handler.scheduler.lora.registry import AdapterRegistry, Change, Registered, Then
+from handler.serving.model import ServedModel
+
+log = logging.getLogger("handler.djl")
+
+_DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
+"""As DJL's own handlers say it; the name before it is `alias` where SageMaker's user calls the adapter so."""
+
+
+class AdapterCalls:
+    """Does calls one after another, in the order in which they came."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._turn = asyncio.Lock()
+        self._under_way: dict[asyncio.Future[None], str] = {}  # the adapters' names
+
+    async def answer(self, inputs: Input, what: str) -> tuple[str, dict[str, Any]]:
+        """Do what a call asks for; return what was done, in words, and the answer's value.
+
+        Args:
+            what: register, update or unregister.
+
+        Raises:
+            ServingError: nothing has changed; the log has it.
+        """
+        name = inputs.get_properties().get("name")
+        end = asyncio.get_running_loop().create_future()
+        self._under_way[end] = str(name or "")
+        try:
+            async with self._turn:
+                return await self._change(inputs, what)
+        except Exception as error:  # Java gets an answer to every call
+            failure = serving_error(error)
+            log.warning("the call to %s %r failed: %s", what, name, one_line(failure.public))
+            raise failure from None
+        finally:
+            del self._under_way[end]
+            end.set_result(None)
+
+    async def catch_up(self, item: Item) -> None:
+        """Wait for the calls that came before a request and are about an adapter that it may name."""
+        earlier = [end for end, name in self._under_way.items() if _mentions(item, name)]
+        if earlier:
+            await asyncio.wait(earlier)
+
+    async def _change(self, inputs: Input, what: str) -> tuple[str, dict[str, Any]]:
+        refuse = self._model.config.unknown_parameters == "refuse"
+        read = functools.partial(_requested, self._model.adapters, inputs, what, refuse_unknown=refuse)
+        change, done = await run_in_daemon_thread(read)
+        registered = await self._model.change_adapter(change)
+        if what == "register" and registered is not None:
+            return done, {"status": done, "id": registered.number}
+        return done, {"status": done}
+
+
+def _mentions(item: Item, name: str) -> bool:
+    """Whether a header or a JSON string is this name, which has no character that JSON would escape."""
+    return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
+
+
+def _requested(changes: AdapterRegistry, inputs: Input, what: str, *, refuse_unknown: bool) -> tuple[Change, str]:
+    """Return the change that a call asks for, which may be begun, and what to say when it is done.
+
+    It reads files: not for the event loop's thread.
+
+    Raises:
+        ServingError: it cannot be.
+    """
+    _check_caller(inputs)
+    changes.check()
+    order = _order(inputs, refuse_unknown=refuse_unknown)
+    name = required(order.name, "name")
+    done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
+    if what == "unregister":
+        return functools.partial(_unregister, changes, name), done
+    if what == "update":
+        path = changes.path(changes.get(name).adapter.path if order.src is None else order.src)
+        return functools.partial(changes.update, name, path=path, preload=order.preload), done
+    path = changes.path(required(order.src, "src"))
+    if (there := _loaded_at_start(changes, name, str(path))) is not None:
+        return functools.partial(_nothing, there), done
+    return functools.partial(changes.register, name, path, preload=order.preload is not False), done
+
+
+def _unregister(changes: AdapterRegistry, name: str, then: Then) -> None:
+    changes.unregister(name)
+    then(None)
+
+
+def _nothing(there: Registered, then: Then) -> None:
+    then(there)
+
+
+def _loaded_at_start(changes: AdapterRegistry, name: str, path: str) -> Registered | None:
+    """What is there already: DJL Serving registers what lies in the model's `adapters/` by itself."""
+    return next((entry for entry in changes if (entry.adapter.name, entry.adapter.path) == (name, path)), None)
+
+
+def _check_caller(inputs: Input) -> None:
+    """
+    Raises:
+        InvalidPayload: it is a client's request, which a header of its own has led here.
+    """
+    if is_of_http(inputs.get_properties()):
+        raise InvalidPayload("property handler: a request cannot choose the function that answers it")
+
+
+def _order(inputs: Input, *, refuse_unknown: bool) -> Order:
+    """
+    Raises:
+        BadRequest: a value cannot be used.
+    """
+    properties, content = inputs.get_properties(), inputs.get_content()
+    values: dict[str, Any] = {
+        str(key): bytes(value).decode(errors="replace")
+        for key, value in zip(content.get_keys(), content.get_values(), strict=True)
+    }
+    values.pop("alias", None)
+    values |= {name: properties[name] for name in ("name", "src", "pin") if name in properties}
+    order = read_order(values, refuse_unknown=refuse_unknown)
+    if order.ignored:
+        log.warning("an adapter's call: without effect: %s", one_line(", ".join(map(repr, order.ignored))))
+    return order

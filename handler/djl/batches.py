@@ -1,0 +1,181 @@
+"""Rolling and dynamic batches as DJL steps them, on the worker's own event loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from handler.core.errors import GenerationFailed, InternalError, ServingError
+from handler.djl.worker_loop import WorkerLoop
+from handler.serving.model import ServedModel
+from handler.serving.request_task import RequestTask
+
+log = logging.getLogger("handler.rolling")
+
+_IDLE = 0.03
+"""Seconds that a step waits when nobody has anything to say: a new request waits no longer than this for its turn.
+
+Longer than most engines take for a token: then no step comes back empty, and a new request, which could not join the
+engine's step amid it, waits for little more than that step's end.
+"""
+
+_BEGIN = 0.1
+"""Seconds that a step waits for the first word on its new requests where an empty first piece would settle their
+status; their neighbours' tokens wait along."""
+
+
+class Item(NamedTuple):
+    """One request as it arrives; header names in lower case."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Piece(NamedTuple):
+    """What one step says of one request: the `first` one begins its answer, the `last` one ends it."""
+
+    task: RequestTask
+    data: bytes
+    first: bool
+    last: bool
+
+
+def open_item(model: ServedModel, item: Item, on_bytes: Callable[[RequestTask], object]) -> RequestTask:
+    """Begin a request. DJL's front end reads SageMaker's custom attributes: `route` is one of its headers."""
+    task = model.open(item.headers, route=item.headers.get("route"), on_bytes=on_bytes)
+    task.start(item.body)
+    return task
+
+
+class RollingBatch:
+    """Keeps the requests in DJL's order: every call names all live ones, and wants a piece for each.
+
+    Args:
+        commits_early: the Java side takes a first piece without bytes for the answer's beginning.
+        max_piece: bytes that fit into one piece; None is no limit.
+    """
+
+    def __init__(
+        self, model: ServedModel, loop: WorkerLoop, *, commits_early: bool = False, max_piece: int | None = None
+    ) -> None:
+        self._model = model
+        self._loop = loop
+        self._commits_early = commits_early
+        self._max_piece = max_piece
+        self._tasks: list[RequestTask] = []
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._tasks)
+
+    def reset(self) -> None:
+        """Drop all requests: the Java side has forgotten them."""
+        if self._tasks:
+            log.warning("reset: %d requests are dropped", len(self._tasks))
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    def step(self, size: int, new: Mapping[int, Item]) -> list[Piece]:
+        """Run one step of `size` requests; return a piece for each, in order.
+
+        Args:
+            size: how many requests the Java side has.
+            new: those that it offers for the first time, by their place: they follow the others.
+        """
+        tasks = self._tasks
+        if size != len(tasks) + len(new) or any(index < len(tasks) for index in new):
+            return self._disagreement(size, len(new))
+        opened: list[RequestTask] = []
+        if new:
+            self._loop.poll()  # an engine that died meanwhile must not take them along
+            opened = [open_item(self._model, new[index], self._loop.stop) for index in sorted(new)]
+            tasks = self._tasks = tasks + opened
+        self._wait(tasks, opened)
+        pieces = [self._piece(task) for task in tasks]
+        self._tasks = [piece.task for piece in pieces if not piece.last]
+        return pieces
+
+    def fail(self, size: int, error: ServingError) -> list[Piece]:
+        """End every request with `error`."""
+        self.reset()
+        tasks = [self._model.refused(error) for _ in range(size)]
+        return [Piece(task, task.take(), True, True) for task in tasks]
+
+    def _piece(self, task: RequestTask) -> Piece:
+        begun = task.committed
+        whole = not begun and task.error is not None  # an error's status comes with all of its body
+        data = task.take(None if whole else self._max_piece)
+        if self._commits_early:
+            task.committed = True
+        return Piece(task, data, task.committed and not begun, task.finished and not task.unsent)
+
+    def _wait(self, tasks: Sequence[RequestTask], opened: Sequence[RequestTask]) -> None:
+        """Run the loop until somebody has something to say; where it matters, until each new request has."""
+        now = time.monotonic()
+        begin, idle = now + _BEGIN, now + _IDLE
+        if any(task.unsent for task in tasks):
+            self._loop.poll()
+        else:
+            self._loop.wait(_IDLE)
+        while True:
+            now = time.monotonic()
+            if self._commits_early and now < begin and not all(task.begun for task in opened):
+                self._loop.wait(begin - now)
+            elif now >= idle or any(task.unsent for task in tasks):
+                return
+            else:
+                self._loop.wait(idle - now)
+
+    def _disagreement(self, size: int, num_new: int) -> list[Piece]:
+        """Never guess whose tokens these are: everybody is told, nobody gets another's."""
+        told = f"the server has {size} requests, {num_new} of them new; the handler has {len(self._tasks)}"
+        log.error("the places disagree: %s; all are ended", told)
+        return self.fail(size, InternalError("the server and its handler disagreed on the requests in flight"))
+
+
+class DynamicBatch:
+    """Answers a whole batch, or one stream, a call.
+
+    Args:
+        seconds: that a call may take (`option.predict_timeout`).
+    """
+
+    def __init__(self, model: ServedModel, loop: WorkerLoop, seconds: float) -> None:
+        self._model = model
+        self._loop = loop
+        self._seconds = seconds
+
+    def run(self, items: Sequence[Item]) -> list[RequestTask]:
+        """Return all requests finished, in order; what takes too long is ended with an error."""
+        tasks = self._open(items)
+        self._wait(tasks, lambda: all(task.finished for task in tasks))
+        return tasks
+
+    def begin(self, item: Item) -> RequestTask:
+        """Return a request whose answer has begun."""
+        (task,) = self._open([item])
+        self._wait([task], lambda: task.begun)
+        return task
+
+    def next_bytes(self, task: RequestTask) -> tuple[bytes, bool]:
+        """Wait a moment for more of an answer; return it, possibly nothing, and whether that is the end."""
+        if not task.unsent and not task.finished:
+            self._loop.wait(0.1)
+        data = task.take()
+        return data, task.finished and not task.unsent
+
+    def refused(self, error: ServingError) -> bytes:
+        """The body of an answer that is `error`."""
+        return self._model.refused(error).take()
+
+    def _open(self, items: Sequence[Item]) -> list[RequestTask]:
+        self._loop.poll()  # an engine that died meanwhile must not take them along
+        return [open_item(self._model, item, self._loop.stop) for item in items]
+
+    def _wait(self, tasks: Sequence[RequestTask], done: Callable[[], bool]) -> None:
+        if not self._loop.wait_until(done, self._seconds):
+            for task in tasks:
+                task.fail(GenerationFailed(f"not finished within {self._seconds:g} s (option.predict_timeout)"))

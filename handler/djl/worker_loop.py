@@ -1,0 +1,76 @@
+"""The worker's own event loop: it runs within DJL's calls, and for a moment at times between them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class WorkerLoop:
+    """An event loop that stands still unless one of these methods runs it.
+
+    Whoever calls them holds the `lock`: `look_after` has a thread of its own. The loop is asyncio's own, as uvloop
+    takes three times as long to start and stop.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.SelectorEventLoop()
+        self._closed = threading.Event()
+        self.lock = threading.Lock()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the loop until the coroutine has ended; return its result, or raise what it raises."""
+        task = self._loop.create_task(coroutine)
+        task.add_done_callback(self.stop)
+        while not task.done():
+            self._loop.run_forever()
+        return task.result()
+
+    def poll(self) -> None:
+        """Run what is due, without waiting."""
+        self._loop.stop()  # after one pass
+        self._loop.run_forever()
+
+    def wait(self, seconds: float) -> None:
+        """Run the loop until somebody stops it, at most so long."""
+        timer = self._loop.call_later(seconds, self._loop.stop)
+        self._loop.run_forever()
+        timer.cancel()
+
+    def wait_until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Run the loop until `done`, which is asked whenever somebody stops it. False where that takes longer."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.wait(left)
+        return True
+
+    def stop(self, cause: object = None) -> None:
+        """End the current run after this pass; a callback for whatever is waited for."""
+        self._loop.stop()
+
+    def close(self) -> None:
+        """End `look_after` too."""
+        self._closed.set()
+        self._loop.close()
+
+    def look_after(self, period: float) -> None:
+        """From now on poll every `period` seconds.
+
+        So an engine that dies between DJL's calls is started again before the next request comes, not after.
+        """
+
+        def look() -> None:
+            while not self._closed.wait(period):
+                with self.lock:
+                    if not self._closed.is_set():
+                        self.poll()
+
+        threading.Thread(target=look, name="look-after", daemon=True).start()

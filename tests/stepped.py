@@ -1,0 +1,135 @@
+"""A model that is served step by step on a scripted engine, as under DJL, without Java and djl_python."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from handler.config.loader import load_config
+from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
+from handler.djl.worker_loop import WorkerLoop
+from handler.engines.base import EngineInfo
+from handler.engines.echo import EchoTokenizer
+from handler.engines.process.supervisor import State
+from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.plugins.loading import Formatters
+from handler.protocols.base import ServerContext
+from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.serving.model import ServedModel
+from tests.unit.scheduler.test_batcher import Scripted
+
+INFO = EngineInfo("scripted", "1", "none", "none", 100)
+
+
+class Readable(Scripted):
+    """A scripted engine in the place of a supervised one: it always has something to say."""
+
+    state = State.READY
+    reason = ""
+    restarts = 0
+
+    def __init__(self, info: EngineInfo) -> None:
+        super().__init__()
+        self.info = info
+        self._ends = socket.socketpair()
+        self._ends[1].send(b"x")
+
+    def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
+        watch(self._ends[0].fileno())
+        on_change(self.state)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+
+class Bench:
+    """A rolling batch over a scripted engine, and the Java side's list of requests. The fixture `benches` closes it."""
+
+    opened: ClassVar[list[Bench]] = []
+
+    def __init__(
+        self,
+        mode: str = "auto",
+        *,
+        info: EngineInfo = INFO,
+        formatters: Formatters | None = None,
+        guides: StructuredOutputValidator | None = None,
+        **options: Any,
+    ) -> None:
+        self.engine = Readable(info)
+        self.loop = WorkerLoop()
+        config = load_config(overrides=["option.llm_engine=echo", f"option.rolling_batch={mode}"], environ={})
+
+        async def make() -> ServedModel:
+            model = ServedModel(
+                config,
+                self.engine,  # type: ignore[arg-type]
+                EchoTokenizer(),
+                ServerContext(engine="scripted"),
+                AdapterHome(AdapterRegistry()),
+                formatters or Formatters(),
+                guides,
+                stepped=True,
+            )
+            model.start()
+            await model.opened
+            return model
+
+        self.model = self.loop.run(make())
+        self.batcher = self.model._batcher
+        self.batch = RollingBatch(self.model, self.loop, **options)
+        Bench.opened.append(self)
+
+    def dynamic(self, seconds: float) -> DynamicBatch:
+        return DynamicBatch(self.model, self.loop, seconds)
+
+    def step(self, *bodies: Any, size: int | None = None) -> list[Piece]:
+        """One step in which `bodies` are new."""
+        live = self.batch.num_requests
+        new = {live + index: item(body) for index, body in enumerate(bodies)}
+        return self.batch.step(live + len(bodies) if size is None else size, new)
+
+    def finish(self, pieces: list[Piece]) -> list[bytes]:
+        """The whole bodies of the requests of a first step."""
+        bodies = [piece.data for piece in pieces]
+        live = [index for index, piece in enumerate(pieces) if not piece.last]
+        while live:
+            pieces = self.step()
+            assert len(pieces) == len(live)
+            for index, piece in zip(live, pieces, strict=True):
+                bodies[index] += piece.data
+            live = [index for index, piece in zip(live, pieces, strict=True) if not piece.last]
+        return bodies
+
+    def close(self) -> None:
+        self.batch.reset()
+        self.loop.poll()
+        self.model._guides = None  # the tests' own
+        self.model.close()
+        self.loop.poll()
+        self.loop.close()
+
+
+@pytest.fixture(autouse=True)
+def benches() -> Iterator[None]:
+    yield
+    while Bench.opened:
+        Bench.opened.pop().close()
+
+
+def item(body: Any, **headers: str) -> Item:
+    return Item(body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
+
+
+def ask(text: str, tokens: int, **more: Any) -> dict[str, Any]:
+    return {"inputs": text, "parameters": {"max_new_tokens": tokens}, **more}
+
+
+def text_of(body: bytes) -> str:
+    text: str = json.loads(body.splitlines()[-1])["generated_text"]
+    return text
