@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,24 @@ def expected(heading: str, engine: str, name: str, unmet: Collection[str]) -> st
         assert condition, f"{name} is on no condition with {engine}"
         return "refused"
     return word
+
+
+def is_met(condition: str, version: str, options: Mapping[str, str]) -> bool:
+    """`from 1.3`, `with option.x[=y]` or `without option.x=y`, several by `or`; what begins otherwise is a remark."""
+    if " or " in condition:
+        return any(is_met(one, version, options) for one in condition.split(" or "))
+    kind, _, what = condition.partition(" ")
+    if kind == "from":
+        return version.split(".") >= what.split(".")
+    key, _, value = what.strip("`").partition("=")
+    there = key in options and (not value or options[key] == value)
+    return {"with": there, "without": not there}.get(kind, True)
+
+
+def unmet(heading: str, engine: str, version: str, options: Mapping[str, str]) -> set[str]:
+    """Parameters of the table whose condition an engine of that version with these options does not meet."""
+    conditions = {name: row[engine].partition(", ")[2] for name, row in table(heading).items()}
+    return {name for name, condition in conditions.items() if condition and not is_met(condition, version, options)}
 
 
 def check(

@@ -10,11 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HANDLER, DEPLOY, TESTS = (ROOT / name for name in ("handler", "deploy", "tests"))
 
-MAX_LINES = 325
-"""Of a file. The aim is 300."""
+MAX_LINES = 300
 MAX_FILES = 14
 """Python files in a folder."""
-MAX_ENTRIES = 145
+MAX_ENTRIES = 135
 """Files and folders on two levels of handler/. The aim is 115."""
 
 BELOW_HOSTS = {"__version__", "core", "config", "engines", "scheduler", "protocols", "plugins", "serving"}

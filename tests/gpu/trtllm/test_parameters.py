@@ -24,7 +24,7 @@ from tests.parameter_matrix import (
     check,
     check_chat,
     check_tgi,
-    table,
+    unmet,
 )
 from tests.servers import LiveServer, serve
 
@@ -34,18 +34,6 @@ SETTINGS: dict[str, tuple[str, dict[str, str]]] = {
     "1.2 with beams": ("1.2.1", {**LORA, "option.max_beam_width": "3", "option.sampler_type": "TRTLLMSampler"}),
     "1.1": ("1.1.0", {}),
 }
-
-
-def met(condition: str, version: str, options: dict[str, str]) -> bool:
-    """`from 1.3`, `with option.x[=y]` or `without option.x=y`, several by `or`; what begins otherwise is a remark."""
-    if " or " in condition:
-        return any(met(one, version, options) for one in condition.split(" or "))
-    kind, _, what = condition.partition(" ")
-    if kind == "from":
-        return version.split(".") >= what.split(".")
-    key, _, value = what.strip("`").partition("=")
-    there = key in options and (not value or options[key] == value)
-    return {"with": there, "without": not there}.get(kind, True)
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +49,24 @@ def setting(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[LiveS
     flags = [flag for key, value in options.items() for flag in ("-o", f"{key}={value}")]
     with serve(str(model), "--engine", "trtllm", *flags, env=environment(f"version={version}")) as server:
         server.wait_ready()
-
-        def unmet(heading: str) -> set[str]:
-            cells = {name: row["trtllm"].partition(", ")[2] for name, row in table(heading).items()}
-            return {name for name, condition in cells.items() if condition and not met(condition, version, options)}
-
-        yield server, unmet
+        yield server, lambda heading: unmet(heading, "trtllm", version, options)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_parameter(setting: tuple[LiveServer, Any], model: Path, name: str) -> None:
-    server, unmet = setting
+    server, missing = setting
     heading = PARAMETERS if name in VALUES else TENSORS
     size = json.loads((model / "config.json").read_text())["vocab_size"]
-    check(server, "trtllm", name, unmet=unmet(heading), vocabulary=size)
+    check(server, "trtllm", name, unmet=missing(heading), vocabulary=size)
 
 
 @pytest.mark.parametrize("name", CHAT_VALUES)
 def test_a_chats_parameter(setting: tuple[LiveServer, Any], name: str) -> None:
-    server, unmet = setting
-    check_chat(server, "trtllm", name, unmet=unmet(CHAT))
+    server, missing = setting
+    check_chat(server, "trtllm", name, unmet=missing(CHAT))
 
 
 @pytest.mark.parametrize("name", TGI_VALUES)
 def test_a_parameter_of_tgis(setting: tuple[LiveServer, Any], name: str) -> None:
-    server, unmet = setting
-    check_tgi(server, "trtllm", name, unmet=unmet(TGI))
+    server, missing = setting
+    check_tgi(server, "trtllm", name, unmet=missing(TGI))

@@ -50,11 +50,10 @@ def test_log_probabilities_are_asked_for_where_they_show_or_rank() -> None:
     assert not sampling(logprobs=False).logprobs
 
 
-@pytest.mark.parametrize("name", [*TABLE.parameters, "stream", "inputs"])
-def test_null_means_absent(name: str) -> None:
-    found = parse(**{name: None})
-    assert found.requests == parse().requests
-    assert not found.ignored
+def test_null_means_absent() -> None:
+    names = [*TABLE.parameters, "stream", "inputs"]
+    assert [name for name in names if parse(**{name: None}).requests != parse().requests] == []
+    assert [name for name in names if parse(**{name: None}).ignored] == []
 
 
 @pytest.mark.parametrize(

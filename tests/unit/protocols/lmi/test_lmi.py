@@ -38,9 +38,9 @@ def test_defaults_are_the_seeds() -> None:
     assert (found.sampling.max_new_tokens, found.sampling.do_sample, found.details) == (30, False, False)
 
 
-@pytest.mark.parametrize("name", [*PARAMETERS, "details", "return_full_text", "truncate", "stream", "output_formatter"])
-def test_null_means_absent(name: str) -> None:
-    assert request(**{name: None}) == request()
+def test_null_means_absent() -> None:
+    names = [*PARAMETERS, "details", "return_full_text", "truncate", "stream", "output_formatter"]
+    assert [name for name in names if request(**{name: None}) != request()] == []
 
 
 @pytest.mark.parametrize(

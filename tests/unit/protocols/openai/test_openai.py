@@ -101,20 +101,16 @@ def test_a_completion_has_sixteen_tokens_unless_told() -> None:
     assert found.names.prompt == "prompt"
 
 
-@pytest.mark.parametrize(
-    "name", [*CHAT_TABLE.parameters, *sorted(HARMLESS), "model", "stream", "stream_options", "tools", "tool_choice"]
-)
-def test_null_means_absent_in_a_chat(name: str) -> None:
-    assert parse(**{name: None}).requests == parse().requests
-    assert not parse(**{name: None}).ignored
+def test_null_means_absent_in_a_chat() -> None:
+    names = [*CHAT_TABLE.parameters, *HARMLESS, "model", "stream", "stream_options", "tools", "tool_choice"]
+    assert [name for name in names if parse(**{name: None}).requests != parse().requests] == []
+    assert [name for name in names if parse(**{name: None}).ignored] == []
 
 
-@pytest.mark.parametrize(
-    "name", [*COMPLETIONS_TABLE.parameters, *sorted(HARMLESS), "model", "stream", "stream_options"]
-)
-def test_null_means_absent_in_a_completion(name: str) -> None:
-    assert complete(**{name: None}).requests == complete().requests
-    assert not complete(**{name: None}).ignored
+def test_null_means_absent_in_a_completion() -> None:
+    names = [*COMPLETIONS_TABLE.parameters, *HARMLESS, "model", "stream", "stream_options"]
+    assert [name for name in names if complete(**{name: None}).requests != complete().requests] == []
+    assert [name for name in names if complete(**{name: None}).ignored] == []
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
