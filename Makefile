@@ -8,112 +8,141 @@ OPTIONS ?=
 # Test files at once. A file stays on one worker, which starts the servers that its tests share.
 PARALLEL ?= -n 2 --dist loadfile
 BIN     = $(VENV)/bin
+# uv comes from PyPI; UV_DEFAULT_INDEX names a mirror.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 
-.PHONY: install dev serve djl test test-deploy test-clients test-uvicorn test-trtllm test-djl test-browser environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
+# Tests start hundreds of processes: each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
-install: $(VENV)/.installed
-dev: $(VENV)/.dev
+.DEFAULT_GOAL = install
+.PHONY: help install dev serve djl test test-model test-deploy test-fuzz test-tools test-trtllm test-uvicorn test-python test-djl test-browser test-clients environments accept-vllm accept-trtllm accept-aws image-check lint format bench clean
 
-$(VENV)/bin/python:
+help: ## the targets, and how long tests usually take on two cores once they are installed
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+install: $(VENV)/.installed ## what serving needs
+dev: $(VENV)/.dev ## what tests and linters need too
+
+$(BIN)/uv:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and "lmi-handler needs Python 3.10 to 3.13, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --quiet 'uv<1'
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml | $(BIN)/uv
 	@echo "installing into $(VENV) (0.4 GB, about half a minute) ..."
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,deploy]'
+	$(INSTALL) --compile-bytecode --editable '.[cpu,deploy]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
-	@echo "installing what tests and linters need ..."
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,dev]'
-	@touch $@
+$(VENV)/.dev: pyproject.toml | $(BIN)/uv
+	@echo "installing what tests and linters need too into $(VENV) (1.1 GB, about half a minute) ..."
+	$(INSTALL) --compile-bytecode --editable '.[cpu,dev]'
+	@touch $(VENV)/.installed $@
 
 $(VENV)/.browser: $(VENV)/.dev
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,dev,browser]'
+	$(INSTALL) --editable '.[cpu,dev,browser]'
 	@touch $@
 
 $(VENV)/.djl: $(VENV)/.installed
 	@echo "installing what DJL's Python worker imports ..."
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[cpu,deploy,djl]'
+	$(INSTALL) --editable '.[cpu,deploy,djl]'
 	@touch $@
 
-serve: install
+# All that tests need, on another Python: $(VENV)-3.10/.dev, say. It is on PATH, or pyenv has it.
+$(VENV)-%/.dev: pyproject.toml | $(BIN)/uv
+	@echo "installing what tests need into $(VENV)-$* ..."
+	python=$$(python$* -c 'import sys; print(sys.executable)' 2>/dev/null || echo "$$(pyenv prefix $*)/bin/python") && \
+		$(BIN)/uv venv --quiet --clear --python "$$python" $(VENV)-$*
+	$(INSTALL) --python $(VENV)-$*/bin/python --editable '.[cpu,dev]'
+	@touch $@
+
+serve: install ## the demo model, or MODEL=... PORT=... OPTIONS='-o ...'
 	exec $(BIN)/lmi serve "$(MODEL)" --port $(PORT) $(OPTIONS)
 
 # Under DJL Serving (DJL_SERVING_HOME, else djl-serving on PATH), else under its Python engine from Maven Central.
-djl: $(VENV)/.djl
+djl: $(VENV)/.djl ## the same under DJL; needs a JDK and Maven
 	exec $(BIN)/python -m tests.djl "$(MODEL)" --port $(PORT) $(OPTIONS)
 
-test: dev
-	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm and not browser and not trtllm' --ignore=tests/deploy
+# -- tests: `make help` lists them ------------------------------------------------------------------------------------
 
-# `lmi deploy`: AWS's control plane and SageMaker's runtime are doubles on loopback.
-test-deploy: dev
-	$(BIN)/pytest $(PARALLEL) -m 'not clients and not djl and not vllm' tests/deploy
+PYTEST = $(BIN)/pytest $(PARALLEL)
+# Neither a language model nor an environment of its own.
+QUICK = -m 'not model and not clients and not djl and not vllm'
 
-# What TensorRT-LLM needs of the system, without it and without a GPU: MPI workers under Open MPI 4 (Debian's, installed
-# where there is none, which needs root) and 5 (from PyPI), and a minute of streams.
-test-trtllm: dev
-	$(BIN)/pytest $(PARALLEL) -m trtllm tests/engines
+test: dev ## 3 min: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
+	$(PYTEST) $(QUICK) tests/unit tests/app tests/process tests/deploy/unit tests/model/test_dialects.py
 
-# Real client libraries, each in an environment of its own; those in JavaScript and Java need Node with npm, a JDK and Maven.
-# Java's own HttpClient, and curl.
-test-clients: dev
-	$(BIN)/pytest $(PARALLEL) -m 'clients and not djl and not vllm'
+test-model: dev ## 4 min: the demo model on OpenVINO
+	$(PYTEST) -m 'model and not clients and not djl and not vllm and not hypothesis' \
+		tests/unit tests/app tests/process tests/model tests/deploy
 
-# What we subclass of uvicorn, on the lowest and the newest version that pyproject.toml allows; about two minutes.
-test-uvicorn: dev
+test-deploy: dev ## 2 min: `lmi deploy` on doubles of AWS's control plane and SageMaker's runtime, on loopback
+	$(PYTEST) $(QUICK) tests/deploy --ignore tests/deploy/unit
+
+test-fuzz: dev ## 3 min: request bodies and cuts of text at random, many of each
+	$(PYTEST) -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
+
+test-tools: dev ## 3 min: tests of the doubles, the benchmarks, the container's programs, conversion, the wheel
+	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl
+
+test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)
+	$(PYTEST) tests/gpu/trtllm
+
+test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
 
-# What runs under DJL; needs a JDK and Maven.
-test-djl: dev
-	$(BIN)/pytest $(PARALLEL) -m 'djl and not vllm'
+test-python: test-python-3.10 test-python-3.13 ## 4 min: units and the app on Python 3.10 and 3.13
 
-# The pages, in a headless Chromium: the system's, or CHROMIUM=...
-test-browser: $(VENV)/.browser
+test-python-%: $(VENV)-%/.dev
+	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) -p no:cacheprovider tests/unit tests/app
+
+test-djl: dev ## 6 min: under DJL's Java engine; needs a JDK and Maven
+	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
+
+test-browser: $(VENV)/.browser ## 2 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
 	$(BIN)/pytest tests/browser
 
-# The environments that accept-vllm and test-clients make for themselves, made before.
-environments: dev
-	$(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm
+test-clients: dev ## 4 min: real client libraries; those in JavaScript and Java need Node with npm, a JDK and Maven
+	$(PYTEST) -m 'clients and not djl and not vllm' tests/clients tests/deploy
+
+environments: dev ## of test-clients, test-python and accept-vllm, installed before
 	$(BIN)/python -m tests.clients
+	$(MAKE) $(VENV)-3.10/.dev $(VENV)-3.13/.dev
+	$(BIN)/python -m tests.accept.vllm_environment $(VENV)-vllm
 
-# The same suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
-accept-vllm:
-	python=$$($(PYTHON) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest -m vllm tests/engines --ignore=tests/engines/openvino
+# VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own.
+accept-vllm: $(if $(VLLM_PYTHON),,$(BIN)/uv) ## 10 min: the engines' suites on the real vLLM
+	python=$$($(if $(VLLM_PYTHON),$(PYTHON),$(BIN)/python) -m tests.accept.vllm_environment $(VENV)-vllm) && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines
 
-# On a GPU machine: PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
-accept-trtllm:
+# PYTHON is the one that has TensorRT-LLM, MODEL a Hugging Face directory (docs/trtllm.md).
+accept-trtllm: ## on a GPU machine: the real TensorRT-LLM
 	@test "$(origin MODEL)" != file || { echo 'make accept-trtllm MODEL=... : a Hugging Face directory or hub name' >&2; exit 2; }
 	$(PYTHON) -m tests.accept.trtllm "$(MODEL)" $(OPTIONS)
 
-# The images, built by buildah on bases made of Debian's packages, and run by podman (docs/container.md). Needs root;
-# installs what it uses by apt. IMAGES=cpu leaves the others out.
+# The images are built by buildah on bases of Debian's packages (docs/container.md). IMAGES=cpu leaves the others out.
 IMAGES ?= cpu trtllm lmi
-image-check: dev
+image-check: dev ## 5 min: the images, built and run by podman; needs root, installs what it uses by apt
 	@for name in debootstrap buildah podman crun; do command -v $$name >/dev/null || missing=yes; done; test -z "$$missing" || { \
 		apt-get -o DPkg::Lock::Timeout=300 update -q && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
 		install -qy --no-install-recommends buildah podman debootstrap crun conmon; }
-	$(BIN)/python -m tests.container.check $(IMAGES)
+	$(BIN)/python -m tests.container.images.check $(IMAGES)
 
-# In a real AWS account, where it costs money: up, invoke, stream, scale, update, down, and a verdict (docs/deploy.md).
 # LMI_ACCEPT_AWS=yes allows it; SPEC is a deployment's file, OPTIONS as `--set name=...`.
-accept-aws: dev
+accept-aws: dev ## in a real AWS account, where it costs money: up, invoke, scale, update, down (docs/deploy.md)
 	@test -n "$(SPEC)" || { echo 'LMI_ACCEPT_AWS=yes make accept-aws SPEC=FILE' >&2; exit 2; }
 	$(BIN)/python -m tests.accept.aws "$(SPEC)" $(OPTIONS)
 
-lint: dev
+lint: dev ## 1 min: format, rules, types, the Dockerfile
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/hadolint Dockerfile
 
-format: dev
+format: dev ## what lint would have
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: dev
+bench: dev ## a minute of load on an echo server
 	$(BIN)/python bench/run.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-uvicorn .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-uvicorn $(VENV)-3.10 $(VENV)-3.13 .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

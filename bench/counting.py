@@ -1,4 +1,4 @@
-"""Clients that only count: at 51,200 tokens a second on two cores, anything more would slow the server they measure."""
+"""Load generator that only counts tokens: more work would slow the server under test on two cores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Our handler in DJL Serving's worker, next to the least that a handler can be and to upstream's TensorRT-LLM handler.
+"""Benchmark three handlers in DJL Serving's worker: ours, upstream's for TensorRT-LLM, and a minimal one.
 
-Two parts, each with all handlers in turns, on every version of DJL's Python engine that Maven Central has:
-what a streamed token costs the worker's process, and tokens a second through DJL's Java side. Needs Java and Maven.
+It measures the worker's CPU time per streamed token, then tokens a second through DJL's Java side. All handlers run in
+turns, on every version of DJL's Python engine on Maven Central. It needs Java and Maven.
 
     python bench/djl_step.py [--versions 0.25.0,0.34.0] [--repeat 3] [--paces 0,200] [--only steps]
 """

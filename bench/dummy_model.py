@@ -1,8 +1,8 @@
-"""Writes a Hugging Face directory of a well-known shape without weights, for `-o option.load_format=dummy`.
+"""Write a Hugging Face directory of a well-known shape without weights, for `-o option.load_format=dummy`.
 
-Such a directory has 5 MB and computes as long as a real model of that shape, so it can be carried to a GPU machine that
-reaches no registry. Its tokenizer is another model's, with fillers up to the shape's vocabulary, for random weights
-choose any id:
+Such a directory has 5 MB and computes as long as a real model of that shape. Carry it to a GPU machine without a
+package registry. Random weights choose any id, so its tokenizer is another model's, with fillers up to the shape's
+vocabulary:
 
     python bench/dummy_model.py llama8b DIRECTORY [--tokenizer MODEL_DIRECTORY]
 """
@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from handler.engines.huggingface.checkpoint import prepared
+from handler.engines.huggingface.checkpoint import prepare_checkpoint
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama1b": {
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--tokenizer", type=Path, help="whose tokenizer (default: the demo model's)")
     given = parser.parse_args()
-    write(SHAPES[given.shape], given.tokenizer or prepared(None, {}), given.directory)
+    write(SHAPES[given.shape], given.tokenizer or prepare_checkpoint(None, {}), given.directory)
 
 
 if __name__ == "__main__":

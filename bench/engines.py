@@ -1,12 +1,12 @@
-"""A GPU engine by itself, in our server and in its own, on the same work in one run.
+"""Benchmark a GPU engine alone, in our server, and in its own server, in one run.
 
-All answers are greedy and of one length, at each number of clients in turns: tokens a second, times to the first token
-(TTFT) and between tokens (ITL), and the CPU that the processes around the engine take for a token. Tables come first,
-one line of JSON last. Run it with the Python that has the engine, and with nothing else on the machine:
+All answers are greedy and equally long. It measures tokens a second, times to the first token (TTFT) and between tokens
+(ITL), and the CPU time per token of the processes around the engine. It prints tables, then one line of JSON. Run it
+with the Python that has the engine, and with nothing else on the machine:
 
     python bench/engines.py MODEL --engine vllm [-o option.load_format=dummy]
 
-MODEL is what `lmi serve` takes. Ends with status 1 when a request failed or a target was missed.
+MODEL is the argument of `lmi serve`. The exit status is 1 if a request failed or a target was missed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The floor: the least that a Python server can spend on a stream. It knows no model and no HTTP but one ready head.
+"""The floor: a minimal asyncio server for streams, without a model and without HTTP except one prepared head.
 
-To any POST it answers with a chunked head; then one task writes the given chunks in turn, one a tick, to every client.
+It answers any POST with a chunked head. Then one task writes the given chunks in turn, one per tick, to every client.
 
     python bench/floor.py --pace 50 --loop uvloop --chunks '["5\\r\\nhello\\r\\n"]'
 """

@@ -1,7 +1,7 @@
-"""What a streamed token costs the serving processes, as a multiple of a bare asyncio server that writes the same bytes.
+"""Measure the serving processes' CPU time per streamed token, as a multiple of a bare asyncio server's.
 
-Both are paced alike (the echo engine at 50 tokens/s a client), so that neither can join tokens to look cheap; CPU time
-is counted over a window in which every client streams. Run it with nothing else on the machine:
+Both servers write the same bytes at 50 tokens/s per client, so that neither can join tokens to look cheap. CPU time
+counts over a window in which every client streams. Run it with nothing else on the machine:
 
     python bench/host_cpu.py [--clients 32,256,1024] [--seconds 8] [--repeat 3]
 """

@@ -1,7 +1,7 @@
-"""How long others wait while one large request body is read: the longest silence of a stream, the longest `/ping`.
+"""Measure how long other requests wait for one large body: the longest gap of a stream, the slowest `/ping`.
 
-A server with the echo engine, a stream of 100 tokens a second, a `/ping` every 10 ms, and one body after the other.
-Run it on a machine that has nothing else to do.
+A server with the echo engine serves a stream of 100 tokens a second, a `/ping` every 10 ms, and one body after another.
+Run it with nothing else on the machine.
 
     python bench/neighbours.py [--megabytes 60] [--only numbers,keys] [--repeat 3] [--most 100]
 """

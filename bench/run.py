@@ -1,6 +1,6 @@
-"""What `make bench` runs: the demo model served and bare, then the host's CPU a token; tables, a plot, a JSON line.
+"""Run `make bench`: the demo model in the server and alone, then the host's CPU per token; tables, a plot, a JSON line.
 
-MODEL names another model. Arguments are few on purpose: `lmi bench` and `bench/host_cpu.py` have them all.
+MODEL names another model. `lmi bench` and `bench/host_cpu.py` have more arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts the handler on SageMaker endpoints and talks to it there: `python -m deploy`, `lmi deploy`. docs/deploy.md.
+"""Deploy the handler to SageMaker endpoints, and call them: `python -m deploy`, `lmi deploy`. See docs/deploy.md.
 
-Imports nothing of `handler`: what runs in the container is known here by its environment and its routes only.
+Imports nothing of `handler` except its load generator: the container is known by its environment and routes only.
 """

@@ -1,4 +1,4 @@
-"""`python -m deploy`, and where `lmi deploy` comes in."""
+"""Entry point of `python -m deploy` and `lmi deploy`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _EXTRA = ("aiohttp", "boto3", "botocore", "pydantic", "rich", "yaml")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m deploy") -> int:
-    """What the extra `deploy` brings may not be installed: say so."""
+    """Run the command line, or name the missing package of the extra `deploy`."""
     try:
-        from deploy.cli import main as run
+        from deploy.cli.main import main as run
 
         return run(argv, prog)
     except ModuleNotFoundError as error:

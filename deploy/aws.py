@@ -1,4 +1,4 @@
-"""boto3's clients, made alike for all commands: one region, few retries, and errors of ours for what is common."""
+"""boto3 clients with one configuration for all commands, and boto3's errors as `DeployError`s."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    NoCredentialsError,
-    NoRegionError,
-)
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
-from deploy.advice import advice
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
+from deploy.diagnostics.advice import advice
 from deploy.errors import DeployError, NotAllowed, SpecError
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
@@ -24,13 +19,13 @@ _GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundExcepti
 
 
 class Aws:
-    """One account and region.
+    """AWS in one account and region.
 
     Args:
-        region: None: AWS_REGION's, else what boto3 is set to.
+        region: None: AWS_REGION, else boto3's own setting.
 
     Raises:
-        SpecError: there is no region.
+        SpecError: no region is set.
     """
 
     def __init__(self, region: str | None = None) -> None:
@@ -41,13 +36,13 @@ class Aws:
         self._clients: dict[str, Any] = {}
 
     def client(self, service: str) -> Any:
-        """A client of the service, kept. AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_<SERVICE> lead it elsewhere."""
+        """Return a client of the service. AWS_ENDPOINT_URL and AWS_ENDPOINT_URL_<SERVICE> redirect it."""
         if service not in self._clients:
             self._clients[service] = self._session.client(service, config=_CONFIG)
         return self._clients[service]
 
     def account(self) -> str:
-        """The account's twelve digits, asked of STS."""
+        """Ask STS for the account's twelve digits."""
         return str(self.client("sts").get_caller_identity()["Account"])
 
 
@@ -60,15 +55,15 @@ def error_code(error: ClientError) -> str:
 
 
 def is_missing(error: ClientError) -> bool:
-    """Whether AWS says that it does not exist; SageMaker says so in words only."""
-    said = str(error.response.get("Error", {}).get("Message", "")).lower()
+    """Whether the error means "does not exist". SageMaker has no error code for it, only a message."""
+    message = str(error.response.get("Error", {}).get("Message", "")).lower()
     return error_code(error) in _GONE or (
-        error_code(error).startswith("Validation") and ("could not find" in said or "does not exist" in said)
+        error_code(error).startswith("Validation") and ("could not find" in message or "does not exist" in message)
     )
 
 
-def as_ours(error: BotoCoreError | ClientError) -> DeployError:
-    """What boto3 raised, in our words."""
+def as_deploy_error(error: BotoCoreError | ClientError) -> DeployError:
+    """Convert an error of boto3, with advice."""
     if isinstance(error, NoCredentialsError):
         return NotAllowed("no AWS credentials were found", SIGN_IN)
     if isinstance(error, NOT_SIGNED_IN):
@@ -76,10 +71,10 @@ def as_ours(error: BotoCoreError | ClientError) -> DeployError:
     if isinstance(error, NoRegionError):
         return no_region()
     if isinstance(error, ClientError):
-        said = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
+        message = f"{error.operation_name}: {error_code(error)}: {error.response.get('Error', {}).get('Message', '')}"
         if error_code(error) in NOT_VALID:
-            return NotAllowed(said, SIGN_IN_AGAIN)
+            return NotAllowed(message, SIGN_IN_AGAIN)
         if error_code(error) in _DENIED:
-            return NotAllowed(said, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
-        return DeployError(said, advice(said))
+            return NotAllowed(message, "`lmi deploy iam` prints what the deployer and the role must be allowed.")
+        return DeployError(message, advice(message))
     return DeployError(str(error))

@@ -1,4 +1,4 @@
-"""Credentials that are missing, or not good (any more): what boto3 and AWS say of them, and what to do about it."""
+"""Errors of boto3 and AWS for missing or invalid credentials, and advice for them."""
 
 from botocore.exceptions import (
     CredentialRetrievalError,
@@ -17,7 +17,7 @@ NOT_SIGNED_IN = (
     SSOError,
     ProfileNotFound,
 )
-"""What boto3 raises where it has no credentials, or none that are still good."""
+"""Exceptions of boto3 for missing or expired credentials."""
 
 NOT_VALID = (
     "ExpiredToken",
@@ -28,7 +28,7 @@ NOT_VALID = (
     "SignatureDoesNotMatch",
     "AuthFailure",
 )
-"""AWS's codes."""
+"""Error codes of AWS for invalid or expired credentials."""
 
 SIGN_IN = "Sign in (aws sso login), or set AWS_PROFILE."
 SIGN_IN_AGAIN = "Sign in again (aws sso login), or set AWS_PROFILE."

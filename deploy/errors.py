@@ -1,25 +1,25 @@
-"""What can go wrong, each with the exit status that the command line gives.
+"""Errors of deployments, each with the exit status of the command line.
 
     DeployError          1   something failed
-    ├── SpecError        2   the specification is wrong: says where, and what may stand there
+    ├── SpecError        2   the specification is wrong: names the place and the valid values
     ├── DoesNotFit       2   the model cannot run on the instance
-    ├── Refused          2   not done because it would do harm (a secret in plain text, a prefix that cannot load)
-    ├── NotAllowed       3   AWS denies a call: says which permission is missing
-    ├── NotThere         4   the endpoint (or what else was named) does not exist
-    └── Failed           5   AWS took it and it failed: FailureReason, and what to do about it
+    ├── Refused          2   would do harm (a secret in plain text, model data that cannot load)
+    ├── NotAllowed       3   AWS denies a call: names the missing permission
+    ├── NotThere         4   the endpoint (or another named resource) does not exist
+    └── Failed           5   AWS accepted the call, and the resource failed: FailureReason, with advice
 
-The client's own errors (of requests, not of deployments) are in `client/errors.py`.
+Errors of requests to an endpoint are in `client/errors.py`.
 """
 
 from __future__ import annotations
 
 
 class DeployError(Exception):
-    """Something failed.
+    """An error with advice.
 
     Args:
-        message: one line: what, and where.
-        advice: what to do about it; may be several lines, may be empty.
+        message: one line: the problem and its place.
+        advice: how to solve it; may have several lines, may be empty.
     """
 
     status = 1

@@ -1,6 +1,6 @@
 """OpenAI's own client on an endpoint's /openai route: ENDPOINT_NAME=... python openai_client.py
 
-The key is a bearer token, made here from AWS credentials; it is good for an hour and opens what they open.
+The key is a bearer token, made here from AWS credentials. It is valid for an hour and has their permissions.
 Needs: pip install boto3 openai
 """
 

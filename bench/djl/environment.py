@@ -1,4 +1,4 @@
-"""The Python of all workers: one in which every handler that is compared finds what it imports."""
+"""The Python environment of all workers: it has the imports of every compared handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handlers to compare, each as the model directory from which DJL starts it."""
+"""The compared handlers, each as the model directory from which DJL starts it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The least that a handler can do in DJL's step protocol: one encoded map a request, ended after max_new_tokens.
+"""The minimal handler for DJL's step protocol: one encoded map per request, which ends after max_new_tokens.
 
-It is a worker's model.py. What it costs is djl_python's own reading and writing.
+It is a worker's model.py. Its cost is djl_python's own reading and writing.
 """
 
 from __future__ import annotations

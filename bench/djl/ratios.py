@@ -1,4 +1,4 @@
-"""What both parts make of their repetitions."""
+"""Medians and ratios of the repetitions of both benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays the rolling batch of DJL's Java side to a worker and reads its CPU time: what a streamed token costs it."""
+"""Play DJL's Java side in rolling batch to a worker, and measure the worker's CPU time per streamed token."""
 
 from __future__ import annotations
 

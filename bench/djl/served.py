@@ -1,4 +1,4 @@
-"""The second part: tokens a second through DJL's Java side, for every handler and number of clients, in turns."""
+"""Benchmark tokens a second through DJL's Java side, for every handler and number of clients, in turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from djl.handlers import FREE, NULL, UPSTREAM, Handler, ours
 from djl.ratios import over_others, verdict
 from handler.bench import figures
 from handler.bench.client import Target
-from handler.bench.load import Closed, measure
+from handler.bench.load import Closed
+from handler.bench.processes import measure
 from handler.bench.quiet import OthersMeter
 from handler.bench.report import table
 from tests.djl.servers import DjlServer

@@ -1,4 +1,4 @@
-"""The first part: worker CPU a streamed token, for every handler, number of requests a step and version, in turns."""
+"""Benchmark a worker's CPU time per streamed token, for every handler, version and number of requests, in turns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Upstream's own TensorRT-LLM handler, unchanged, on an engine that costs nothing: what is left is the handler.
+"""Upstream's own TensorRT-LLM handler, unchanged, on an engine that costs nothing: only the handler is measured.
 
-It is a worker's model.py. The packages that the handler imports and that need a GPU are put in place by stand-ins.
+It is a worker's model.py. Stand-ins replace the packages that the handler imports and that need a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages between DJL's Java side and a worker, from Java's end; numbers are big-endian."""
+"""Messages between DJL's Java side and a worker, written from Java's side; numbers are big-endian."""
 
 from __future__ import annotations
 

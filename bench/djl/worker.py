@@ -1,4 +1,4 @@
-"""One Python worker of DJL's, started and talked to as DJL's Java side does."""
+"""One of DJL's Python workers: start it and talk to it as DJL's Java side does."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""An engine and the servers around it, measured side by side; `bench/engines.py` is the command."""
+"""The parts of `bench/engines.py`: an engine and the servers around it, compared."""

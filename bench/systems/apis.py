@@ -1,4 +1,4 @@
-"""What is asked of the servers, and how their streams are read: text as each has it, or OpenAI's chat of both."""
+"""Requests to the servers and parsers of their streams: text in each server's form, or OpenAI's chat."""
 
 from __future__ import annotations
 

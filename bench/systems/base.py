@@ -1,4 +1,4 @@
-"""What is compared: systems that all do the same work, and what one measurement of one of them says."""
+"""The interface of a compared system, and the result of one measurement."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from handler.bench.answer import Result
 from handler.bench.client import Target, prompt
+from handler.bench.load import Result
 
 
 @dataclass(frozen=True)

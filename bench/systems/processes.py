@@ -1,4 +1,4 @@
-"""Whose CPU a server takes: the engine's core and workers, or the processes around them."""
+"""Divide a server's CPU time between the engine's core and workers, and the processes around them."""
 
 from __future__ import annotations
 

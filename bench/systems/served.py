@@ -1,11 +1,12 @@
-"""A server, measured from outside: what its clients see, and the CPU that it takes meanwhile."""
+"""Measure a server from outside: its clients' times, and the CPU time of its processes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from handler.bench.client import Target
-from handler.bench.load import Closed, measure
+from handler.bench.load import Closed
+from handler.bench.processes import measure
 from systems.base import Sample, Work
 from systems.processes import UsedMeter
 

@@ -1,4 +1,4 @@
-"""From samples to figures, ratios and verdicts: the JSON line's content, and the tables for people."""
+"""Turn samples into metrics, ratios and verdicts: the JSON line, and the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is measured when: in turns, each system first in some of them, so that a drift of the machine hits all alike."""
+"""Measure the systems in turns, each first in some of them, so that the machine's drift affects all alike."""
 
 from __future__ import annotations
 

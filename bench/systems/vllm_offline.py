@@ -1,4 +1,4 @@
-"""vLLM without a server: `vllm.LLM.generate`, all requests of a round at once, in a process of its own."""
+"""vLLM without a server: `vllm.LLM.generate`, all requests of a round at once, in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from handler.bench.load import WARM_UP_PROMPT, WARM_UP_TOKENS
+from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS
 from handler.engines.base import EngineConfig
 from systems import vllm_settings
 from systems.base import Sample, Work

@@ -1,4 +1,4 @@
-"""The peer: vLLM's own OpenAI server on the same options."""
+"""vLLM's own OpenAI server with the same options."""
 
 from __future__ import annotations
 

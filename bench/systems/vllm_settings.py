@@ -1,4 +1,4 @@
-"""One set of options for all that runs vLLM: as keywords, as flags, as an environment."""
+"""The options of every system that runs vLLM: as keywords, as flags, as environment variables."""
 
 from __future__ import annotations
 

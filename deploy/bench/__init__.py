@@ -1,1 +1,1 @@
-"""How an endpoint bears load, and how many requests at once its scaling should aim at."""
+"""Measure an endpoint under load, and derive the concurrency that its scaling should track."""

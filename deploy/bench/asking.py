@@ -1,68 +1,60 @@
-"""One measured request: by SageMaker's stream or by the OpenAI route."""
+"""Send one measured request: by InvokeEndpointWithResponseStream or by the OpenAI route."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import urllib3
 
 from deploy.client import Finish, Predictor, Raw, RequestFailed, Stream, Token
-from deploy.client.failures import FROM_AWS, failure
+from deploy.client.aws.failures import FROM_AWS, failure
+from handler.bench.load import Ask, Result
 
 _WORDS = ("river", "stone", "amber", "cloud", "seven", "paper", "green", "north", "table", "music", "early", "horse")
 
 
-@dataclass(frozen=True)
-class Result:
-    """What became of one request; times of the monotonic clock.
-
-    Attributes:
-        start: when it was sent; in an open loop when it was due, so that a late generator hides nothing.
-        arrivals: of each piece of text, in order.
-        end: the answer's, or the failure's.
-        tokens: as the endpoint counted them, else the pieces.
-        error: what kind of failure; empty without one.
-    """
-
-    start: float
-    arrivals: tuple[float, ...]
-    end: float
-    tokens: int
-    error: str = ""
+Send: TypeAlias = Callable[[int], Result]
+"""Send request number n, and wait for its whole answer. Blocks."""
 
 
-Ask: TypeAlias = Callable[[float, int], Result]
-"""Sends request number n, due at a time."""
+def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
+    """Return `send` for the load generator, run on the pool's threads: boto3 and urllib3 block."""
 
-
-def prompt(number: int, words: int) -> str:
-    """Another text for each request, so that no cache of prompts answers for the model; the same in every run."""
-    chosen = random.Random(number)
-    return " ".join([f"Story {number}:", *(chosen.choice(_WORDS) for _ in range(words - 2))])
-
-
-def by_invocations(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any]) -> Ask:
-    """LMI's and TGI's schema through InvokeEndpointWithResponseStream."""
-
-    def ask(start: float, number: int) -> Result:
-        fixed = {"max_new_tokens": max_tokens, "details": True}
-        body = {"inputs": prompt(number, words), "parameters": {**fixed, **parameters}, "stream": True}
-        return measured(start, lambda: predictor.predict_stream(body))
+    async def ask(number: int) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(pool, send, number)
 
     return ask
 
 
-def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any], connections: int) -> Ask:
-    """Chat completions through the OpenAI route."""
+def prompt(number: int, words: int) -> str:
+    """Return the prompt of request number n: different from all others, so that no prefix cache helps."""
+    chosen = random.Random(number)
+    return " ".join([f"Story {number}:", *(chosen.choice(_WORDS) for _ in range(words - 2))])
+
+
+def by_invocations(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any]) -> Send:
+    """Send LMI's schema through InvokeEndpointWithResponseStream."""
+
+    def send(number: int) -> Result:
+        fixed = {"max_new_tokens": max_tokens, "details": True}
+        body = {"inputs": prompt(number, words), "parameters": {**fixed, **parameters}, "stream": True}
+        return measure_stream(lambda: predictor.predict_stream(body))
+
+    return send
+
+
+def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any], connections: int) -> Send:
+    """Send chat completions through the OpenAI route."""
     route = predictor.openai_route()
     pool = urllib3.PoolManager(maxsize=connections, timeout=urllib3.Timeout(connect=10, read=120), retries=False)
 
-    def opened(number: int) -> Stream:
+    def open_stream(number: int) -> Stream:
         messages = [{"role": "user", "content": prompt(number, words)}]
         fixed = {"max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
         headers = {"Authorization": f"Bearer {route.token()}", "Content-Type": "application/json"}
@@ -78,24 +70,28 @@ def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dic
             raise RequestFailed("", original_status=response.status)
         return Stream(response.stream(), response.headers.get("Content-Type", ""), response.close)
 
-    return lambda start, number: measured(start, lambda: opened(number))
+    return lambda number: measure_stream(lambda: open_stream(number))
 
 
-def measured(start: float, opened: Callable[[], Stream], clock: Callable[[], float] = time.monotonic) -> Result:
+def measure_stream(open_stream: Callable[[], Stream], clock: Callable[[], float] = time.monotonic) -> Result:
+    """Open a stream, read it to its end, and note when each piece of text arrived."""
+    start = clock()
     arrivals: list[float] = []
-    counted = 0
+    counted: int | None = None
     try:
-        for event in opened():
+        for event in open_stream():
             if isinstance(event, Token):
                 arrivals.append(clock())
-            counted = _counted(event) or counted
-    except RequestFailed as error:
-        status = f" {error.original_status}" if error.original_status else ""
-        return Result(start, tuple(arrivals), clock(), counted or len(arrivals), f"{type(error).__name__}{status}")
-    return Result(start, tuple(arrivals), clock(), counted or len(arrivals), "" if arrivals else "no tokens")
+            counted = _token_count(event) or counted
+    except RequestFailed as failed:
+        error = " ".join([type(failed).__name__, *([str(failed.original_status)] if failed.original_status else [])])
+    else:
+        error = "" if arrivals else "no tokens"
+    return Result(start, arrivals, clock(), error, counted)
 
 
-def _counted(event: Any) -> int | None:
+def _token_count(event: Any) -> int | None:
+    """Return the number of tokens if the event has it."""
     match event:
         case Finish(details={"generated_tokens": int(number)} | {"completion_tokens": int(number)}):
             return number

@@ -1,7 +1,8 @@
-"""Talk to an endpoint: `Predictor`, what it gives, and what it raises."""
+"""Client of an endpoint: `Predictor`, its results and its errors."""
 
 from deploy.client.asynchronous import AsyncAnswer
-from deploy.client.bearer import bearer_token
+from deploy.client.aws.bearer import bearer_token
+from deploy.client.aws.runtime import Timeouts
 from deploy.client.errors import (
     Broken,
     Forbidden,
@@ -20,14 +21,13 @@ from deploy.client.errors import (
     TimedOut,
     Unreachable,
 )
-from deploy.client.events import Event, Finish, Raw, Token
 from deploy.client.openai_route import OpenAIRoute
 from deploy.client.predictor import Predictor
 from deploy.client.retry import Patience
-from deploy.client.runtime import Timeouts
 from deploy.client.serializers import BytesDeserializer, JSONDeserializer, JSONSerializer
 from deploy.client.session import Session
-from deploy.client.stream import Stream
+from deploy.client.streaming.events import Event, Finish, Raw, Token
+from deploy.client.streaming.stream import Stream
 
 __all__ = [
     "AsyncAnswer",

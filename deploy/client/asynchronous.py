@@ -1,4 +1,4 @@
-"""Asynchronous inference: the answer, or what went wrong, comes to S3."""
+"""Wait for the answer of asynchronous inference in S3."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from deploy.client.aws.failures import FROM_AWS, failure
 from deploy.client.errors import ModelFailed, NotSent, TimedOut
-from deploy.client.failures import FROM_AWS, failure
-from deploy.client.serializers import Deserializer, deserialized
+from deploy.client.serializers import Deserializer, deserialize_body
 
 MAX_INLINE_BYTES = 128_000
 _ABSENT = ("404", "NoSuchKey", "NotFound")
-_FIRST, _LONGEST = 0.5, 10.0  # seconds between two looks
+_FIRST, _LONGEST = 0.5, 10.0  # seconds between two polls
 
 
 class AsyncAnswer:
     """An answer that will be in S3.
 
     Args:
-        response: InvokeEndpointAsync's.
+        response: InvokeEndpointAsync's answer.
         s3: boto3's client.
 
     Attributes:
-        id: the inference's.
+        id: the inference's id.
         output: where the answer will be.
-        failure: where the failure would be; None where the endpoint has no place for them.
+        failure: where a failure would be; None: the endpoint has no place for failures.
     """
 
     def __init__(
@@ -49,51 +49,53 @@ class AsyncAnswer:
 
     def ready(self) -> bool:
         """Whether there is an answer, or a failure."""
-        return self._found(self.output) is not None or self._found(self.failure) is not None
+        return self._fetch(self.output) is not None or self._fetch(self.failure) is not None
 
     def wait(self, seconds: float = 3600) -> Any:
-        """The answer, deserialized.
+        """Wait for the answer, and return it deserialized.
 
         Args:
-            seconds: an hour is the longest that SageMaker lets a model work at one (InvocationTimeoutSeconds).
+            seconds: by default an hour, SageMaker's maximum (InvocationTimeoutSeconds).
 
         Raises:
-            ModelFailed: its message is what SageMaker wrote to the failure's place.
-            TimedOut: there is neither.
-            RequestFailed: S3 may not be read.
+            ModelFailed: SageMaker wrote a failure, which is the message.
+            TimedOut: there is neither answer nor failure.
+            RequestFailed: S3 cannot be read.
         """
         until, pause = self._clock() + seconds, _FIRST
         while True:
-            if (answer := self._found(self.output)) is not None:
+            if (answer := self._fetch(self.output)) is not None:
                 body, content_type = answer
-                return deserialized(self._deserializer, body, content_type)
-            if (failed := self._found(self.failure)) is not None:
+                return deserialize_body(self._deserializer, body, content_type)
+            if (failed := self._fetch(self.failure)) is not None:
                 raise ModelFailed(f"the model failed: {failed[0].decode('utf-8', 'replace').strip()}")
             if self._clock() + pause > until:
                 raise TimedOut(f"no answer at {self.output} in {seconds:g} s", "`lmi deploy status` shows the queue.")
             self._sleep(pause)
             pause = min(1.5 * pause, _LONGEST)
 
-    def _found(self, uri: str | None) -> tuple[bytes, str] | None:
+    def _fetch(self, uri: str | None) -> tuple[bytes, str] | None:
         if uri is None:
             return None
         bucket, key = split_s3(uri)
         try:
-            found = self._s3.get_object(Bucket=bucket, Key=key)
-            return found["Body"].read(), found.get("ContentType", "")
+            response = self._s3.get_object(Bucket=bucket, Key=key)
+            return response["Body"].read(), response.get("ContentType", "")
         except FROM_AWS as error:
             if isinstance(error, ClientError) and error.response["Error"].get("Code") in _ABSENT:
                 return None
-            told = failure(error)
-            told.advice = "It needs s3:GetObject, and s3:ListBucket on the bucket: else what is absent looks forbidden."
-            raise told from error
+            request_failed = failure(error)
+            request_failed.advice = (
+                "It needs s3:GetObject, and s3:ListBucket on the bucket: else what is absent looks forbidden."
+            )
+            raise request_failed from error
 
 
 def split_s3(uri: str) -> tuple[str, str]:
-    """Bucket and key.
+    """Split an s3:// URI of an object into bucket and key.
 
     Raises:
-        NotSent: it is no s3:// URI of an object.
+        NotSent: it is no such URI.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")

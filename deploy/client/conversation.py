@@ -1,4 +1,4 @@
-"""A conversation with a model: what was said so far, and the next turn."""
+"""A conversation with a model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from deploy.client.predictor import Predictor
 
 
 class Conversation:
-    """Args:
-    system: what the model is told before all else; empty: nothing.
-    parameters: of every request: `max_tokens`, `temperature`, ...
+    """A conversation.
+
+    Args:
+        system: the system message; empty: none.
+        parameters: parameters of every request: `max_tokens`, `temperature`, ...
 
     Attributes:
-        turns: what the user and the model said, in OpenAI's form.
+        turns: messages of the user and the model, in OpenAI's form.
     """
 
     def __init__(self, predictor: Predictor, system: str = "", parameters: Mapping[str, Any] | None = None) -> None:
@@ -28,29 +30,28 @@ class Conversation:
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
     def reset(self) -> None:
-        """Forget the turns; what the model is told before stays."""
+        """Forget the turns; the system message stays."""
         self.turns.clear()
 
     def ask(self, text: str) -> Iterator[str]:
-        """The answer's pieces as they come.
+        """Yield the answer's pieces as they arrive.
 
-        An answer that is interrupted is kept as far as it came. Of one that fails nothing is kept, so that the same can
-        be asked again.
+        An interrupted answer is kept as far as it came. A failed one is not kept, so that the user can ask again.
 
         Raises:
             RequestFailed: the request failed.
         """
         turn = {"role": "user", "content": text}
-        said: list[str] = []
+        pieces: list[str] = []
         try:
             with self._predictor.chat([*self.messages, turn], stream=True, **self._parameters) as stream:
                 for piece in stream.text():
-                    said.append(piece)
+                    pieces.append(piece)
                     yield piece
         except (KeyboardInterrupt, GeneratorExit):
-            self._keep(turn, said)
+            self._keep(turn, pieces)
             raise
-        self._keep(turn, said)
+        self._keep(turn, pieces)
 
-    def _keep(self, turn: dict[str, str], said: list[str]) -> None:
-        self.turns += [turn, {"role": "assistant", "content": "".join(said)}]
+    def _keep(self, turn: dict[str, str], pieces: list[str]) -> None:
+        self.turns += [turn, {"role": "assistant", "content": "".join(pieces)}]

@@ -1,23 +1,23 @@
-"""What can become of a request, by what the caller may do about it.
+"""Errors of a request, by what the caller may do about them.
 
-    RequestFailed                anything below; all are `DeployError`s, so the command line prints them
-    ├── NotStarted               nothing was computed, so the same request may be sent again (`retry.py` does)
+    RequestFailed                any of the errors below; all are `DeployError`s, which the command line prints
+    ├── NotStarted               nothing was computed, so the request may be sent again (`retry.py` does)
     │   ├── NoCapacity           scaled to zero, or all copies starting
     │   ├── Throttled            too many requests for the account or endpoint
-    │   ├── NotReady             the model is being loaded, or SageMaker has nothing to send it to
+    │   ├── NotReady             the model is loading, or SageMaker has no healthy instance
     │   └── Unreachable          no connection to SageMaker
-    ├── NotSent                  not a request that SageMaker takes: too large, a wrong parameter, an unknown endpoint
+    ├── NotSent                  SageMaker does not accept it: too large, a wrong parameter, an unknown endpoint
     │   └── NoSuchEndpoint
     ├── Forbidden                AWS denies the call
-    ├── ModelRefused             the container answered 4xx: the request is wrong (LMI: 424, as for much else)
+    ├── ModelRefused             the container answered 4xx: the request is wrong (LMI: 424, also used for others)
     ├── ModelFailed              the container answered 5xx, its engine failed, or it failed within a stream
     │   └── ModelBusy            429 or 503: its queue is full, or it is stopping
-    ├── ServiceFailed            SageMaker itself failed; whether the model ran is not known
-    └── Broken                   the answer did not come whole; the model may be at it still
-        ├── TimedOut             SageMaker's limit (60 s, of a stream 8 min), or ours
-        └── StreamBroken         the connection went, or the stream ended before the answer did
+    ├── ServiceFailed            SageMaker itself failed; the model may have run
+    └── Broken                   the answer is incomplete; the model may still be running
+        ├── TimedOut             SageMaker's limit (60 s, of a stream 8 min), or the client's
+        └── StreamBroken         the connection was lost, or the stream ended early
 
-Every one keeps what had arrived of the answer in `arrived`. Contract sagemaker.md, section 1.4.
+Each keeps the part of the answer that arrived before it in `arrived`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING
 from deploy.errors import DeployError, NotAllowed, NotThere
 
 if TYPE_CHECKING:
-    from deploy.client.events import Event
+    from deploy.client.streaming.events import Event
 
 
 class RequestFailed(DeployError):
-    """A request failed.
+    """A failed request.
 
     Attributes:
-        original_status: what the container answered; None where none did, 0 where SageMaker says that none did.
-        log_stream: the ARN of the container's log, where SageMaker named it.
-        request_id: AWS's, to be told to its support.
+        original_status: the container's status; None: unknown; 0: SageMaker reports that there was none.
+        log_stream: ARN of the container's log; None: unknown.
+        request_id: AWS's id of the request, for its support; None: unknown.
         arrived: a stream's events before the failure, in order.
     """
 

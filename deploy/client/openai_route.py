@@ -1,4 +1,4 @@
-"""The endpoint's OpenAI route, which any client of that API can use (contract sagemaker.md, section 1.3)."""
+"""The endpoint's OpenAI route, for any client of that API."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from deploy.client.errors import NotSent
 
 @dataclass(frozen=True)
 class OpenAIRoute:
-    """Where it is, and how to get in.
+    """Base URL and token of the route.
 
     Attributes:
-        base_url: ends in /openai/v1; only chat/completions is there.
-        token: called, it gives a key that is good now.
+        base_url: ends in /openai/v1; its only operation is chat/completions.
+        token: a call returns a valid token.
     """
 
     base_url: str
     token: Callable[[], str]
 
     def client(self, *, asynchronous: bool = False, **options: Any) -> Any:
-        """A client of the `openai` package.
+        """Return a client of the `openai` package.
 
         Raises:
-            NotSent: it is not installed.
+            NotSent: the package is not installed.
         """
         try:
             import openai

@@ -1,4 +1,4 @@
-"""`Predictor`: an endpoint as its users see it."""
+"""The `Predictor`: an endpoint for its users."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 from botocore.config import Config
 
 from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
-from deploy.client.bearer import BearerToken
+from deploy.client.aws.bearer import BearerToken
+from deploy.client.aws.failures import FROM_AWS, failure
+from deploy.client.aws.runtime import TIMEOUTS, Runtime, Timeouts
 from deploy.client.errors import NotSent, NotStarted
-from deploy.client.failures import FROM_AWS, failure
 from deploy.client.openai_route import OpenAIRoute
 from deploy.client.retry import PATIENT, Patience
-from deploy.client.runtime import TIMEOUTS, Runtime, Timeouts
-from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialized
+from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialize_body
 from deploy.client.session import Session
-from deploy.client.stream import Stream, of_response
+from deploy.client.streaming.stream import Stream, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Messages = str | Sequence[Mapping[str, Any]]
-"""A conversation in OpenAI's form, or what the user says, alone."""
+"""A conversation in OpenAI's form, or the user's message alone."""
 
 _JSON, _FROM_JSON = JSONSerializer(), JSONDeserializer()
 _PROMPTS = {"inputs", "messages", "prompt", "text_input"}
 
 
 class Options(TypedDict, total=False):
-    """What may go with a request beside its body: SageMaker's headers, under the SDK's names."""
+    """SageMaker's request headers, under the names of SageMaker's SDK."""
 
     custom_attributes: str
     inference_id: str
@@ -56,22 +56,22 @@ _HEADERS = {
 
 
 class Predictor:
-    """Talks to one endpoint.
+    """A client of one endpoint.
 
     Args:
-        endpoint_name: as `lmi deploy up` named it.
-        region: None: what boto3 is set to.
+        endpoint_name: name of the endpoint.
+        region: None: boto3's setting.
         component: the inference component; None: the endpoint has none, or only one.
-        adapter: an adapter's component in its place.
+        adapter: an adapter's component, in place of `component`.
         endpoint_url: another address than AWS's: that of `lmi deploy local`.
-        session: boto3's; None makes one.
-        patience: how long a request is tried that was not begun.
+        session: boto3's session; None: a new one.
+        patience: how long to retry a request that has not started.
         timeouts: in seconds.
-        report: called before each pause between two attempts, with the error and the pause.
-        connections: how many requests may be under way at once.
+        report: called before each pause between two attempts, with the error and the pause in seconds.
+        connections: maximum of concurrent requests.
 
     Raises:
-        NotSent: there is no region.
+        NotSent: no region is set.
     """
 
     def __init__(
@@ -112,29 +112,29 @@ class Predictor:
         return self.runtime.endpoint_name
 
     def predict(self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> Any:
-        """The whole answer, deserialized. SageMaker gives the model 60 s for it.
+        """Return the whole answer, deserialized. SageMaker waits 60 s for it.
 
         Args:
-            initial_args: boto3's own arguments of invoke_endpoint.
+            initial_args: boto3's arguments of invoke_endpoint.
 
         Raises:
-            RequestFailed: see `errors.py`; so do all others.
+            RequestFailed: see `errors.py`; likewise in all other methods.
         """
         request = self._request(data, initial_args, options)
         request.setdefault("Accept", ", ".join(self.deserializer.ACCEPT))
         response = self.runtime.invoke(request)
-        return deserialized(self.deserializer, response["Body"], response.get("ContentType", ""))
+        return deserialize_body(self.deserializer, response["Body"], response.get("ContentType", ""))
 
     def predict_stream(
         self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]
     ) -> Stream:
-        """The answer as it comes. SageMaker gives the model 8 min for it.
+        """Return the answer as it arrives. SageMaker waits 8 min for it.
 
-        `stream` is set in a body of `inputs`, `messages`, `prompt` or `text_input` that does not say it.
+        `stream` is added to a body with `inputs`, `messages`, `prompt` or `text_input` that lacks it.
         """
         if isinstance(data, Mapping) and data.keys() & _PROMPTS and "stream" not in data:
             data = {**data, "stream": True}
-        return of_response(self.runtime.stream(self._request(data, initial_args, options)))
+        return stream_of(self.runtime.stream(self._request(data, initial_args, options)))
 
     @overload
     def chat(self, messages: Messages, *, stream: Literal[False] = False, **parameters: Any) -> dict[str, Any]: ...
@@ -143,11 +143,11 @@ class Predictor:
     def chat(self, messages: Messages, *, stream: Literal[True], **parameters: Any) -> Stream: ...
 
     def chat(self, messages: Messages, *, stream: bool = False, **parameters: Any) -> dict[str, Any] | Stream:
-        """A chat completion in OpenAI's form, through `/invocations`, which LMI containers of any age have.
+        """Request a chat completion in OpenAI's form through `/invocations`, which every LMI container has.
 
         Args:
-            messages: the conversation, or what the user says.
-            parameters: of the body: `max_tokens`, `temperature`, ...
+            messages: the conversation, or the user's message.
+            parameters: further fields of the body: `max_tokens`, `temperature`, ...
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -158,22 +158,22 @@ class Predictor:
         return answer
 
     def session(self) -> Session:
-        """A stateful session, for the `with` statement."""
+        """Return a stateful session, for the `with` statement."""
         return Session(self)
 
     def openai_route(self) -> OpenAIRoute:
-        """Base URL and key of the endpoint's OpenAI route, for any client of that API."""
+        """Return base URL and token source of the endpoint's OpenAI route, for any client of that API."""
         return OpenAIRoute(f"{self.runtime.base_url}/openai/v1", self._token)
 
     def openai(self, *, asynchronous: bool = False, **options: Any) -> Any:
-        """A client of the `openai` package on the endpoint's OpenAI route, with a key that is always good.
+        """Return a client of the `openai` package for the endpoint's OpenAI route, with tokens that stay valid.
 
         Args:
-            asynchronous: `openai.AsyncOpenAI`.
-            options: the client's own. Its retries are off unless they say otherwise: they would repeat generations.
+            asynchronous: return an `openai.AsyncOpenAI`.
+            options: the client's own. Its retries are off by default: they would repeat generations.
 
         Raises:
-            NotSent: the package is not installed; `openai_route()` does without.
+            NotSent: the package is not installed; `openai_route()` works without it.
         """
         return self.openai_route().client(asynchronous=asynchronous, **options)
 
@@ -186,12 +186,12 @@ class Predictor:
         initial_args: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> AsyncAnswer:
-        """Asynchronous inference.
+        """Start asynchronous inference.
 
         Args:
             data: the body; up to 128,000 bytes go with the request.
-            input_location: an object in S3 that is the body, in place of data.
-            upload: s3://BUCKET/KEY that larger data is put to first.
+            input_location: an object in S3 that holds the body, in place of data.
+            upload: s3://BUCKET/KEY to store larger data first.
         """
         s3 = self.runtime.session.client(
             "s3", region_name=self.runtime.region, config=Config(retries={"total_max_attempts": 5, "mode": "standard"})
@@ -219,7 +219,7 @@ class Predictor:
         return AsyncAnswer(self.runtime.submit(request), s3, self.deserializer)
 
     def _request(self, data: Any, initial_args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        """boto3's arguments."""
+        """Return boto3's arguments."""
         if unknown := options.keys() - _HEADERS.keys():
             raise NotSent(f"{', '.join(sorted(unknown))}: there are only {', '.join(_HEADERS)}")
         body = self.serializer.serialize(data)

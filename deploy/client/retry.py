@@ -1,7 +1,7 @@
-"""When a request is sent again: only where nothing was computed for it (`NotStarted`), and within limits.
+"""Retry requests that have not started (`NotStarted`), within time limits.
 
-boto3's own retries are switched off: after a read timeout it sends the same request again while the model is still at
-the first, so that one answer costs three generations (contract sagemaker.md, section 1.4).
+boto3's own retries are off: after a read timeout boto3 sends the request again while the model still works on the
+first, so that one answer can cost three generations.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request is tried, in seconds from its first attempt.
+    """How long to retry, in seconds from the first attempt.
 
     Attributes:
-        busy: while it is throttled, or there is no connection.
-        cold: while there is no copy: an instance's start takes minutes.
+        busy: while throttled, or without a connection.
+        cold: while there is no copy: an instance takes minutes to start.
         first: the first pause; each is up to twice as long as the one before, with jitter.
         longest: the longest pause.
     """
@@ -41,7 +41,7 @@ PATIENT = Patience()
 IMPATIENT = Patience(busy=0, cold=0)
 
 
-def patiently(
+def with_retries(
     attempt: Callable[[], _Answer],
     patience: Patience,
     report: Callable[[NotStarted, float], None] | None = None,
@@ -49,24 +49,24 @@ def patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Answer:
-    """`attempt`'s answer, tried again while it raises `NotStarted`.
+    """Return `attempt`'s result; repeat it while it raises `NotStarted`.
 
     Args:
-        report: called before each pause, with what happened and the pause in seconds.
+        report: called before each pause, with the error and the pause in seconds.
 
     Raises:
         NotStarted: the last one, at the limit.
-        RequestFailed: whatever else `attempt` raises, at once.
+        RequestFailed: any other error of `attempt`, at once.
     """
     started, pause = clock(), patience.first
     while True:
         try:
             return attempt()
         except NotStarted as error:
-            left = started + patience.limit(error) - clock()
-            if left <= 0:
+            remaining = started + patience.limit(error) - clock()
+            if remaining <= 0:
                 raise
-            wait = min(pause * random.uniform(0.5, 1.0), left)
+            wait = min(pause * random.uniform(0.5, 1.0), remaining)
             if report is not None:
                 report(error, wait)
             sleep(wait)

@@ -1,4 +1,4 @@
-"""Values to bodies and back, under the names that users of SageMaker's SDK know; its own may stand in their place."""
+"""Serializers, with the interface of SageMaker's SDK: the SDK's own also work."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Deserializer(Protocol):
     def ACCEPT(self) -> tuple[str, ...]: ...
 
     def deserialize(self, stream: Any, content_type: str) -> Any:
-        """`stream` has `read` and `close`."""
+        """Return the value. `stream` has `read` and `close`."""
 
 
 class JSONSerializer:
-    """Values as JSON; bytes and text as they are."""
+    """Serializes values as JSON; bytes and text stay as they are."""
 
     CONTENT_TYPE = "application/json"
 
@@ -32,7 +32,7 @@ class JSONSerializer:
 
 
 class JSONDeserializer:
-    """The value of a JSON answer; another answer's text."""
+    """Returns the value of a JSON answer; the text of another answer."""
 
     ACCEPT = ("application/json",)
 
@@ -51,5 +51,5 @@ class BytesDeserializer:
         return bytes(stream.read())
 
 
-def deserialized(deserializer: Deserializer, body: bytes, content_type: str) -> Any:
+def deserialize_body(deserializer: Deserializer, body: bytes, content_type: str) -> Any:
     return deserializer.deserialize(io.BytesIO(body), content_type)

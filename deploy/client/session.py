@@ -1,4 +1,4 @@
-"""A stateful session with the container: requests that carry its id reach the same copy."""
+"""Stateful sessions: requests with a session's id reach the same copy of the model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from deploy.client.errors import ModelFailed, RequestFailed
 
 if TYPE_CHECKING:
     from deploy.client.predictor import Predictor
-    from deploy.client.stream import Stream
+    from deploy.client.streaming.stream import Stream
 
 
 class Session:
-    """One session; made by `Predictor.session()`, closed by the `with` statement.
+    """One session, opened by `Predictor.session()` and closed by the `with` statement.
 
-    Contract sagemaker.md, section 1.1: opened and closed by bodies of their own, otherwise a header.
+    Special bodies open and close it (`requestType` NEW_SESSION and CLOSE); other requests carry its id in a header.
 
     Attributes:
-        id: the container's name for it.
-        expires: when the container forgets it; None where it did not say.
+        id: the container's id for it.
+        expires: when the container forgets it; None: unknown.
 
     Raises:
         ModelRefused: the container has no sessions.
@@ -29,24 +29,24 @@ class Session:
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
-        response = self._told("NEW_SESSION", "NEW_SESSION")
+        response = self._send("NEW_SESSION", "NEW_SESSION")
         name, _, more = str(response.get("NewSessionId") or "").partition(";")
         self.id = name.strip()
         if not self.id:
             raise ModelFailed("the container answered without a session's id", "Are its sessions switched on?")
-        self.expires = _moment(more)
+        self.expires = _expiry(more)
 
     def predict(self, data: Any, **options: Any) -> Any:
-        """As `Predictor.predict`; a session that is unknown or has expired is `ModelRefused` (400)."""
+        """As `Predictor.predict`. An unknown or expired session raises `ModelRefused` (400)."""
         return self._predictor.predict(data, session_id=self.id, **options)
 
     def predict_stream(self, data: Any, **options: Any) -> Stream:
         return self._predictor.predict_stream(data, session_id=self.id, **options)
 
     def close(self) -> None:
-        """The container forgets it. Closed already: nothing happens."""
+        """Close the session in the container. A second call does nothing."""
         if self.id:
-            self._told("CLOSE", self.id)
+            self._send("CLOSE", self.id)
             self.id = ""
 
     def __enter__(self) -> Session:
@@ -58,17 +58,17 @@ class Session:
         try:
             self.close()
         except RequestFailed:
-            if error is None:  # else the first error is the one to be seen
+            if error is None:  # otherwise the first error matters
                 raise
 
-    def _told(self, what: str, name: str) -> dict[str, Any]:
+    def _send(self, what: str, name: str) -> dict[str, Any]:
         return self._predictor.runtime.invoke(
             {"Body": json.dumps({"requestType": what}).encode(), "ContentType": "application/json", "SessionId": name}
         )
 
 
-def _moment(text: str) -> datetime.datetime | None:
-    """Of `Expires=2026-11-20T00:00:00Z`."""
+def _expiry(text: str) -> datetime.datetime | None:
+    """Parse `Expires=2026-11-20T00:00:00Z`."""
     name, _, value = text.strip().partition("=")
     if name.lower() != "expires":
         return None

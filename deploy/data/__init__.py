@@ -1,4 +1,4 @@
-"""Dated tables that lie beside the code, read once: instance types, prices, models, AWS's registries."""
+"""Dated tables, read once: instance types, prices, models, AWS's registries."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from typing import Any
 
 @cache
 def table(name: str) -> Any:
-    """The JSON of `deploy/data/<name>.json`; callers do not change it."""
+    """Return the content of `deploy/data/<name>.json`. Callers must not change it."""
     return json.loads(files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))

@@ -1,1 +1,1 @@
-"""SageMaker on one's own machine: the container's process, and SageMaker Runtime's API before it. docs/local.md."""
+"""Emulate SageMaker on this machine: a container's process, and SageMaker Runtime's API before it (docs/local.md)."""

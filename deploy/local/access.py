@@ -1,7 +1,6 @@
-"""Who may call: requests must be signed, or bear a token, as for AWS; who signed is not looked at.
+"""Check signatures and bearer tokens, as AWS does. The signer's identity is not checked.
 
-A token is `sagemaker-api-key-` and the base64 of a presigned URL (contract section 1.3), so that its region and its
-end can be read.
+A token is `sagemaker-api-key-` and the base64 of a presigned URL, which holds its region and its expiry.
 """
 
 from __future__ import annotations
@@ -11,43 +10,43 @@ import re
 from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qs
 
-from deploy.local.answers import Rejected
+from deploy.local.answers import ApiError
 
 TOKEN_PREFIX = "sagemaker-api-key-"
 _SERVICE = "sagemaker"
-_LONGEST = 12 * 3600  # seconds that a token may be good for
+_LONGEST = 12 * 3600  # maximum lifetime of a token, in seconds
 _SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
 
 
 def check_signature(authorization: str | None, region: str | None) -> str:
-    """The region that a request is signed for.
+    """Return the region that a request is signed for.
 
     Args:
         authorization: the header.
-        region: None: any.
+        region: the required region; None: any.
 
     Raises:
-        Rejected: there is no signature, it is none of AWS's fourth version, or it is for something else.
+        ApiError: there is no signature, it is no Signature Version 4, or it is for something else.
     """
     if not authorization:
-        raise Rejected(403, "MissingAuthenticationToken", "Missing Authentication Token")
+        raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
     signed = _SIGNED.fullmatch(authorization)
     if signed is None:
-        raise Rejected(403, "IncompleteSignature", "The Authorization header is no Signature Version 4.")
+        raise ApiError(403, "IncompleteSignature", "The Authorization header is no Signature Version 4.")
     return _region(signed[1], region, "InvalidSignatureException")
 
 
 def check_token(authorization: str | None, region: str | None, now: datetime) -> str:
-    """The region that a bearer token is made for.
+    """Return the region of a bearer token.
 
     Raises:
-        Rejected: there is none, it is malformed, too old, or for another region.
+        ApiError: there is none, or it is malformed, expired, or for another region.
     """
     if not authorization:
-        raise Rejected(403, "MissingAuthenticationToken", "Missing Authentication Token")
+        raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
     scheme, _, token = authorization.partition(" ")
     if scheme != "Bearer" or not token.startswith(TOKEN_PREFIX):
-        raise _denied(f"this route wants Authorization: Bearer {TOKEN_PREFIX}...")
+        raise _access_denied(f"this route wants Authorization: Bearer {TOKEN_PREFIX}...")
     try:
         url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
         query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
@@ -56,28 +55,28 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         until = made + timedelta(seconds=seconds)
         scope, action, _ = query["X-Amz-Credential"], query["Action"], query["X-Amz-Signature"]
     except (ValueError, OverflowError, KeyError) as error:
-        raise _denied("the bearer token is not the base64 of a presigned URL") from error
+        raise _access_denied("the bearer token is not the base64 of a presigned URL") from error
     if action != "CallWithBearerToken":
-        raise _denied(f"the bearer token is signed for {action}, not for CallWithBearerToken")
+        raise _access_denied(f"the bearer token is signed for {action}, not for CallWithBearerToken")
     if not 1 <= seconds <= _LONGEST:
-        raise _denied(f"the bearer token is made for {seconds} s; at most {_LONGEST} are allowed")
+        raise _access_denied(f"the bearer token is made for {seconds} s; at most {_LONGEST} are allowed")
     if now > until:
-        raise Rejected(
+        raise ApiError(
             403, "ExpiredTokenException", f"The bearer token was good for {seconds} s from {made.isoformat()}."
         )
     return _region(scope, region, "AccessDeniedException")
 
 
 def _region(credential: str, wanted: str | None, code: str) -> str:
-    """Of a credential scope: key, date, region, service, aws4_request."""
+    """Return the region of a credential scope: key, date, region, service, aws4_request."""
     match credential.rsplit("/", 4):
         case [_, _, region, service, "aws4_request"] if service == _SERVICE:
             if wanted is None or region == wanted:
                 return region
-            raise Rejected(403, code, f"Credential is scoped to {region}; this endpoint is in {wanted}.")
+            raise ApiError(403, code, f"Credential is scoped to {region}; this endpoint is in {wanted}.")
         case _:
-            raise Rejected(403, code, f"Credential must be scoped to service {_SERVICE}.")
+            raise ApiError(403, code, f"Credential must be scoped to service {_SERVICE}.")
 
 
-def _denied(why: str) -> Rejected:
-    return Rejected(403, "AccessDeniedException", f"Not authorized: {why}.")
+def _access_denied(why: str) -> ApiError:
+    return ApiError(403, "AccessDeniedException", f"Not authorized: {why}.")

@@ -1,4 +1,4 @@
-"""Errors as SageMaker Runtime answers them: status, `x-amzn-ErrorType`, JSON (contract sagemaker.md, section 1.4)."""
+"""Errors in the form of SageMaker Runtime: status, `x-amzn-ErrorType`, JSON body."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ TIMED_OUT = "Your invocation timed out while waiting for a response from contain
 _MESSAGE_LIMIT = 2048  # characters: the API's shape Message
 
 
-class Rejected(Exception):
-    """The request's answer is this error.
+class ApiError(Exception):
+    """An error answer.
 
     Args:
-        status: of HTTP.
-        code: the error's name, which boto3 shows and makes its class of.
-        members: what else the JSON body holds.
+        status: HTTP status.
+        code: the error's name, from which boto3 derives the exception's class.
+        members: further members of the JSON body.
     """
 
     def __init__(self, status: int, code: str, message: str, **members: str | int) -> None:
@@ -30,15 +30,15 @@ class Rejected(Exception):
         return web.json_response({"Message": str(self), **self.members}, status=self.status, headers=headers)
 
 
-def validation_error(message: str, status: int = 400) -> Rejected:
-    return Rejected(status, "ValidationError", message)
+def validation_error(message: str, status: int = 400) -> ApiError:
+    return ApiError(status, "ValidationError", message)
 
 
-def model_error(original: int, message: str, log_stream: str) -> Rejected:
-    """The container did not answer with a 2xx.
+def model_error(original: int, message: str, log_stream: str) -> ApiError:
+    """Return the error for a container's answer other than 2xx.
 
     Args:
-        original: its status; 0: it gave no whole answer, and message is SageMaker's own.
+        original: its status; 0: it gave no complete answer, and message is SageMaker's own.
         log_stream: ARN of the container's log.
     """
     side, code = (
@@ -47,7 +47,7 @@ def model_error(original: int, message: str, log_stream: str) -> Rejected:
         else ("server", "SERVER_ERROR_FROM_MODEL" if original else "INTERNAL_FAILURE_FROM_MODEL")
     )
     message = message[:_MESSAGE_LIMIT]
-    return Rejected(
+    return ApiError(
         424,
         "ModelError",
         f'Received {side} error ({original}) from primary with message "{message}".',

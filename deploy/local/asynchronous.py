@@ -1,4 +1,4 @@
-"""InvokeEndpointAsync: accepted at once, done later, written to the store (contract sections 1 and 1.5)."""
+"""InvokeEndpointAsync: accept a request, process it later, write the answer to the store."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from deploy.local.store import Store
 log = logging.getLogger("deploy.local")
 
 BUCKET = "sagemaker-local"
-"""Where answers are written, below async-out/ and async-failures/."""
+"""Bucket of the answers, below async-out/ and async-failures/."""
 CONCURRENT = 4
-"""Requests in the container at once; SageMaker's own choice where MaxConcurrentInvocationsPerInstance is not set."""
+"""Concurrent requests to the container; SageMaker's default of MaxConcurrentInvocationsPerInstance."""
 
 _AMZN = "X-Amzn-SageMaker-"
 _FILENAME = re.compile(r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9_.-]{0,31}")
@@ -29,8 +29,8 @@ _EXTENSION = re.compile(r"(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]{1,512}")
 
 
 @dataclass(frozen=True)
-class Accepted:
-    """A request, and where its answer will be.
+class AsyncRequest:
+    """An accepted request, and the place of its answer.
 
     Args:
         input: an s3:// URI, or the body.
@@ -61,15 +61,17 @@ class AsyncCalls:
         self._room = asyncio.Semaphore(CONCURRENT)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def accept(self, headers: Mapping[str, str], passed: Mapping[str, str], body: bytes, log_stream: str) -> Accepted:
+    def accept(
+        self, headers: Mapping[str, str], passed: Mapping[str, str], body: bytes, log_stream: str
+    ) -> AsyncRequest:
         """Queue a request.
 
         Args:
             passed: headers for the container.
-            log_stream: that errors name.
+            log_stream: ARN of the log, for errors.
 
         Raises:
-            Rejected: it breaks the API's rules.
+            ApiError: it violates the API's rules.
         """
         location = headers.get(_AMZN + "InputLocation")
         if (location is None) == (not body):
@@ -82,7 +84,7 @@ class AsyncCalls:
         extension = _text(headers, "S3OutputPathExtension", _EXTENSION)
         filename = _text(headers, "Filename", _FILENAME)
         folder = f"{extension.strip('/')}/" if extension else ""
-        accepted = Accepted(
+        accepted = AsyncRequest(
             inference_id=request_id,
             input=location or body,
             passed={**passed, INFERENCE_ID: request_id},
@@ -98,13 +100,13 @@ class AsyncCalls:
         return accepted
 
     async def close(self) -> None:
-        """Give up what is not done."""
+        """Give up all unfinished requests."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, call: Accepted, log_stream: str) -> None:
+    async def _run(self, call: AsyncRequest, log_stream: str) -> None:
         began = time.monotonic()
         async with self._room:
             try:
@@ -115,11 +117,11 @@ class AsyncCalls:
                     body = await asyncio.to_thread(self._store.read, body)
                 _, data = await self._relay.whole(body, call.passed, call.timeout, log_stream)
                 await asyncio.to_thread(self._store.write, call.output, data)
-            except Exception as error:  # whoever waits for the answer has to be told
+            except Exception as error:  # tell whoever waits for the answer
                 log.info("asynchronous request %s: %s", call.inference_id, error)
-                await self._failed(call, str(error))
+                await self._write_failure(call, str(error))
 
-    async def _failed(self, call: Accepted, why: str) -> None:
+    async def _write_failure(self, call: AsyncRequest, why: str) -> None:
         try:
             await asyncio.to_thread(self._store.write, call.failure, why.encode("utf-8", "replace"))
         except OSError:

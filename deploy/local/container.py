@@ -1,4 +1,4 @@
-"""The container's process without Docker: started, read and stopped as SageMaker does (contract section 1)."""
+"""Start, read and stop the container's process as SageMaker does, without Docker."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pathlib import Path
 from deploy.errors import DeployError, Failed
 
 STOP_SECONDS = 30.0
-"""From SIGTERM to SIGKILL."""
-_LOOK = 0.05  # seconds between two looks whether it has ended
-_TAIL = 20  # lines of the log that are shown when it dies
-_LINE = 2**20  # bytes; a longer line of the log is shown in pieces
+"""Seconds from SIGTERM to SIGKILL."""
+_LOOK = 0.05  # seconds between two checks of the exit status
+_TAIL = 20  # lines of the log to show on exit
+_LINE = 2**20  # bytes; a longer line of the log is split
 _OWN = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN",
         "MODEL_ID", "TENSOR_PARALLEL_DEGREE", "LMI_API_KEY")  # fmt: skip
-"""A container has none of the shell's variables; these would be settings of it."""
+"""Variables of the shell that would configure the process; a container does not inherit them."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is run.
+    """A command to run.
 
     Args:
-        environment: beside what this process has.
+        environment: variables to add to those of this process.
     """
 
     arguments: tuple[str, ...]
@@ -39,14 +39,14 @@ class Command:
 
 
 def command(model: str | None, port: int, options: Sequence[str], engine: str | None) -> Command:
-    """The handler's container entry point with SageMaker's argument and environment.
+    """Return the handler's container entry point with SageMaker's argument and environment.
 
     Args:
         model: a file or a directory; None: the demo model.
         options: NAME=VALUE, as serving.properties writes them.
 
     Raises:
-        DeployError: the handler is not installed, or an option is none.
+        DeployError: the handler is not installed, or an option is invalid.
     """
     if importlib.util.find_spec("handler") is None:
         raise DeployError("there is no container to start: the package handler is not installed here",
@@ -56,7 +56,7 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
         settings["option.llm_engine"] = engine
     environment = {
         "SAGEMAKER_BIND_TO_PORT": str(port),
-        "LMI_HOST": "127.0.0.1",  # a container has an address of its own; a process has the machine's
+        "LMI_HOST": "127.0.0.1",  # a container has its own address, a process has the machine's
         "LMI_CACHE": os.environ.get("LMI_CACHE") or str(_cache()),
         **_as_environment(settings),
         **_model(model),
@@ -65,16 +65,16 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
 
 
 def _model(model: str | None) -> dict[str, str]:
-    """A directory is SageMaker's model data; anything else is named, as in a container whose image has the model."""
+    """Return the model's variables: a directory is SageMaker's model data, anything else is named as in an image."""
     path = Path(model or "demo").resolve()
     if model and path.is_dir():
         return {"SAGEMAKER_MODEL_PATH": str(path)}
-    nowhere = {"SAGEMAKER_MODEL_PATH": os.devnull}  # not this machine's /opt/ml/model, if it has one
+    nowhere = {"SAGEMAKER_MODEL_PATH": os.devnull}  # not /opt/ml/model of this machine
     return {**nowhere, "OPTION_MODEL_ID": str(path) if model else "demo"}
 
 
 def _cache() -> Path:
-    """Where `lmi serve` keeps models: the demo model is fetched once for both."""
+    """Return the model cache of `lmi serve`, so that both share the demo model."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
@@ -87,7 +87,7 @@ def _settings(options: Sequence[str]) -> dict[str, str]:
 
 
 def _as_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """`option.x` is OPTION_X in a container; the other properties are SERVING_X."""
+    """Convert properties to variables: `option.x` is OPTION_X, other properties are SERVING_X."""
     return {
         f"OPTION_{name.removeprefix('option.')}".upper()
         if name.startswith("option.")
@@ -97,10 +97,10 @@ def _as_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 class Container:
-    """One process, with those that it starts, in a group of its own: the terminal's Ctrl-C does not reach it.
+    """One process and its children, in a process group of their own: the terminal's Ctrl-C does not reach them.
 
     Args:
-        show: is given each line of its log.
+        show: called with each line of its log.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -128,45 +128,45 @@ class Container:
         )
         self._reader = asyncio.ensure_future(self._read())
 
-    async def died(self) -> Failed:
-        """Waits until it has ended by itself; how, and the last lines of its log."""
+    async def wait_for_exit(self) -> Failed:
+        """Wait until it exits by itself; return its status and the last lines of its log."""
         assert self._process is not None, "start() comes first"
-        status = await self._ended()
+        status = await self._wait()
         await self._read_all()
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         last = "\n".join(f"  {line}" for line in self.tail)
         return Failed(f"the container {how}", f"Its last lines:\n{last}" if last else "It wrote nothing.")
 
     async def stop(self, seconds: float = STOP_SECONDS) -> int:
-        """SIGTERM, and SIGKILL after so many seconds; nothing of its group is left. The exit status."""
+        """Send SIGTERM, then SIGKILL after so many seconds to the whole group. Return the exit status."""
         assert self._process is not None, "start() comes first"
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             try:
-                await asyncio.wait_for(self._ended(), seconds)
+                await asyncio.wait_for(self._wait(), seconds)
             except asyncio.TimeoutError:
                 self._show(f"still there {seconds:g} s after SIGTERM: SIGKILL, as SageMaker does")
         self.kill()
-        status = await self._ended()
+        status = await self._wait()
         await self._read_all()
         self._process._transport.close()  # type: ignore[attr-defined]  # the log's pipe, if it is still held open
         return status
 
     def kill(self) -> None:
-        """End its whole group at once."""
+        """Kill the whole group at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    async def _ended(self) -> int:
-        """The exit status. asyncio's own wait() lasts until nobody holds the log's pipe, which a child may for long."""
+    async def _wait(self) -> int:
+        """Return the exit status. asyncio's wait() also waits for the log's pipe, which a child may hold for long."""
         assert self._process is not None
         while (status := self._process.returncode) is None:
             await asyncio.sleep(_LOOK)
         return status
 
     async def _read_all(self) -> None:
-        """The log to its end, but no longer than a second: a child of its own may hold the pipe open."""
+        """Read the rest of the log, for a second at most: a child may hold the pipe open."""
         assert self._reader is not None
         await asyncio.wait({self._reader}, timeout=1)
 
@@ -177,7 +177,7 @@ class Container:
         while True:
             try:
                 line = await lines.readline()
-            except ValueError:  # longer than the limit: what there was of it is dropped
+            except ValueError:  # longer than the limit: the rest of the line is dropped
                 line = b"(a line too long to show)\n"
             if not line:
                 return
@@ -187,6 +187,6 @@ class Container:
 
 
 def _end_with_parent() -> None:
-    """Between fork and exec: a killed emulator leaves no container behind."""
+    """Ask the kernel to kill this process with its parent. Runs between fork and exec."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

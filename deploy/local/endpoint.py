@@ -1,4 +1,4 @@
-"""The endpoint that the emulator serves: what SageMaker would know of it."""
+"""The state of the emulated endpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deploy.local.answers import Rejected, validation_error
+from deploy.local.answers import ApiError, validation_error
 
 MIB = 2**20
 ACCOUNT = "000000000000"
@@ -20,17 +20,17 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """SageMaker's, in seconds and bytes (contract section 1)."""
+    """SageMaker's limits, in seconds and bytes."""
 
     invoke: float = 60.0
     stream: float = 480.0
     body: int = 25 * MIB
     small_body: int = 6 * MIB
-    """The API's model and the inference router still say so: beyond it the log warns."""
+    """The API model's limit; the log warns above it."""
     inline_body: int = 128_000
-    """Of an asynchronous request without InputLocation."""
+    """Maximum of an asynchronous request's inline body."""
     asynchronous: float = 900.0
-    """Where the request names no InvocationTimeoutSeconds."""
+    """Default of InvocationTimeoutSeconds."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Component:
     """An inference component.
 
     Args:
-        adapter: its name in the container, where the component is an adapter.
-        copies: 0: scaled to zero, which clients are told as "no capacity".
+        adapter: the adapter's name in the container, if the component is an adapter.
+        copies: 0: scaled to zero, and requests get "no capacity".
     """
 
     adapter: str | None = None
@@ -48,13 +48,13 @@ class Component:
 
 @dataclass
 class Endpoint:
-    """One endpoint. It changes while it is served: pings set `status` and `healthy`, tests set `components`.
+    """One endpoint. Pings set `status` and `healthy` while it is served, tests set `components`.
 
     Args:
-        container: URL of what stands for the container, without a path.
-        region: None: requests may be signed for any.
-        components: by name; empty: the endpoint has a model, and takes no InferenceComponentName.
-        part_bytes: cut the stream's parts at so many bytes, to try clients; None: as the container wrote.
+        container: URL of the container, without a path.
+        region: the required region of signatures; None: any.
+        components: by name; empty: the endpoint has a model, and accepts no InferenceComponentName.
+        part_bytes: cut the stream's parts at so many bytes, to test clients; None: as the container writes.
     """
 
     container: str
@@ -68,10 +68,10 @@ class Endpoint:
     healthy: bool = True
 
     def admit(self, name: str, variant: str | None) -> None:
-        """Whether it takes requests now.
+        """Check that the endpoint accepts requests.
 
         Raises:
-            Rejected: not that one, not yet, or not at the moment.
+            ApiError: another name or variant, or not in service.
         """
         if name != self.name:
             raise validation_error(f"Endpoint {name} of account {ACCOUNT} not found.")
@@ -80,13 +80,13 @@ class Endpoint:
         if variant is not None and variant != self.variant:
             raise validation_error(f"Variant {variant} of endpoint {name} not found: it has {self.variant}.")
         if not self.healthy:
-            raise Rejected(503, "ServiceUnavailable", f"No instance of endpoint {name} answers its health check.")
+            raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} answers its health check.")
 
     def adapter(self, component: str | None) -> str | None:
-        """The adapter that the named component stands for.
+        """Return the adapter of the named component.
 
         Raises:
-            Rejected: a name is missing, unknown or not wanted, or there is no copy of that component.
+            ApiError: a name is missing, unknown or not allowed, or the component has no copy.
         """
         if not self.components:
             if component is not None:
@@ -110,6 +110,6 @@ class Endpoint:
         return known.adapter
 
     def log_stream(self, region: str) -> str:
-        """ARN of the container's log, as ModelError names it."""
+        """Return the ARN of the container's log, as in ModelError."""
         group = f"/aws/sagemaker/Endpoints/{self.name}"
         return f"arn:aws:logs:{region}:{ACCOUNT}:log-group:{group}:log-stream:{self.variant}/local"

@@ -1,7 +1,7 @@
-"""`application/vnd.amazon.eventstream`, the framing of InvokeEndpointWithResponseStream, as SageMaker writes it.
+"""Encode `application/vnd.amazon.eventstream`, the framing of InvokeEndpointWithResponseStream.
 
-A message is a prelude (its length, its headers' length, their CRC-32), headers, a payload, and the CRC-32 of all before
-it; numbers are big-endian. Contract sagemaker.md, section 4.2.
+A message has a prelude (its length, its headers' length, their CRC-32), headers, a payload, and the CRC-32 of all
+before it. Numbers are big-endian.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import zlib
 from collections.abc import Mapping
 
 CONTENT_TYPE = "application/vnd.amazon.eventstream"
-_STRING = 7  # the type of a header's value; SageMaker has no other
+_STRING = 7  # type "string" of a header's value; SageMaker uses no other
 _PRELUDE = struct.Struct("!III")
 _CRC = struct.Struct("!I")
 
 
-def encoded(headers: bytes, payload: bytes) -> bytes:
-    """One message.
+def encode(headers: bytes, payload: bytes) -> bytes:
+    """Encode one message.
 
     Args:
-        headers: by `encoded_headers`.
+        headers: from `encode_headers`.
     """
     lengths = struct.pack("!II", _PRELUDE.size + len(headers) + len(payload) + _CRC.size, len(headers))
     message = lengths + _CRC.pack(zlib.crc32(lengths)) + headers + payload
     return message + _CRC.pack(zlib.crc32(message))
 
 
-def encoded_headers(headers: Mapping[str, str]) -> bytes:
+def encode_headers(headers: Mapping[str, str]) -> bytes:
     parts = []
     for name, value in headers.items():
         key, text = name.encode(), value.encode()
@@ -36,26 +36,26 @@ def encoded_headers(headers: Mapping[str, str]) -> bytes:
     return b"".join(parts)
 
 
-_PART = encoded_headers(
+_PART = encode_headers(
     {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}
 )
 
 
 def payload_part(data: bytes) -> bytes:
-    """The event `PayloadPart{Bytes}`."""
-    return encoded(_PART, data)
+    """Encode the event `PayloadPart{Bytes}`."""
+    return encode(_PART, data)
 
 
 def model_stream_error(code: str, message: str) -> bytes:
-    """The exception `ModelStreamError`; code is ModelInvocationTimeExceeded or StreamBroken."""
+    """Encode the exception `ModelStreamError`; code is ModelInvocationTimeExceeded or StreamBroken."""
     return _exception("ModelStreamError", {"Message": message, "ErrorCode": code})
 
 
 def internal_stream_failure(message: str) -> bytes:
-    """The exception `InternalStreamFailure`: SageMaker's own fault, not the model's."""
+    """Encode the exception `InternalStreamFailure`: SageMaker's own fault."""
     return _exception("InternalStreamFailure", {"Message": message})
 
 
 def _exception(kind: str, body: Mapping[str, str]) -> bytes:
     headers = {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}
-    return encoded(encoded_headers(headers), json.dumps(body).encode())
+    return encode(encode_headers(headers), json.dumps(body).encode())

@@ -1,7 +1,7 @@
-"""Which headers pass: from the client to the container, and back (contract section 1.1).
+"""Pass headers from the client to the container and back, as SageMaker does.
 
-SageMaker strips all others. TargetModel and TargetContainerHostname are of multi-model and multi-container endpoints,
-EnableExplanations of endpoints with an explainer: this one is none of these.
+SageMaker drops all others. TargetModel and TargetContainerHostname are for multi-model and multi-container endpoints,
+EnableExplanations for endpoints with an explainer, so they are refused.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _PATTERNS = {
 
 @dataclass(frozen=True)
 class Operation:
-    """What differs between the three ways to invoke.
+    """The differences between the three invoke operations.
 
     Args:
-        content_type: name of the header that holds the body's type.
-        accept: likewise the type of the answer that is wanted; the container reads Accept.
+        content_type: name of the header with the body's type.
+        accept: name of the header with the desired type of the answer; the container receives it as Accept.
         may_open_session: whether SessionId may be NEW_SESSION.
-        returned: headers of the container's answer that go back.
+        returned: headers of the container's answer to return.
     """
 
     content_type: str
@@ -60,14 +60,14 @@ ASYNC = Operation(_AMZN + "Content-Type", _AMZN + "Accept", False, ())
 
 
 def to_container(headers: Mapping[str, str], operation: Operation, adapter: str | None) -> dict[str, str]:
-    """What the container is sent of a client's headers.
+    """Return the headers for the container.
 
     Args:
-        headers: looked up without regard to case.
-        adapter: that of the component which the client named.
+        headers: the client's, case-insensitive.
+        adapter: the adapter of the named component.
 
     Raises:
-        Rejected: a header is not for this endpoint, or breaks the API's pattern.
+        ApiError: a header is not for this endpoint, or violates the API's pattern.
     """
     for name, why in _REFUSED.items():
         if name in headers:
@@ -87,6 +87,6 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
 
 
 def to_client(headers: Mapping[str, str], operation: Operation, variant: str) -> dict[str, str]:
-    """What the client is sent of the container's headers; the answer's type is not among them."""
+    """Return the headers for the client, without the answer's type."""
     returned = {name: headers[name] for name in operation.returned if name in headers}
     return {**returned, "x-Amzn-Invoked-Production-Variant": variant}

@@ -1,4 +1,4 @@
-"""The health check: `GET /ping`, as SageMaker asks before and while an endpoint is in service (contract section 1)."""
+"""Check the container's health with `GET /ping`, before and while the endpoint is in service."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NEVER_HEALTHY = (
 
 @dataclass(frozen=True)
 class Probing:
-    """How the container is asked; in seconds.
+    """Timing of pings, in seconds.
 
     Args:
-        window: to become ready in: ContainerStartupHealthCheckTimeoutInSeconds, without which SageMaker has 8 minutes.
-        timeout: of one ping.
-        between: one ping and the next, before it is in service.
-        steady: the same, once it is.
-        failures: pings in a row after which it gets no more requests. SageMaker's own number is not documented.
+        window: time to become ready (ContainerStartupHealthCheckTimeoutInSeconds; SageMaker's default is 8 minutes).
+        timeout: timeout of one ping.
+        between: pause between pings before the endpoint is in service.
+        steady: pause between pings while it is in service.
+        failures: consecutive failures after which the container gets no requests. SageMaker's number is undocumented.
     """
 
     window: float = 480.0
@@ -36,7 +36,7 @@ class Probing:
 
 
 async def ping(session: aiohttp.ClientSession, container: str, seconds: float) -> str:
-    """Empty: it is ready; otherwise what it answered."""
+    """Ping once; return an empty string if it is ready, else its answer."""
     try:
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with session.get(container + "/ping", timeout=timeout, allow_redirects=False) as reply:
@@ -48,10 +48,10 @@ async def ping(session: aiohttp.ClientSession, container: str, seconds: float) -
 
 
 async def until_ready(endpoint: Endpoint, probing: Probing) -> None:
-    """Return with the first 200.
+    """Ping until the first 200.
 
     Raises:
-        Failed: there was none in its window.
+        Failed: there was none in time.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + probing.window
@@ -59,16 +59,16 @@ async def until_ready(endpoint: Endpoint, probing: Probing) -> None:
         while wrong := await ping(session, endpoint.container, probing.timeout):
             if loop.time() >= deadline:
                 endpoint.status = Status.FAILED
-                said = NEVER_HEALTHY.format(variant=endpoint.variant, seconds=probing.window)
-                raise Failed(f"{said} Last: {wrong}.", "Give it longer with --start-timeout, or see its log.")
+                text = NEVER_HEALTHY.format(variant=endpoint.variant, seconds=probing.window)
+                raise Failed(f"{text} Last: {wrong}.", "Give it longer with --start-timeout, or see its log.")
             await asyncio.sleep(probing.between)
 
 
 async def keep_watch(endpoint: Endpoint, probing: Probing, report: Callable[[str], None]) -> None:
-    """Keep `healthy` true to what pings say, for ever.
+    """Ping for ever, and update `healthy`.
 
     Args:
-        report: is told of each change, in a line.
+        report: called with a line at each change.
     """
     failures = 0
     async with _session() as session:

@@ -1,6 +1,6 @@
-"""Of S3's API what asynchronous inference needs: GetObject, HeadObject, PutObject, by path (boto3 does so for an IP).
+"""The part of S3's API that asynchronous inference needs: GetObject, HeadObject, PutObject, with path-style addresses.
 
-So that `AWS_ENDPOINT_URL_S3` may lead to the emulator too: a script puts its input, and fetches the answer.
+With AWS_ENDPOINT_URL_S3 set to the emulator, scripts can store inputs and fetch answers there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from deploy.local.answers import Rejected
+from deploy.local.answers import ApiError
 from deploy.local.store import Store
 
 _PATH = r"/{bucket:(?!endpoints/)[^/]+}/{key:.+}"
@@ -31,7 +31,7 @@ class Objects:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         try:
             data = await asyncio.to_thread(self._path(request).read_bytes)
-        except Rejected as error:
+        except ApiError as error:
             return _failed(400, "InvalidArgument", str(error))
         except OSError:
             return _failed(404, "NoSuchKey", f"{request.path}: the specified key does not exist.")
@@ -43,9 +43,9 @@ class Objects:
         data = await request.read()
         try:
             await asyncio.to_thread(self._store.put, self._path(request), data)
-        except Rejected as error:
+        except ApiError as error:
             return _failed(400, "InvalidArgument", str(error))
-        except OSError as error:  # too long a name, or an object's name is another's folder
+        except OSError as error:  # the name is too long, or an object's name is another's folder
             return _failed(400, "InvalidArgument", f"{request.path}: a directory cannot hold it: {error.strerror}")
         return web.Response(headers={"ETag": _tag(data)})
 

@@ -1,4 +1,4 @@
-"""One call of the container, and its answer: whole, as messages of an event stream, or byte for byte."""
+"""Call the container, and pass on its answer: whole, as event stream messages, or byte by byte."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = logging.getLogger("deploy.local")
 
 STALLED = "Your model primary did not complete sending the inference response in the allotted time."
 BROKEN = "The connection to your model primary was reset or closed before the inference response was complete."
-_OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # what aiohttp would add
+_OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers that aiohttp would add
 MOST = 128 * 2**20
-"""Bytes of an answer that is kept until it is whole: this process must bear what a container sends without end."""
+"""Maximum bytes of a whole answer in memory, in case a container sends without end."""
 TOO_LARGE = f"The inference response of your model primary is larger than {MOST} bytes."
-_FAILURE = 2**16  # bytes of an error's body that are read; far fewer are shown
+_FAILURE = 2**16  # bytes to read of an error's body
 _LARGE = 2**19  # bytes; aiohttp sends more than a megabyte in pieces, and wants a file for it
 
 
@@ -37,8 +37,8 @@ class Relay:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        # A connection for each call: one that is kept may have been closed by the container just now, which would look
-        # like a dead one.
+        # A connection for each call: the container may have closed a kept one just now, which would look
+        # like a dead container.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True), auto_decompress=False, skip_auto_headers=_OURS
         )
@@ -51,11 +51,11 @@ class Relay:
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The container's answer, its body unread. What is left of it at the end is given up, which the container sees.
+        """Yield the container's answer with an unread body. The rest is dropped at the end; the container notices.
 
         Raises:
-            aiohttp.ClientError: there is no container, or it closes before it has answered.
-            asyncio.TimeoutError: seconds are over, while it is waited for or read.
+            aiohttp.ClientError: there is no container, or it closed before it answered.
+            asyncio.TimeoutError: the timeout passed while waiting or reading.
         """
         assert self._session is not None, "open() comes first"
         timeout = aiohttp.ClientTimeout(total=seconds)
@@ -68,14 +68,14 @@ class Relay:
     async def whole(
         self, body: bytes, headers: Mapping[str, str], seconds: float, log_stream: str
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """The answer to an invocation.
+        """Return the answer to an invocation, with its body.
 
         Raises:
-            Rejected: it is not a 2xx, or did not come in time.
+            ApiError: it is not a 2xx, or came too late.
         """
         try:
             async with self.post("/invocations", body, headers, seconds) as reply:
-                await refuse_failed(reply, log_stream)
+                await raise_for_status(reply, log_stream)
                 data = await _read(reply, MOST + 1)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             log.warning("the container gave no answer: %s", error or "time is over")
@@ -85,11 +85,11 @@ class Relay:
         return reply, data
 
 
-async def refuse_failed(reply: aiohttp.ClientResponse, log_stream: str) -> None:
-    """Let a 2xx pass.
+async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> None:
+    """Raise an error for any status but 2xx.
 
     Raises:
-        Rejected: it is none.
+        ApiError: the status is no 2xx.
         aiohttp.ClientError, asyncio.TimeoutError: its body breaks off.
     """
     if not 200 <= reply.status < 300:
@@ -97,7 +97,7 @@ async def refuse_failed(reply: aiohttp.ClientResponse, log_stream: str) -> None:
 
 
 async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body, or so many bytes of it."""
+    """Read the body, up to so many bytes."""
     data = bytearray()
     while len(data) < most and (piece := await reply.content.readany()):
         data += piece
@@ -105,7 +105,7 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 async def messages(reply: aiohttp.ClientResponse, part_bytes: int | None) -> AsyncIterator[bytes]:
-    """The answer as an event stream, each piece as it comes; one that breaks ends with the exception that says so.
+    """Yield the answer as event stream messages, piece by piece; a broken one ends with an exception message.
 
     Args:
         part_bytes: cut parts at so many bytes.

@@ -1,6 +1,6 @@
-"""SageMaker Runtime's API in front of a container: what stock boto3 and OpenAI's client call (contract section 1).
+"""SageMaker Runtime's API in front of a container, for stock boto3 and OpenAI's client.
 
-The application is made of an `Endpoint`, and reads it anew for each request.
+The application has an `Endpoint`, and reads its state for each request.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import aiohttp
 from aiohttp import web
 
 from deploy.local.access import check_signature, check_token
-from deploy.local.answers import TIMED_OUT, Rejected, model_error, validation_error
+from deploy.local.answers import TIMED_OUT, ApiError, model_error, validation_error
 from deploy.local.asynchronous import AsyncCalls
 from deploy.local.endpoint import MIB, Endpoint
 from deploy.local.eventstream import CONTENT_TYPE
 from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Operation, to_client, to_container
 from deploy.local.objects import Objects
-from deploy.local.relay import Relay, messages, refuse_failed
+from deploy.local.relay import Relay, messages, raise_for_status
 from deploy.local.store import Store
 
 log = logging.getLogger("deploy.local")
@@ -34,7 +34,7 @@ class Runtime:
     """The emulator.
 
     Args:
-        store: stands for S3; None: asynchronous requests are refused.
+        store: the directory in place of S3; None: asynchronous requests are refused.
     """
 
     def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:
@@ -44,8 +44,8 @@ class Runtime:
         self._async = AsyncCalls(endpoint, self._relay, store) if store else None
 
     def app(self) -> web.Application:
-        # The body's limit is looked at by `_body`, which says whose it is.
-        app = web.Application(middlewares=[_answered], client_max_size=self._endpoint.limits.body + 1)
+        # `_body` checks the body's limit, and names its owner.
+        app = web.Application(middlewares=[_respond], client_max_size=self._endpoint.limits.body + 1)
         app.router.add_post("/endpoints/{endpoint}/invocations", self._invoke)
         app.router.add_post("/endpoints/{endpoint}/invocations-response-stream", self._stream)
         app.router.add_post("/endpoints/{endpoint}/async-invocations", self._invoke_async)
@@ -66,7 +66,7 @@ class Runtime:
     # -- operations ----------------------------------------------------------------------------------------------
 
     async def _invoke(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._signed(request, INVOKE)
+        log_stream, headers = self._check_request(request, INVOKE)
         body = await self._body(request)
         reply, data = await self._relay.whole(body, headers, self._endpoint.limits.invoke, log_stream)
         returned = to_client(reply.headers, INVOKE, self._endpoint.variant)
@@ -75,12 +75,12 @@ class Runtime:
         return web.Response(body=data, headers=returned)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._signed(request, STREAM)
+        log_stream, headers = self._check_request(request, STREAM)
         body = await self._body(request)
         seconds = self._endpoint.limits.stream
         try:
             async with self._relay.post("/invocations", body, headers, seconds) as reply:
-                await refuse_failed(reply, log_stream)
+                await raise_for_status(reply, log_stream)
                 returned = to_client(reply.headers, STREAM, self._endpoint.variant)
                 returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
                 answer = web.StreamResponse(headers={**returned, "Content-Type": CONTENT_TYPE})
@@ -95,7 +95,7 @@ class Runtime:
         return answer
 
     async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
-        log_stream, headers = self._signed(request, ASYNC)
+        log_stream, headers = self._check_request(request, ASYNC)
         if self._async is None:
             raise validation_error("The endpoint has no AsyncInferenceConfig: start it with a directory for S3 (--s3).")
         body = await self._body(request)
@@ -103,7 +103,7 @@ class Runtime:
         return web.json_response({"InferenceId": accepted.inference_id}, status=202, headers=accepted.headers)
 
     async def _openai(self, request: web.Request) -> web.StreamResponse:
-        """Passed on as it is, both ways; a failure after the first byte is a cut connection."""
+        """Pass a request on unchanged, both ways; a failure after the first byte cuts the connection."""
         endpoint = self._endpoint
         region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
         endpoint.admit(request.match_info["endpoint"], None)
@@ -133,10 +133,10 @@ class Runtime:
         await answer.write_eof()
         return answer
 
-    # -- what they share -----------------------------------------------------------------------------------------
+    # -- shared --------------------------------------------------------------------------------------------------
 
-    def _signed(self, request: web.Request, operation: Operation) -> tuple[str, dict[str, str]]:
-        """Of a signed request: the log that its errors name, and the headers for the container."""
+    def _check_request(self, request: web.Request, operation: Operation) -> tuple[str, dict[str, str]]:
+        """Check a signed request; return the log's ARN and the headers for the container."""
         endpoint, headers = self._endpoint, request.headers
         region = check_signature(headers.get("Authorization"), endpoint.region)
         endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
@@ -151,19 +151,19 @@ class Runtime:
             raise _too_large(limits.body) from None
         except web.RequestPayloadError as error:
             raise validation_error(f"The request's body cannot be read: {error}") from None
-        if len(body) > limits.body:  # versions of aiohttp differ by a byte in what is too much
+        if len(body) > limits.body:  # versions of aiohttp differ by a byte in the limit
             raise _too_large(limits.body)
         if len(body) > limits.small_body:
             log.warning("a body of %d bytes: some accounts and routers take %d only", len(body), limits.small_body)
         return body
 
 
-def _too_large(limit: int) -> Rejected:
+def _too_large(limit: int) -> ApiError:
     return validation_error(f"Request body is larger than {limit} bytes ({limit / MIB:g} MB).", 413)
 
 
 def _streams(body: bytes) -> bool:
-    """Whether a chat's body asks for a stream; one that is no JSON is the container's to refuse."""
+    """Whether a chat's body asks for a stream. A body that is no JSON is left for the container to refuse."""
     try:
         return bool(json.loads(body).get("stream"))
     except (ValueError, AttributeError):
@@ -171,24 +171,24 @@ def _streams(body: bytes) -> bool:
 
 
 @web.middleware
-async def _answered(
+async def _respond(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Errors as AWS writes them, and a line in the log."""
+    """Turn errors into AWS's form, and log them."""
     began, answer = time.monotonic(), None
     try:
         answer = await handler(request)
         return answer
-    except Rejected as error:
+    except ApiError as error:
         answer = error.response()
         log.info("%s: %s", error.code, error)
         return answer
-    except web.HTTPException:  # the router's: no such path, or not by that method
-        answer = Rejected(404, "UnknownOperationException", f"No operation at {request.path}.").response()
+    except web.HTTPException:  # from the router: no such path or method
+        answer = ApiError(404, "UnknownOperationException", f"No operation at {request.path}.").response()
         return answer
     except Exception:
         log.exception("%s failed", request.path)
-        answer = Rejected(500, "InternalFailure", "The request processing has failed.").response()
+        answer = ApiError(500, "InternalFailure", "The request processing has failed.").response()
         return answer
     finally:
         status = answer.status if answer is not None else "client gone"

@@ -1,4 +1,4 @@
-"""`lmi deploy local` at work: the emulator's port, the container behind it, its health, and the way out."""
+"""Run `lmi deploy local`: the emulator, the container behind it, its health checks, and the shutdown."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from deploy.local.store import Store
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be served.
+    """What to serve.
 
     Args:
-        endpoint: its `container` is where the command listens.
-        port: of the emulator; 0: a free one.
-        command: None: the container is there already.
+        endpoint: its `container` is the address on which the command listens.
+        port: the emulator's; 0: a free one.
+        command: None: the container runs already.
         adapters: name to directory; loaded when the container is ready, as SageMaker loads adapter components.
-        store: the directory that stands for S3.
+        store: the directory in place of S3.
     """
 
     endpoint: Endpoint
@@ -52,29 +52,29 @@ def free_port() -> int:
 async def serve(
     plan: Plan, report: Callable[[str], None], log: Callable[[str], None], ready: Callable[[str], None]
 ) -> int:
-    """Serve until SIGINT or SIGTERM; the exit status.
+    """Serve until SIGINT or SIGTERM; return the exit status.
 
     Args:
-        report: is told what happens to the endpoint, in a line.
-        log: is given each line of the container's log.
-        ready: is given the URL once the endpoint is in service.
+        report: called with a line about the endpoint.
+        log: called with each line of the container's log.
+        ready: called with the URL once the endpoint is in service.
 
     Raises:
-        DeployError: the port is taken.
+        DeployError: the port is in use.
         Failed: the container did not become ready, or an adapter could not be loaded.
     """
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
-    asked = _signals()
-    async with _listening(plan) as url, _container(plan.command, log, asked) as container:
+    signals = _signals()
+    async with _listening(plan) as url, _container(plan.command, log, signals) as container:
         report(f"endpoint {endpoint.name} is Creating at {url}")
         watching = asyncio.ensure_future(_watch(plan, report, lambda: ready(url)))
-        dying = asyncio.ensure_future(container.died() if container else _never())
-        stopping = asyncio.ensure_future(asked.wait())
+        dying = asyncio.ensure_future(container.wait_for_exit() if container else _never())
+        stopping = asyncio.ensure_future(signals.wait())
         try:
             await asyncio.wait({watching, dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if dying.done() and not stopping.done():
-                _died(endpoint, dying.result(), report)
+                _report_exit(endpoint, dying.result(), report)
                 watching.cancel()
                 await stopping
             elif not stopping.done():
@@ -93,8 +93,8 @@ async def _never() -> Failed:
     raise AssertionError
 
 
-def _died(endpoint: Endpoint, failed: Failed, report: Callable[[str], None]) -> None:
-    """Before it is in service that is the endpoint's end; afterwards requests fail, as until SageMaker replaces it."""
+def _report_exit(endpoint: Endpoint, failed: Failed, report: Callable[[str], None]) -> None:
+    """Report the container's exit. Before it is in service the endpoint fails; later, requests fail."""
     if endpoint.status is not Status.IN_SERVICE:
         endpoint.status = Status.FAILED
         raise failed
@@ -112,7 +112,7 @@ async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], 
 
 
 async def _load_adapters(plan: Plan) -> None:
-    """`POST /adapters` for each, as SageMaker does for adapter components (contract section 1.5).
+    """Load each adapter with `POST /adapters`, as SageMaker does for adapter components.
 
     Raises:
         Failed: the container refuses one.
@@ -123,15 +123,15 @@ async def _load_adapters(plan: Plan) -> None:
             try:
                 async with session.post(f"{plan.endpoint.container}/adapters", json=body) as reply:
                     if reply.status != 200:
-                        said = (await reply.text(errors="replace")).strip()
-                        raise Failed(f"adapter {name}: the container answers {reply.status}: {said}")
+                        text = (await reply.text(errors="replace")).strip()
+                        raise Failed(f"adapter {name}: the container answers {reply.status}: {text}")
             except (aiohttp.ClientError, asyncio.TimeoutError) as error:
                 raise Failed(f"adapter {name}: the container gave no answer: {error or 'time is over'}") from None
 
 
 @contextlib.asynccontextmanager
 async def _listening(plan: Plan) -> AsyncIterator[str]:
-    """The emulator on its port, which is taken before anything is started."""
+    """Listen on the emulator's port before anything else starts; yield the URL."""
     store = Store(plan.store) if plan.store else None
     runner = web.AppRunner(Runtime(plan.endpoint, store).app(), access_log=None, handler_cancellation=True,
                            shutdown_timeout=1)  # fmt: skip
@@ -142,8 +142,8 @@ async def _listening(plan: Plan) -> AsyncIterator[str]:
             await site.start()
         except OSError as error:
             advice = "Name another one with --port; 0 takes a free one."
-            said = os.strerror(error.errno) if error.errno else str(error)
-            raise DeployError(f"cannot listen on {plan.host}:{plan.port}: {said}", advice) from None
+            text = os.strerror(error.errno) if error.errno else str(error)
+            raise DeployError(f"cannot listen on {plan.host}:{plan.port}: {text}", advice) from None
         host, port = runner.addresses[0][:2]
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
     finally:
@@ -152,14 +152,14 @@ async def _listening(plan: Plan) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def _container(
-    command: Command | None, log: Callable[[str], None], asked: _Signals
+    command: Command | None, log: Callable[[str], None], signals: _Signals
 ) -> AsyncIterator[Container | None]:
     if command is None:
         yield None
         return
     container = Container(log)
     await container.start(command)
-    asked.hurried = container.kill
+    signals.on_second = container.kill
     try:
         yield container
     finally:
@@ -167,24 +167,24 @@ async def _container(
 
 
 class _Signals:
-    """SIGINT and SIGTERM: the first asks, a second one hurries."""
+    """SIGINT and SIGTERM: the first asks to stop, the second hurries."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
-        self.hurried: Callable[[], None] = lambda: None
+        self._stop = asyncio.Event()
+        self.on_second: Callable[[], None] = lambda: None
 
     async def wait(self) -> None:
-        await self._asked.wait()
+        await self._stop.wait()
 
     def __call__(self) -> None:
-        if self._asked.is_set():
-            self.hurried()
-        self._asked.set()
+        if self._stop.is_set():
+            self.on_second()
+        self._stop.set()
 
 
 def _signals() -> _Signals:
-    asked = _Signals()
+    signals = _Signals()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
-    return asked
+        loop.add_signal_handler(number, signals)
+    return signals

@@ -1,4 +1,4 @@
-"""A directory in S3's place: `s3://bucket/key` is the file `bucket/key` in it."""
+"""A directory in place of S3: `s3://bucket/key` is the file `bucket/key` in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from deploy.local.answers import Rejected, validation_error
+from deploy.local.answers import ApiError, validation_error
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
@@ -15,7 +15,7 @@ class Store:
     """The objects of all buckets.
 
     Args:
-        root: the directory; made where it is not there.
+        root: the directory, created if missing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -23,10 +23,10 @@ class Store:
         self.root.mkdir(parents=True, exist_ok=True)
 
     def path(self, uri: str) -> Path:
-        """The file that an s3:// URI means.
+        """Return the file of an s3:// URI.
 
         Raises:
-            Rejected: it is no such URI, or leads out of the directory.
+            ApiError: it is no such URI, or leads out of the directory.
         """
         if not uri.startswith("s3://"):
             raise validation_error(f"{uri}: must be s3://bucket/key")
@@ -42,22 +42,22 @@ class Store:
         return path
 
     def read(self, uri: str) -> bytes:
-        """An object.
+        """Read an object.
 
         Raises:
-            Rejected: there is none.
+            ApiError: there is none.
         """
         try:
             return self.path(uri).read_bytes()
         except OSError as error:
-            raise Rejected(404, "NoSuchKey", f"{uri}: {error.strerror}") from None
+            raise ApiError(404, "NoSuchKey", f"{uri}: {error.strerror}") from None
 
     def write(self, uri: str, data: bytes) -> None:
         self.put(self.path(uri), data)
 
     @staticmethod
     def put(path: Path, data: bytes) -> None:
-        """Whoever sees the object sees it whole."""
+        """Write an object atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False) as part:
             try:

@@ -1,6 +1,6 @@
-"""The specification of a deployment: one YAML or JSON file, validated, and never changed afterwards.
+"""The specification of a deployment: one YAML or JSON file, validated, immutable.
 
-`Spec` is the whole; `sections.py` its parts; `reading.py` makes one of a file and the command line.
+`Spec` is the whole, `sections.py` has its parts, `reading.py` reads it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from deploy.spec.values import Name, Region, RoleArn, Section, TagKey, TagValue
 
 __all__ = ["Spec"]
 
-_OURS = 2  # of the fifty tags that a resource may have: names.py
+_OURS = 2  # of a resource's fifty tags; the rest is for names.py
 
 
 def _scalar(value: Any) -> Any:
-    """One message for all four types, where pydantic would give one for each."""
+    """Validate all four types at once: pydantic would report an error for each."""
     if not isinstance(value, str | int | float):
         raise ValueError("must be a text, a number, true or false; JSON goes in as text, in quotes")
     return value
 
 
 def _variable(value: Any) -> Any:
-    """A text: YAML makes other numbers of `0777` and `12:30:45`, and a switch of `on`."""
+    """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
     if not isinstance(value, str):
         raise ValueError("must be a text: quote it")
     if any(unicodedata.category(one) == "Cc" for one in value):
@@ -56,38 +56,46 @@ Routing = Annotated[
 
 
 class Spec(Section):
-    """What is to be on SageMaker."""
+    """A deployment on SageMaker."""
 
-    name: Name = Field(description="Of the endpoint, and the beginning of all other names.")
-    region: Region | None = Field(None, description="Default: what boto3 is set to.")
-    role: RoleArn = Field(description="Who the container is (`lmi deploy iam` prints what it must be allowed).")
-    image: Image = Field(description="What runs.")
-    model: Model = Field(description="What it serves.")
+    name: Name = Field(description="Name of the endpoint, and the beginning of all other names.")
+    region: Region | None = Field(None, description="AWS region; default: boto3's setting.")
+    role: RoleArn = Field(description="ARN of the execution role (`lmi deploy iam` prints its policies).")
+    image: Image = Field(description="The container image.")
+    model: Model = Field(description="The model.")
     options: dict[str, Option] = Field(
         default_factory=dict,
-        description="The handler's options (docs/options.md), without `option.`; OPTION_* in there.",
+        description="The handler's options (docs/options.md), without `option.`.",
     )
-    environment: dict[str, Variable] = Field(default_factory=dict, description="Further variables. Nothing secret.")
-    instance: Instance = Field(Instance(), description="Where it runs.")
-    timeouts: Timeouts = Field(Timeouts(), description="How long a start may take.")
+    environment: dict[str, Variable] = Field(
+        default_factory=dict, description="Further environment variables; no secrets."
+    )
+    instance: Instance = Field(Instance(), description="The instances.")
+    timeouts: Timeouts = Field(Timeouts(), description="Timeouts of a start.")
     routing: Routing = Field(
         "least_outstanding",
-        description="Which instance a request goes to: least_outstanding, random, or a mapping for prefix-aware.",
+        description="How requests are distributed: least_outstanding, random, or a mapping for prefix-aware routing.",
     )
-    components: tuple[Component, ...] = Field((), description="None: the endpoint holds the model itself.")
-    scaling: Scaling | None = Field(None, description="None: as many as instance.count or copies say.")
-    alarms: Alarms | None = Field(Alarms(), description="null: none, and an update is not rolled back by itself.")
-    update: Update = Field(Update(), description="How it is changed.")
-    network: Network = Field(Network(), description="What it can reach.")
-    encryption: Encryption = Field(Encryption(), description="Keys.")
-    asynchronous: Async | None = Field(None, alias="async", description="Answers go to S3; requests wait in a queue.")
+    components: tuple[Component, ...] = Field(
+        (), description="Inference components; without them the endpoint holds the model itself."
+    )
+    scaling: Scaling | None = Field(
+        None, description="Automatic scaling; without it the number stays at instance.count or copies."
+    )
+    alarms: Alarms | None = Field(Alarms(), description="Alarms; null: none, and no automatic rollback of updates.")
+    update: Update = Field(Update(), description="Updates.")
+    network: Network = Field(Network(), description="Network.")
+    encryption: Encryption = Field(Encryption(), description="KMS keys.")
+    asynchronous: Async | None = Field(
+        None, alias="async", description="Asynchronous inference: requests wait in a queue, answers go to S3."
+    )
     tags: dict[TagKey, TagValue] = Field(
-        default_factory=dict, max_length=50 - _OURS, description="Of everything that is made."
+        default_factory=dict, max_length=50 - _OURS, description="Tags of all resources."
     )
 
     @property
     def own_code(self) -> bool:
-        """Whether the model's own Python may run."""
+        """Whether the model's own Python code may run."""
         return str(self.options.get("trust_remote_code", "")).lower() == "true"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What is wrong with a specification, in words: pydantic's errors, each with its place and what would be right."""
+"""Turn pydantic's errors into messages with the place and the valid values."""
 
 from __future__ import annotations
 
@@ -13,74 +13,74 @@ from deploy.spec import Spec
 from deploy.spec.values import EXAMPLES, Section
 
 _TAGS = ("prefix_aware", "strategy")
-"""Which branch of a union pydantic speaks of: no name of ours, so it is left out of the place."""
+"""Names of union branches in pydantic's places, which are left out of messages."""
 
 _SECRET = ("token", "secret", "key", "password")
 
 
 def messages(error: ValidationError) -> list[str]:
-    """A line for each error: `instance.count: must be at least 1 (given: 0)`."""
-    return [f"{_place(one['loc'])}: {_said(one)}" for one in error.errors(include_url=False)]
+    """Return one line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
+    return [f"{_place(item['loc'])}: {_describe(item)}" for item in error.errors(include_url=False)]
 
 
 def _place(loc: Sequence[int | str]) -> str:
-    """Dotted; of a list's items the number from 0, as `components.0.name`."""
+    """Return the place with dots; a list's items by number from 0, e.g. `components.0.name`."""
     return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]")) or "it"
 
 
-def _said(error: Mapping[str, Any]) -> str:
+def _describe(error: Mapping[str, Any]) -> str:
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            return "there is no such setting" + _meant(error["loc"])
+            return "there is no such setting" + _suggestion(error["loc"])
         case "missing":
             return "must be given"
         case "string_pattern_mismatch" if context["pattern"] in EXAMPLES:
-            said = f"must be {_without_as(EXAMPLES[context['pattern']])}"
+            text = f"must be {_without_as(EXAMPLES[context['pattern']])}"
         case "greater_than_equal":
-            said = f"must be at least {context['ge']:g}"
+            text = f"must be at least {context['ge']:g}"
         case "less_than_equal":
-            said = f"must be at most {context['le']:g}"
+            text = f"must be at most {context['le']:g}"
         case "greater_than":
-            said = f"must be more than {context['gt']:g}"
+            text = f"must be more than {context['gt']:g}"
         case "literal_error":
-            said = f"must be {context['expected']}".replace("'", "")
+            text = f"must be {context['expected']}".replace("'", "")
         case "string_too_long":
-            said = f"must have at most {context['max_length']} characters"
+            text = f"must have at most {context['max_length']} characters"
         case "string_too_short":
-            said = "must not be empty"
+            text = "must not be empty"
         case "too_long":
             return f"must have at most {context['max_length']} entries"
         case "model_type" | "dict_type":
-            said = "must be a mapping of names to values"
+            text = "must be a mapping of names to values"
         case "string_type":
-            said = "must be a text (put it in quotes)"
+            text = "must be a text (put it in quotes)"
         case "int_type" | "int_parsing" | "int_from_float":
-            said = "must be a whole number"
+            text = "must be a whole number"
         case "float_type" | "float_parsing":
-            said = "must be a number"
+            text = "must be a number"
         case "bool_type" | "bool_parsing":
-            said = "must be true or false"
+            text = "must be true or false"
         case "tuple_type":
-            said = "must be a list"
+            text = "must be a list"
         case _:
-            said = str(error["msg"]).removeprefix("Value error, ")
-    return said + _given(error)
+            text = str(error["msg"]).removeprefix("Value error, ")
+    return text + _actual(error)
 
 
 def _without_as(example: str) -> str:
     return f"written {example}" if example.startswith("as ") else example
 
 
-def _given(error: Mapping[str, Any]) -> str:
+def _actual(error: Mapping[str, Any]) -> str:
     given = error.get("input")
     if not isinstance(given, str | int | float) or any(word in _place(error["loc"]).lower() for word in _SECRET):
         return ""
     return f" (given: {json.dumps(given, ensure_ascii=False)})"
 
 
-def _meant(loc: Sequence[int | str]) -> str:
-    """`; did you mean instance.type?`: a like name in the same section, or the same name in another one."""
+def _suggestion(loc: Sequence[int | str]) -> str:
+    """Return e.g. `; did you mean instance.type?`: a similar name in the section, or the same name in another one."""
     *parents, wrong = loc
     section: type[Section] | None = Spec
     prefix = ""
@@ -100,14 +100,14 @@ def _meant(loc: Sequence[int | str]) -> str:
 
 
 def _everywhere(section: type[Section], prefix: str = "") -> dict[str, str]:
-    """Dotted names, by what people write for them: `type` and `instance_type` for `instance.type`."""
-    found: dict[str, str] = {}
+    """Map what people write (`type`, `instance_type`) to the dotted name (`instance.type`)."""
+    names: dict[str, str] = {}
     for name in _names(section):
-        found.setdefault(f"{prefix}{name}".replace(".", "_"), f"{prefix}{name}")
-        found.setdefault(name, f"{prefix}{name}")
+        names.setdefault(f"{prefix}{name}".replace(".", "_"), f"{prefix}{name}")
+        names.setdefault(name, f"{prefix}{name}")
         if (below := _sections(section).get(name)) is not None:
-            found = {**_everywhere(below, f"{prefix}{name}."), **found}
-    return found
+            names = {**_everywhere(below, f"{prefix}{name}."), **names}
+    return names
 
 
 def _names(section: type[Section]) -> list[str]:
@@ -115,7 +115,7 @@ def _names(section: type[Section]) -> list[str]:
 
 
 def _sections(section: type[Section]) -> dict[str, type[Section]]:
-    """The sections below, by their names."""
+    """Return the sections below, by name."""
     return {
         field.alias or name: below
         for name, field in section.model_fields.items()
@@ -124,7 +124,7 @@ def _sections(section: type[Section]) -> dict[str, type[Section]]:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """The section in an annotation: itself, in a union, or in a tuple."""
+    """Return the section in an annotation: itself, in a union, or in a tuple; None: there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next((below for one in get_args(annotation) if (below := _section_in(one)) is not None), None)
+    return next((below for item in get_args(annotation) if (below := _section_in(item)) is not None), None)

@@ -1,4 +1,4 @@
-"""A specification out of a file and what the command line adds."""
+"""Read a specification from a file and from the command line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from deploy.spec.messages import messages
 
 
 def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
-    """The specification in `path`, with `settings` (`instance.type=ml.g5.xlarge`) laid over it.
+    """Read the specification in `path`, with `settings` (`instance.type=ml.g5.xlarge`) on top.
 
     Args:
-        path: YAML or JSON; None: all is in `settings`.
-        settings: dotted names and values; a value is read as YAML, so `3` is a number and `[a, b]` a list.
+        path: YAML or JSON; None: everything is in `settings`.
+        settings: dotted names and values; a value is YAML: `3` is a number, `[a, b]` a list.
 
     Raises:
-        SpecError: it cannot be read, or something in it is wrong: every error, with its place.
+        SpecError: the file cannot be read, or it is invalid: lists every error with its place.
     """
     content = _content(path) if path is not None else {}
     for setting in settings:
@@ -36,16 +36,16 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
 
 
 def schema() -> dict[str, Any]:
-    """The specification's JSON schema; `deploy/data/spec.schema.json` holds it for editors."""
+    """Return the specification's JSON schema, which `deploy/data/spec.schema.json` holds for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Spec.model_json_schema()}
 
 
 _NOT_YAML = (yaml.YAMLError, ValueError, TypeError, RecursionError)
-"""Beside its own errors PyYAML lets Python's through: of a list as a name, of numbers or nesting without end."""
+"""Errors of reading YAML. PyYAML also raises Python's own, e.g. for a list as a name or endless nesting."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """YAML in which a name stands once: PyYAML would take the last one and say nothing."""
+    """YAML without duplicate names, of which PyYAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names: dict[Any, int] = {}
@@ -59,7 +59,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # JSON is YAML
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # JSON is YAML too
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from None
     except SpecError as error:
@@ -74,7 +74,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
-    """Set one value; a dot within a name is written `\\.`, as in `tags.example\\.com/team=a`."""
+    """Set one value. A dot within a name is written `\\.`, as in `tags.example\\.com/team=a`."""
     key, separator, text = setting.partition("=")
     names = [part.replace("\0", ".") for part in key.replace("\\.", "\0").split(".")]
     if not separator or not all(names):
@@ -89,7 +89,7 @@ def _set(content: dict[str, Any], setting: str) -> None:
         content = below
     try:
         value = yaml.load(text, _Loader)
-        # A variable goes in as it is written here: `environment.MODE=0777`.
+        # A variable is text as it is written: `environment.MODE=0777`.
         verbatim = names[0] == "environment" and not isinstance(value, str | dict | list | None)
         content[last] = text if verbatim else value
     except _NOT_YAML as error:
@@ -99,6 +99,6 @@ def _set(content: dict[str, Any], setting: str) -> None:
 
 
 def _where(error: Exception) -> str:
-    """One line of what PyYAML says in several."""
+    """Return PyYAML's message in one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark and problem else str(error)

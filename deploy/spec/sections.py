@@ -1,6 +1,6 @@
-"""The sections of a specification. Their descriptions are what `lmi deploy schema` and docs/deploy.md show.
+"""The sections of a specification. `lmi deploy schema` and docs/deploy.md show their descriptions.
 
-Limits are botocore 1.44's (contract sagemaker.md, sections 1 and 5).
+Limits are those of botocore 1.44's service model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from deploy.spec.values import (
 
 
 def one_of(section: Section, *names: str) -> None:
-    """Exactly one of the fields is given.
+    """Check that exactly one of the fields is set.
 
     Raises:
         ValueError: none is, or several are.
@@ -46,14 +46,16 @@ class Image(Section):
 
     uri: ImageUri | None = Field(None, description="A whole image URI in ECR, by tag or by digest (`@sha256:...`).")
     repository: Repository | None = Field(
-        None, description="A repository of this account's ECR; the tag becomes a digest."
+        None, description="A repository in this account's ECR; its tag is resolved to a digest."
     )
     aws: Literal["djl-lmi", "djl-tensorrtllm"] | None = Field(None, description="AWS's own LMI image, in this region.")
     tag: ImageTag | None = Field(
-        None, description="Of `repository` (default: this package's version) or `aws` (default: the newest known)."
+        None, description="Tag of `repository` (default: this package's version) or `aws` (default: the newest known)."
     )
     cuda: str | None = Field(
-        None, pattern=r"^\d+\.\d+$", description="The image's CUDA, which chooses the host; else read from the tag."
+        None,
+        pattern=r"^\d+\.\d+$",
+        description="The image's CUDA version, which decides the host; default: read from the tag.",
     )
 
     @model_validator(mode="after")
@@ -65,44 +67,46 @@ class Image(Section):
 
 
 class Shape(Section):
-    """What of a model decides its memory; read from its config.json where that can be had."""
+    """The numbers of a model that decide its memory; read from its config.json if possible."""
 
-    parameters: float = Field(gt=0, description="Number of weights, e.g. 8.03e9; of a mixture all experts'.")
-    layers: int = Field(gt=0, description="num_hidden_layers.")
-    kv_heads: int = Field(gt=0, description="num_key_value_heads; num_attention_heads where there are none.")
-    head_dim: int = Field(gt=0, description="head_dim; hidden_size / num_attention_heads where there is none.")
-    heads: int | None = Field(None, gt=0, description="num_attention_heads: which tensor parallel degrees divide it.")
-    context: int | None = Field(None, gt=0, description="max_position_embeddings: its longest context.")
-    embeddings: float | None = Field(
-        None, ge=0, description="Weights that quantization leaves in 16 bits; default a tenth, at most 2e9."
+    parameters: float = Field(
+        gt=0, description="Number of weights, e.g. 8.03e9; of a mixture of experts those of all experts."
     )
-    dtype: Precision | None = Field(None, description="The checkpoint's precision; default bf16.")
-    stored: float | None = Field(None, gt=0, description="Bytes of the checkpoint's weights, where they are known.")
+    layers: int = Field(gt=0, description="num_hidden_layers.")
+    kv_heads: int = Field(gt=0, description="num_key_value_heads, else num_attention_heads.")
+    head_dim: int = Field(gt=0, description="head_dim, else hidden_size / num_attention_heads.")
+    heads: int | None = Field(None, gt=0, description="num_attention_heads, which tensor parallel degrees must divide.")
+    context: int | None = Field(None, gt=0, description="max_position_embeddings: the longest context.")
+    embeddings: float | None = Field(
+        None, ge=0, description="Weights that quantization keeps in 16 bits; default: a tenth, at most 2e9."
+    )
+    dtype: Precision | None = Field(None, description="The checkpoint's precision; default: bf16.")
+    stored: float | None = Field(None, gt=0, description="Bytes of the checkpoint's weights.")
 
 
 class Model(Section):
-    """What is served: one of `id` (a hub's name), `s3` (a prefix), `path` (a directory here, uploaded to `upload`)."""
+    """The model: one of `id` (a hub's name), `s3` (a prefix), `path` (a local directory, uploaded to `upload`)."""
 
     id: str | None = Field(
-        None, min_length=1, description="On the Hugging Face hub; the container fetches it at its start."
+        None, min_length=1, description="Name on the Hugging Face hub; the container downloads it at its start."
     )
-    s3: S3Prefix | None = Field(None, description="Uncompressed model data, as it lies there.")
+    s3: S3Prefix | None = Field(None, description="Prefix of uncompressed model data.")
     path: str | None = Field(None, description="A directory on this machine.")
-    upload: S3Prefix | None = Field(None, description="Where `path` is uploaded to before anything else.")
-    shape: Shape | None = Field(None, description="For the advice on instances, where no config.json can be read.")
+    upload: S3Prefix | None = Field(None, description="Prefix to upload `path` to.")
+    shape: Shape | None = Field(None, description="The model's shape, if no config.json can be read.")
     dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"] = Field(
         "auto",
-        description="Of the weights in memory, for the advice only (option.quantize changes them); "
+        description="Precision of the weights in memory, to choose instances only (option.quantize changes it); "
         "auto: the checkpoint's.",
     )
-    context: int | None = Field(None, gt=0, description="Tokens of prompt and answer: option.max_model_len.")
+    context: int | None = Field(None, gt=0, description="Tokens of prompt and answer together: option.max_model_len.")
     token_secret: SecretArn | None = Field(
-        None, description="Secrets Manager's ARN of the Hugging Face token; the container reads it at its start."
+        None, description="ARN of the Hugging Face token in Secrets Manager; the container reads it at its start."
     )
 
     @property
     def directory(self) -> Path | None:
-        """`path` with `~` as what it stands for."""
+        """`path` with `~` expanded."""
         return None if self.path is None else Path(self.path).expanduser()
 
     @model_validator(mode="after")
@@ -116,10 +120,10 @@ class Model(Section):
 
 
 class Managed(Section):
-    """Instances that come and go with the components' copies."""
+    """Instances whose number follows the components' copies."""
 
-    min: Count = Field(1, description="Instances at least; 0 with scaling.min: 0.")
-    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Instances at most.")
+    min: Count = Field(1, description="Minimum number of instances; 0 with scaling.min: 0.")
+    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of instances.")
 
     @model_validator(mode="after")
     def _order(self) -> Managed:
@@ -129,67 +133,73 @@ class Managed(Section):
 
 
 class Instance(Section):
-    """Where it runs."""
+    """The instances."""
 
-    type: InstanceType = Field("auto", description="`auto` takes the cheapest type that the model fits on.")
-    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Instances at the beginning.")
-    unchecked: bool = Field(False, description="Take `type` though the model seems not to fit on it.")
+    type: InstanceType = Field("auto", description="Instance type; `auto`: the cheapest type that the model fits on.")
+    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="First number of instances.")
+    unchecked: bool = Field(False, description="Accept `type` even if the model seems not to fit on it.")
     price: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="US dollars an hour that you pay for `type`, shown instead of its dated cost class."
+        None, description="US dollars an hour that you pay for `type`, in place of its price class."
     )
-    managed: Managed | None = Field(None, description="With components: instances follow their copies.")
-    ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses by the image's CUDA.")
-    volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(None, description="Not on types with NVMe.")
+    managed: Managed | None = Field(None, description="With components: the number of instances follows their copies.")
+    ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses by the image's CUDA version.")
+    volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(
+        None, description="GB of the EBS volume; not for types with NVMe."
+    )
 
 
 class Timeouts(Section):
-    """Seconds; what is not given is derived from the size of the model."""
+    """Timeouts in seconds; by default derived from the size of the model."""
 
-    download: Seconds | None = Field(None, description="Until the model data is on the instance.")
-    startup: Seconds | None = Field(None, description="Until /ping answers 200.")
+    download: Seconds | None = Field(None, description="Seconds until the model data is on the instance.")
+    startup: Seconds | None = Field(None, description="Seconds until /ping answers 200.")
     provision: Annotated[int, Field(ge=300, le=3600)] | None = Field(
-        None, description="Until instances are found; default: AWS's."
+        None, description="Seconds until AWS has found instances; default: AWS's."
     )
 
 
 class PrefixAware(Section):
-    """Requests with the same beginning go to the same instance."""
+    """Prefix-aware routing: requests with the same beginning go to the same instance."""
 
-    prefix_length: Annotated[int, Field(ge=1024, le=65536)] = Field(1024, description="Bytes of the beginning.")
+    prefix_length: Annotated[int, Field(ge=1024, le=65536)] = Field(
+        1024, description="Length of the beginning, in bytes."
+    )
     concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="Requests under way at an instance above which another one is taken."
+        None, description="Concurrent requests at an instance above which another instance is taken."
     )
 
 
 class Adapter(Section):
-    """A LoRA adapter: a component of its own beside its base."""
+    """A LoRA adapter: an inference component on a base component."""
 
-    name: Name = Field(description="Of its component: what requests name.")
-    artifact: ArtifactUri = Field(description="The adapter's tar.gz.")
+    name: Name = Field(description="Name of the adapter's component, for requests.")
+    artifact: ArtifactUri = Field(description="The adapter's tar.gz in S3.")
 
 
 class Component(Section):
     """An inference component: copies of the model on the endpoint's instances."""
 
-    name: Name = Field(description="What requests name.")
-    copies: Count = Field(1, description="At the beginning.")
+    name: Name = Field(description="Name of the component, for requests.")
+    copies: Count = Field(1, description="First number of copies.")
     accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs of one copy.")
-    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Memory that a copy needs at least.")
+    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum memory of a copy, in MB.")
     cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")
-    cache: bool = Field(True, description="Keep image and weights on the instance, for a faster scale-out.")
+    cache: bool = Field(True, description="Keep image and weights on the instance, to add copies faster.")
     adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters of this model.")
 
 
 class Scaling(Section):
-    """Between `min` and `max` copies (with components) or instances, by requests under way at once."""
+    """Automatic scaling between `min` and `max` copies (with components) or instances, by concurrent requests."""
 
-    min: Count = Field(1, description="0 needs components; requests then fail until a copy is up, so clients retry.")
-    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Copies, or instances, at most.")
-    concurrency: Annotated[float, Field(gt=0)] = Field(
-        description="Aimed at: requests under way per copy; about 0.7 of the knee that `lmi deploy bench` shows."
+    min: Count = Field(
+        1, description="Minimum number; 0 needs components: requests fail until a copy is up, and clients retry."
     )
-    scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two steps down.")
-    scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two steps up.")
+    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of copies or instances.")
+    concurrency: Annotated[float, Field(gt=0)] = Field(
+        description="Target of concurrent requests per copy: about 0.7 of the knee that `lmi deploy bench` finds."
+    )
+    scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two reductions.")
+    scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two increases.")
 
     @model_validator(mode="after")
     def _order(self) -> Scaling:
@@ -199,11 +209,13 @@ class Scaling(Section):
 
 
 class Network(Section):
-    """A VPC of yours; `isolated` cuts the container off from everything."""
+    """Your VPC; `isolated`: the container has no network."""
 
-    subnets: tuple[VpcId, ...] = Field((), max_length=16, description="Ids.")
-    security_groups: tuple[VpcId, ...] = Field((), max_length=5, description="Ids.")
-    isolated: bool = Field(False, description="EnableNetworkIsolation; the model must be in S3. Hubs are set offline.")
+    subnets: tuple[VpcId, ...] = Field((), max_length=16, description="Ids of subnets.")
+    security_groups: tuple[VpcId, ...] = Field((), max_length=5, description="Ids of security groups.")
+    isolated: bool = Field(
+        False, description="EnableNetworkIsolation. The model must be in S3; hub libraries are set offline."
+    )
 
     @model_validator(mode="after")
     def _both(self) -> Network:
@@ -213,35 +225,43 @@ class Network(Section):
 
 
 class Alarms(Section):
-    """CloudWatch alarms; they also roll an update back."""
+    """CloudWatch alarms, which also trigger the rollback of an update."""
 
-    errors_5xx: Annotated[int, Field(ge=1)] = Field(5, description="Invocation5XXErrors in a minute.")
-    model_errors: Annotated[int, Field(ge=1)] = Field(5, description="InvocationModelErrors in a minute.")
-    latency_p95_ms: Annotated[int, Field(ge=1)] | None = Field(None, description="ModelLatency's 95th percentile.")
-    notify: TopicArn | None = Field(None, description="SNS topic that alarms go to.")
+    errors_5xx: Annotated[int, Field(ge=1)] = Field(5, description="Invocation5XXErrors per minute.")
+    model_errors: Annotated[int, Field(ge=1)] = Field(5, description="InvocationModelErrors per minute.")
+    latency_p95_ms: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="95th percentile of ModelLatency, in milliseconds."
+    )
+    notify: TopicArn | None = Field(None, description="SNS topic of the alarms.")
 
 
 class Update(Section):
-    """How an endpoint that serves is changed."""
+    """Updates of an existing endpoint."""
 
-    policy: Literal["rolling", "blue_green"] = Field("rolling", description="blue_green needs the capacity twice.")
-    batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Instances that change at a time.")
-    wait: Annotated[int, Field(ge=0, le=3600)] = Field(120, description="Seconds between two batches, alarms watched.")
-    keep: Annotated[int, Field(ge=1, le=20)] = Field(2, description="Versions of the configuration that are kept.")
+    policy: Literal["rolling", "blue_green"] = Field(
+        "rolling", description="rolling: in batches; blue_green: a second fleet, which needs twice the capacity."
+    )
+    batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Size of a batch.")
+    wait: Annotated[int, Field(ge=0, le=3600)] = Field(
+        120, description="Seconds between two batches, in which alarms may trigger the rollback."
+    )
+    keep: Annotated[int, Field(ge=1, le=20)] = Field(2, description="Number of configuration versions to keep.")
 
 
 class Async(Section):
-    """Asynchronous inference instead of the waiting kind."""
+    """Asynchronous inference, in place of real-time inference."""
 
-    output: OutputUri = Field(description="Where answers are put.")
-    failures: OutputUri | None = Field(None, description="Where the answers of failed requests are put.")
-    concurrency: Annotated[int, Field(ge=1, le=1000)] | None = Field(None, description="Requests at once, an instance.")
-    notify_success: TopicArn | None = Field(None, description="SNS topic.")
-    notify_error: TopicArn | None = Field(None, description="SNS topic.")
+    output: OutputUri = Field(description="S3 URI of the answers.")
+    failures: OutputUri | None = Field(None, description="S3 URI of the failures.")
+    concurrency: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="Concurrent requests per instance."
+    )
+    notify_success: TopicArn | None = Field(None, description="SNS topic of answers.")
+    notify_error: TopicArn | None = Field(None, description="SNS topic of failures.")
 
 
 class Encryption(Section):
-    """Keys of your own instead of AWS's."""
+    """Your own KMS keys, in place of AWS's."""
 
     volume_key: KeyId | None = Field(None, description="KMS key of the instances' EBS volume.")
     output_key: KeyId | None = Field(None, description="KMS key of asynchronous answers.")

@@ -1,6 +1,6 @@
-"""What the specification's values are made of: patterns of AWS's names, and the base of all sections.
+"""Types of the specification's values: patterns of AWS's names, and the base of all sections.
 
-Limits and patterns are botocore 1.44's; tests/deploy/spec holds them against its service model.
+Limits and patterns are those of botocore 1.44's service model; tests/deploy/unit/spec checks them against it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Section(BaseModel):
 
 
 EXAMPLES: dict[str, str] = {}
-"""What a pattern means, by the pattern: for messages."""
+"""Descriptions of patterns for messages, by pattern."""
 
 
 def text(pattern: str, example: str, longest: int = 2048) -> StringConstraints:
-    """A string of that pattern. `example` says in a message what would have been right."""
+    """Return the constraint of a string. `example` shows a valid value in messages."""
     EXAMPLES[pattern] = example
     return StringConstraints(pattern=pattern, max_length=longest)
 
@@ -29,7 +29,7 @@ def text(pattern: str, example: str, longest: int = 2048) -> StringConstraints:
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
 
 Name = Annotated[str, text(r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", "letters, digits and hyphens within, as llama-3-8b", 63)]
-"""Of an endpoint, a component, a variant (botocore's EndpointName)."""
+"""Name of an endpoint, a component or a variant (botocore's EndpointName)."""
 
 Region = Annotated[str, text(r"^[a-z]{2,4}(-[a-z]+)+-\d$", "an AWS region, as us-east-1", 32)]
 RoleArn = Annotated[
@@ -50,8 +50,7 @@ SecretArn = Annotated[
     ),
 ]
 TopicArn = Annotated[
-    str,
-    text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms"),
+    str, text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms")
 ]
 ArtifactUri = Annotated[
     str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$", "an object, as s3://bucket/adapter.tar.gz", 1024)

@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from typing import NamedTuple
 
 import httptools
-
-
-class Result(NamedTuple):
-    """What became of one request. Times are of the machine's monotonic clock, which its processes share.
-
-    Attributes:
-        start: when it was sent; in an open loop when it was due, so that a late generator hides nothing.
-        arrivals: one time a token, in order; tokens that came in one read have the same.
-        end: the answer's last byte, or its failure.
-        error: what kind of failure, empty without one.
-    """
-
-    start: float
-    arrivals: array[float]
-    end: float
-    error: str
 
 
 class AnswerReader:

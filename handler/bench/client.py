@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 import time
 import urllib.parse
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import httptools
 
-from handler.bench.answer import AnswerReader, Result
+from handler.bench.answer import AnswerReader
+from handler.bench.load import Result
+from handler.config import environment
 from handler.core.errors import ConfigError
 
 
@@ -66,8 +68,7 @@ class Target:
 
 
 def _authorization() -> str:
-    """For a server that was started with the same variable; `lmi serve` says what it holds."""
-    key = os.environ.get("LMI_API_KEY", "").split(",")[0].strip()
+    key = environment.api_key()
     return f"authorization: Bearer {key}\r\n" if key else ""
 
 
@@ -93,7 +94,7 @@ class Client(asyncio.Protocol):
         self.closed = False
 
     async def ask(self, request: bytes, tokens: int, timeout: float, start: float | None = None) -> Result:
-        """Send `request`, which asks for `tokens` tokens; `start` is when it was due, now if None."""
+        """Send `request`, which asks for `tokens` tokens; `start`: when the request began, None: now."""
         self._reader = self._new_reader()
         self._done = self._loop.create_future()
         start = time.monotonic() if start is None else start
@@ -142,6 +143,31 @@ async def connect(target: Target) -> Client:
     return (await loop.create_connection(lambda: Client(target.reader), host, port, ssl=secure))[1]
 
 
-def failed(start: float, error: str) -> Result:
-    """A request that never got as far as a connection."""
-    return Result(start, array("d"), time.monotonic(), error)
+class Connections:
+    """Connections to one target: a request takes an idle one, or opens another.
+
+    Args:
+        clients: connected already.
+    """
+
+    def __init__(self, target: Target, clients: Iterable[Client] = ()) -> None:
+        self._target = target
+        self._idle = list(clients)
+
+    async def ask(self, number: int) -> Result:
+        """Send request number `number`."""
+        start = time.monotonic()
+        client = self._idle.pop() if self._idle else None
+        if client is None or client.closed:
+            try:
+                client = await connect(self._target)
+            except OSError:
+                return Result(start, array("d"), time.monotonic(), "cannot connect")
+        result = await client.ask(self._target.request(number), self._target.tokens, self._target.timeout, start)
+        if not client.closed:
+            self._idle.append(client)
+        return result
+
+    def close(self) -> None:
+        for client in self._idle:
+            client.close()

@@ -13,8 +13,9 @@ from typing import Any
 from handler.bench import figures, machine, plot
 from handler.bench.client import Target
 from handler.bench.figures import Point, Repetition
-from handler.bench.load import Closed, Load, measure
+from handler.bench.load import Closed, Load
 from handler.bench.offline import Offline, Work
+from handler.bench.processes import measure
 from handler.bench.quiet import OthersMeter
 from handler.bench.server import lmi_serve
 from handler.config.loader import load_config

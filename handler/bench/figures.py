@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from handler.bench.answer import Result
-from handler.bench.load import Closed, Load
+from handler.bench.load import Closed, Load, Result
 from handler.bench.offline import Run
 from handler.bench.report import percentiles, table
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from handler.bench.client import prompt
-from handler.bench.load import WARM_UP_PROMPT, WARM_UP_TOKENS
+from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
 from handler.engines import load, load_tokenizer

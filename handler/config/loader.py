@@ -1,7 +1,6 @@
-"""Where options come from and who wins: `-o`, then serving.properties, then the environment, then defaults.
+"""Loader of the configuration: `-o` beats serving.properties, which beats the environment, which beats defaults.
 
-DJL's precedence (contract djl.md, section 3): the model directory's serving.properties beats `OPTION_*`; `SERVING_*`
-sets the server's keys and is beaten by the file's own. `-o` is ours and beats all. The result is one frozen value.
+DJL Serving has the same precedence: the model directory's serving.properties beats `OPTION_*` and `SERVING_*`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from handler.config.options import ENVIRONMENT, KNOWN, OF_JAVA, OPTIONS, SERVER_
 from handler.core.errors import ConfigError
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
-"""Values of option.rolling_batch that name an engine; LMI itself made lmi-dist mean vLLM."""
+"""Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
 
 _SEQUENCES = {"vllm": 256, "trtllm": 256}
 """LMI's default of option.max_rolling_batch_size, where it is not 32."""
 
 
 class Setting(NamedTuple):
-    """One value as somebody wrote it, and where: `serving.properties, line 3` or `environment variable OPTION_X`."""
+    """One value as text, and its origin: `serving.properties, line 3` or `environment variable OPTION_X`."""
 
     key: str
     value: str
@@ -35,7 +34,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """Every option, typed and checked; the fields are described in `handler.options` and docs/options.md."""
+    """Every option, typed and checked; docs/options.md describes the fields."""
 
     model_id: str | None
     model_name: str
@@ -68,14 +67,16 @@ class Config:
     max_batch_delay: int
     job_queue_size: int
     max_request_size: int
-    engine_options: Mapping[str, Any] = field(default_factory=dict)  # those of `engine` alone; absent: as it chooses
+    engine_options: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # those of `engine`; it has its own defaults for others
     warnings: tuple[str, ...] = ()
-    directory: Path | None = field(default=None, compare=False)  # where serving.properties lies
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # of what was set: key -> where
+    directory: Path | None = field(default=None, compare=False)  # of serving.properties
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # key -> origin of its value
 
     @property
     def engine(self) -> str:
-        """The engine's name; "" where llm_engine and rolling_batch contradict each other."""
+        """Name of the engine; "" where llm_engine and rolling_batch contradict each other."""
         return engine_name(self.llm_engine, self.rolling_batch)
 
     def where(self, key: str) -> str:
@@ -83,10 +84,10 @@ class Config:
 
 
 def engine_name(llm_engine: str, rolling_batch: str) -> str:
-    """The engine that the two options name; "" where they contradict each other."""
+    """Name the engine of the two options; "" where they contradict each other."""
     by_batch = BY_ROLLING_BATCH.get(rolling_batch)
     if llm_engine == "auto":
-        return by_batch or "openvino"  # every kind of model that we read is one that it reads
+        return by_batch or "openvino"  # it reads every kind of model
     return llm_engine if by_batch in (None, llm_engine) else ""
 
 
@@ -104,11 +105,11 @@ def load_config(
         properties: a serving.properties file.
         overrides: `key=value` as `-o` takes them, keys as serving.properties writes them.
         environ: the environment, `os.environ` by default.
-        java: there is a Java side that reads its own keys.
-        settings: what a host knows to be so; beats the rest. An equal value keeps the origin of the other source.
+        java: DJL Serving's Java side runs, and reads its own keys.
+        settings: the host's own; they beat all others. An equal value keeps the origin of the other source.
 
     Raises:
-        ConfigError: an unknown or misspelt key, or a wrong value; names it and where it stands.
+        ConfigError: a key is unknown, or a value is wrong; the message has the name and the origin.
     """
     # Weakest first; later ones win.
     sources = [
@@ -118,43 +119,47 @@ def load_config(
     ]
     settings = list(settings)
     engine = _engine([*sources, *settings])
-    given = {_known(setting, engine).key: setting for setting in sources}
+    by_key = {_option(setting, engine).key: setting for setting in sources}
     for setting in settings:
-        key = _known(setting, engine).key
-        if key not in given or given[key].value.strip() != setting.value.strip():
-            given[key] = setting
-    values = {option.field: _value(option, given) for option in OPTIONS if option.field and not option.engines}
+        key = _option(setting, engine).key
+        if key not in by_key or by_key[key].value.strip() != setting.value.strip():
+            by_key[key] = setting
+    values = {option.field: _value(option, by_key) for option in OPTIONS if option.field and not option.engines}
     values["max_rolling_batch_size"] = values["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
     own = [option for option in OPTIONS if engine in option.engines]
-    found = {str(option.field): value for option in own if (value := _value(option, given)) is not None}
-    others = {key: setting for key, setting in given.items() if key not in {option.key for option in own}}
+    engine_options = {str(option.field): value for option in own if (value := _value(option, by_key)) is not None}
+    others = {key: setting for key, setting in by_key.items() if key not in {option.key for option in own}}
     config = Config(
         **values,
-        engine_options=found,
+        engine_options=engine_options,
         warnings=_without_effect(others, engine, java=java),
         directory=properties.absolute().parent if properties else None,
-        origins={key: setting.origin for key, setting in given.items()},
+        origins={key: setting.origin for key, setting in by_key.items()},
     )
     return _checked(config)
 
 
 def _engine(settings: Iterable[Setting]) -> str:
-    """The engine that they name, as far as they are right: what a name means may depend on it."""
+    """Name the engine before values are checked: engines may read an option's name differently."""
     texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
     texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
     return engine_name(*texts.values())
 
 
-def _without_effect(given: Mapping[str, Setting], engine: str, *, java: bool) -> tuple[str, ...]:
-    """Warnings of options that mean nothing here; those of other engines that may not be let be are refused."""
+def _without_effect(by_key: Mapping[str, Setting], engine: str, *, java: bool) -> tuple[str, ...]:
+    """Warn of options without effect here.
+
+    Raises:
+        ConfigError: an option belongs to another engine, and cannot be ignored.
+    """
     idle: dict[str, list[str]] = {}
-    for key, setting in given.items():
+    for key, setting in by_key.items():
         options = KNOWN[key]
         option = options[0]
         if option.field is None:
             why = "" if java and option.help is OF_JAVA else option.help
         elif option.engines:
-            _value(option, given)  # a wrong value is one with any engine
+            _value(option, by_key)  # a wrong value is refused with any engine
             why = option.idle
             if not why:
                 names = " and ".join(name for option in options for name in option.engines)
@@ -169,16 +174,20 @@ def _without_effect(given: Mapping[str, Setting], engine: str, *, java: bool) ->
 
 
 def option_key(name: str) -> str | None:
-    """The key of the option that DJL calls `name`: it hands options over without their prefix."""
-    known = next((name for name in (f"option.{name}", name) if name in KNOWN), None)
-    if known is None:
+    """Find the key of an option by DJL's name, which has no prefix."""
+    key = next((name for name in (f"option.{name}", name) if name in KNOWN), None)
+    if key is None:
         return None
-    keys = {option.key for option in KNOWN[known]}
-    return keys.pop() if len(keys) == 1 else known  # two engines' own: load_config knows which
+    keys = {option.key for option in KNOWN[key]}
+    return keys.pop() if len(keys) == 1 else key  # two engines' own: load_config knows which
 
 
-def _known(setting: Setting, engine: str) -> Option:
-    """The option that is meant; anything unknown is refused with the nearest known name."""
+def _option(setting: Setting, engine: str) -> Option:
+    """Find a setting's option.
+
+    Raises:
+        ConfigError: it is unknown; the message has the nearest known name.
+    """
     options = KNOWN.get(setting.key)
     if options is None:
         bare = {name.removeprefix("option."): name for name in KNOWN}
@@ -188,8 +197,8 @@ def _known(setting: Setting, engine: str) -> Option:
     return next((option for option in options if engine in option.engines), options[0])
 
 
-def _value(option: Option, given: Mapping[str, Setting]) -> Any:
-    setting = given.get(option.key)
+def _value(option: Option, by_key: Mapping[str, Setting]) -> Any:
+    setting = by_key.get(option.key)
     if setting is None:
         return option.default
     try:
@@ -202,7 +211,7 @@ def _value(option: Option, given: Mapping[str, Setting]) -> Any:
 
 
 def _from_file(path: Path) -> Iterable[Setting]:
-    """A Java properties file; of a key that stands twice the last one counts, as in Java."""
+    """Read a Java properties file; the last value of a key counts, as in Java."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -226,7 +235,7 @@ def _from_overrides(overrides: Iterable[str]) -> Iterable[Setting]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterable[Setting]:
-    """`OPTION_X_Y` is option.x_y, `SERVING_X` the server's x; the few names of LMI's guides have keys of their own."""
+    """Read `OPTION_X_Y` as option.x_y, `SERVING_X` as the server's x, and the names in `ENVIRONMENT`."""
     for name, value in environ.items():
         origin = f"environment variable {name}"
         if name.startswith("OPTION_"):
@@ -244,14 +253,14 @@ def _from_environment(environ: Mapping[str, str]) -> Iterable[Setting]:
             if key in KNOWN:
                 yield Setting(key, value, origin)
     for name, key in ENVIRONMENT.items():
-        # These are the weakest of the environment's names: LMI reads them where the option itself is unset.
+        # As LMI does: `OPTION_*` beats these names.
         option_name = "OPTION_" + key.removeprefix("option.").upper()
         if name in environ and option_name not in environ:
             yield Setting(key, environ[name], f"environment variable {name}")
 
 
 def _checked(config: Config) -> Config:
-    """What must agree between options."""
+    """Check options against one another."""
     where = config.where
     if config.rolling_batch == "disable":
         if config.enable_streaming and config.batch_size > 1:

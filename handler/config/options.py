@@ -1,4 +1,4 @@
-"""Every option there is. The tables stand one a file: common to all, of GPU engines, of one engine."""
+"""Table of all options, from one file a group: common, engines, vLLM, TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ENVIRONMENT", "KNOWN", "OF_JAVA", "OPTIONS", "SERVER_ENVIRONMENT", "
 OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *GPU, *VLLM, *TRTLLM)
 
 KNOWN: dict[str, list[Option]] = {}
-"""Options by every name that they have; two engines may mean different ones by a name."""
+"""Options by name and alias; two engines may have different options of one name."""
 
 for _option in OPTIONS:
     for _name in (_option.key, *_option.aliases):
@@ -63,4 +63,4 @@ SERVER_ENVIRONMENT = frozenset(
         "wait_model_loading",
     }
 )
-"""SERVING_* names that only DJL Serving's Java side reads; ignored, as an image may set them."""
+"""SERVING_* names that only DJL Serving's Java side reads; ignored here, as an image may set them."""

@@ -1,4 +1,4 @@
-"""The options that do not belong to one engine alone, a line each."""
+"""Options of all engines, a line each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COMMON = (
     # the rest
     Option("option.engine_isolation", "engine_isolation", one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: a process, but a thread for echo"),
     Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),
-    # DJL Serving's own: its Java side reads them, the embedded server has no use for them
+    # read by DJL Serving's Java side only
     *(
         Option(key, None, str, None, OF_JAVA)
         for key in (

@@ -1,4 +1,4 @@
-"""Options of the echo engine, of those that try guides, and those that the GPU engines share."""
+"""Options of the echo engine, of engines with structured output, and of the GPU engines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""LMI's options for TensorRT-LLM that it alone has; those of its TensorRT engines are refused by the modern name.
+"""LMI's options for TensorRT-LLM alone; an option of its former TensorRT engines is refused with its replacement.
 
-What each becomes in `tensorrt_llm.LLM(...)` stands in `engines/trtllm/arguments.py`.
+`engines/trtllm/arguments.py` turns them into the arguments of `tensorrt_llm.LLM`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _DRAFT = 'use option.engine_args={"speculative_config": {"decoding_type": ...}}'
 
 
 def policy(text: str) -> str:
-    """LMI's lower-case names of the scheduler's policies, or TensorRT-LLM's own."""
+    """Parse LMI's lower-case names of the scheduler's policies, or TensorRT-LLM's own."""
     return one_of("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")(text.upper())
 
 
 def integers(text: str) -> list[int]:
-    """`[4096, 256]` or `4096,256`."""
-    wanted = "must be whole numbers of at least 1, with commas between"
+    """Parse `[4096, 256]` or `4096,256`."""
+    rule = "must be whole numbers of at least 1, with commas between"
     try:
-        found = json.loads(text if text.startswith("[") else f"[{text}]")
+        values = json.loads(text if text.startswith("[") else f"[{text}]")
     except ValueError:
-        raise ValueError(wanted) from None
-    if not found or not all(type(each) is int and each > 0 for each in found):
-        raise ValueError(wanted)
-    return list(found)
+        raise ValueError(rule) from None
+    if not values or not all(type(value) is int and value > 0 for value in values):
+        raise ValueError(rule)
+    return list(values)
 
 
 def words(text: str) -> list[str]:
-    found = [word.strip() for word in text.split(",")]
-    if not all(found):
+    values = [word.strip() for word in text.split(",")]
+    if not all(values):
         raise ValueError("must be names, with commas between")
-    return found
+    return values
 
 
 def pytorch(text: str) -> str:

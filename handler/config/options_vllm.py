@@ -1,4 +1,4 @@
-"""LMI's options for vLLM that vLLM alone has; those whose feature it dropped are refused by the modern name."""
+"""LMI's options for vLLM alone; an option whose feature vLLM dropped is refused with its replacement."""
 
 from __future__ import annotations
 

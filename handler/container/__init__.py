@@ -1,1 +1,1 @@
-"""The container's entry point: from what SageMaker gives a container to the server's process (docs/container.md)."""
+"""Entry point of the images: from SageMaker's container to the server's process (docs/container.md)."""

@@ -1,4 +1,4 @@
-"""DJL Serving as the container's process: a model directory and a configuration made for it, and how it is started."""
+"""DJL Serving as the container's server: its model directory, configuration, command and environment."""
 
 from __future__ import annotations
 
@@ -13,105 +13,105 @@ from pathlib import Path
 from handler.config.loader import BY_ROLLING_BATCH, Config, Setting, load_config
 from handler.config.model_files import locate
 from handler.container.arguments import Arguments
-from handler.container.model import Found
+from handler.container.model import ModelSource
 from handler.core.errors import ConfigError
 
 log = logging.getLogger("handler.container")
 
 _NOT_LINKED = ("serving.properties", "requirements.txt")
 
-# Where nobody names a mode (docs/djl.md, Modes): the one in which Java batches nothing, if it has it. `scheduler` is
-# `auto` in a word that Java leaves alone.
+# The default mode (docs/djl.md, Modes): async mode, in which Java does not batch, where it exists. `scheduler` means
+# `auto`, in a word that Java does not interpret.
 _MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
 _ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=scheduler"]
 _ASYNC_SINCE = (0, 31)
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
-"""Deaths of the worker after which DJL Serving gives the model up. It counts them all; 0.30 and later allow none."""
+"""Worker failures, counted over the whole run, after which DJL Serving gives the model up; 0.30 and later allow 0."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """Where DJL Serving is: `DJL_SERVING_HOME`, else the home of the `djl-serving` on PATH.
+    """Find DJL Serving: in `DJL_SERVING_HOME`, else by the `djl-serving` on PATH.
 
     Raises:
         ConfigError: this image has none.
     """
-    if named := environ.get("DJL_SERVING_HOME"):
-        found = Path(named)
+    if directory := environ.get("DJL_SERVING_HOME"):
+        path = Path(directory)
     else:
         program = shutil.which("djl-serving", path=environ.get("PATH"))
-        found = Path(program).resolve().parent.parent if program else Path()
-    if not (found / "bin" / "serving").is_file():
+        path = Path(program).resolve().parent.parent if program else Path()
+    if not (path / "bin" / "serving").is_file():
         raise ConfigError("LMI_FRONT=djl: there is no DJL Serving in this image; LMI_FRONT=embedded needs none")
-    return found
+    return path
 
 
 def version(directory: Path) -> tuple[int, ...]:
-    """From the name of DJL Serving's own jar; () where it has none."""
+    """Read the version from the name of DJL Serving's own jar; () where there is none."""
     for jar in sorted((directory / "lib").glob("serving-*.jar")):
-        if found := re.match(r"serving-(\d+(?:\.\d+)+)", jar.name):
-            return tuple(int(part) for part in found[1].split("."))
+        if match := re.match(r"serving-(\d+(?:\.\d+)+)", jar.name):
+            return tuple(int(part) for part in match[1].split("."))
     return ()
 
 
 def make_model(
-    arguments: Arguments, found: Found, environ: Mapping[str, str], target: Path, since: tuple[int, ...]
+    arguments: Arguments, source: ModelSource, environ: Mapping[str, str], target: Path, since: tuple[int, ...]
 ) -> str:
-    """Lay out a model directory of our own at `target`: the model's may not be written, and Java wants ours in it.
+    """Make a model directory at `target`, as SageMaker's is read-only and lacks Java's settings.
 
-    What SageMaker brought is linked, its serving.properties is taken over line by line. A requirements.txt is left
-    out, as DJL would install it at every start.
+    Files of the model data are linked, except serving.properties, which is copied with our lines added, and
+    requirements.txt, which DJL would install at every start.
 
     Args:
         since: DJL Serving's version.
 
     Returns:
-        The name that the model is served under.
+        The model's name.
 
     Raises:
-        ConfigError: an option is wrong, or there is no such model; better said now than by Java.
+        ConfigError: an option is wrong, or there is no such model.
     """
     if target.exists():
         shutil.rmtree(target)
     target.mkdir(parents=True)
-    files = {entry.name: entry for entry in sorted(found.directory.iterdir())} if found.directory else {}
+    files = {entry.name: entry for entry in sorted(source.directory.iterdir())} if source.directory else {}
     if "requirements.txt" in files:
         log.warning("%s is not installed: build what it names into the image", files["requirements.txt"])
     for name, entry in files.items():
         if name not in _NOT_LINKED:
             (target / name).symlink_to(entry)
-    written = target / "serving.properties"
-    own = found.properties.read_text(encoding="utf-8") if found.properties else ""
+    file = target / "serving.properties"
+    own = source.properties.read_text(encoding="utf-8") if source.properties else ""
     lines = ["engine=Python", "minWorkers=1", "maxWorkers=1"]
     if "model.py" not in files:
         lines.append("option.entryPoint=handler.entry")
-    if found.model_id:
-        lines.append(f"option.model_id={_model_id(found.model_id, target.parent / 'weights')}")
-    written.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
-    given = load_config(properties=written, environ=environ, java=True)
+    if source.model_id:
+        lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
+    file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
+    config = load_config(properties=file, environ=environ, java=True)
     mode: list[str] = []
-    if not given.origins.keys() & _MODES:
+    if not config.origins.keys() & _MODES:
         mode = _ASYNC if since >= _ASYNC_SINCE else _ROLLING
-    written.write_text("\n".join([*lines, *mode, own, *arguments.options, *_kept(given), ""]), encoding="utf-8")
-    return _checked(written, environ, asynchronous=mode == _ASYNC)
+    file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(config), ""]), encoding="utf-8")
+    return _check(file, environ, asynchronous=mode == _ASYNC)
 
 
-def _kept(given: Config) -> list[str]:
-    """The user's rolling batch in words that Java leaves alone.
+def _rolling_batch(config: Config) -> list[str]:
+    """Write the user's rolling batch in words that Java does not interpret.
 
-    For a model with a config.json, DJL Serving's LmiConfigRecommender makes dynamic batching of `auto`, and starts
-    `trtllm` under MPI, which needs GPUs and mpirun; 0.28 does the latter for `lmi-dist` too.
+    For a model with a config.json, DJL Serving's LmiConfigRecommender turns `auto` into dynamic batching, and runs
+    `trtllm` under MPI, which needs GPUs and mpirun; 0.28 does so for `lmi-dist` too.
     """
-    mode = given.rolling_batch
-    if "option.rolling_batch" not in given.origins or mode not in ("auto", "trtllm", "lmi-dist") or not given.engine:
+    mode = config.rolling_batch
+    if "option.rolling_batch" not in config.origins or mode not in ("auto", "trtllm", "lmi-dist") or not config.engine:
         return []
-    lines = [*_ROLLING, *([f"option.llm_engine={given.engine}"] if mode in BY_ROLLING_BATCH else [])]
+    lines = [*_ROLLING, *([f"option.llm_engine={config.engine}"] if mode in BY_ROLLING_BATCH else [])]
     log.info("option.rolling_batch=%s is handed to DJL Serving as %s", mode, ", ".join(lines))
     return lines
 
 
 def make_configuration(target: Path, arguments: Arguments) -> Path:
-    """config.properties: both of DJL's interfaces on SageMaker's port, as in LMI's images."""
+    """Write config.properties: both of DJL's interfaces on SageMaker's port, as in LMI's images."""
     file = target / "config.properties"
     address = f"http://{arguments.host}:{arguments.port}"
     file.write_text(f"inference_address={address}\nmanagement_address={address}\n")
@@ -123,13 +123,12 @@ def command(directory: Path, configuration: Path, name: str, model: Path) -> lis
 
 
 def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """What Java and its worker are started with.
+    """Make the environment of Java and its worker; the user's own values win.
 
-    What the user has set counts. HF_MODEL_ID is left out: Java would make a second model of it, and our
-    serving.properties has it already.
+    HF_MODEL_ID is left out: Java would make a second model of it, and our serving.properties has it already.
     """
     server_home = directory if (directory / "plugins").is_dir() else scratch
-    (server_home / "plugins").mkdir(exist_ok=True)  # Java wants the directory there, be it empty
+    (server_home / "plugins").mkdir(exist_ok=True)  # Java needs the directory, even empty
     ours = {
         "DJL_CACHE_DIR": str(scratch / "djl"),
         "MODEL_SERVER_HOME": str(server_home),
@@ -140,7 +139,7 @@ def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> d
 
 
 def _model_id(model: str, weights: Path) -> str:
-    """A directory, or a name on the hub; a file is linked into a directory, for DJL takes other names for the hub's."""
+    """Return a directory or a hub name. A file is linked into a directory: DJL takes a file's name for the hub's."""
     if model != "demo" and not os.path.isabs(model):
         return model
     path = locate(model).path.resolve()
@@ -152,8 +151,8 @@ def _model_id(model: str, weights: Path) -> str:
     return str(weights)
 
 
-def _checked(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> str:
-    # In async mode `disable` is said to Java; the handler batches all the same.
+def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> str:
+    # Async mode tells Java `disable`, but the handler batches.
     rolling = [Setting("option.rolling_batch", "auto", "async mode")] if asynchronous else []
     config = load_config(properties=file, environ=environ, settings=rolling, java=True)
     for warning in config.warnings:

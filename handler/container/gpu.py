@@ -1,7 +1,7 @@
-"""The start's look at the driver, before anything imports torch (contract sagemaker.md, section 8, row 10).
+"""Check of the NVIDIA driver at the start, before anything imports torch.
 
-A driver that is too old for the image's CUDA otherwise shows as an error deep in an engine, or as an endpoint that
-stays Creating without a log.
+With a driver too old for the image's CUDA an engine would fail with an obscure error, or the endpoint would stay in
+Creating without a log.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _AMI = {
     13: "al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0)",
     12: "al2-ami-sagemaker-inference-gpu-3-1 (driver 550, CUDA 12.4)",
 }
-"""InferenceAmiVersion by the image's CUDA (contract sagemaker.md, section 6.2)."""
+"""InferenceAmiVersion by the image's CUDA (SageMaker API reference, ProductionVariant)."""
 
 
 class Driver(NamedTuple):
-    """`cuda` is the newest version that the driver has, as (major, minor); `num_gpus` those in the container."""
+    """The driver: `cuda` is the newest version that it supports, (major, minor); `num_gpus` counts the container's."""
 
     version: str
     cuda: tuple[int, int]
@@ -30,14 +30,14 @@ class Driver(NamedTuple):
 
 
 class Check(NamedTuple):
-    """`line` is for the log, empty where there is nothing to say; `library_path` goes before LD_LIBRARY_PATH."""
+    """Result: `line` is for the log, empty for none; `library_path` goes before LD_LIBRARY_PATH."""
 
     line: str
     library_path: str = ""
 
 
 def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
-    """What NVML says, the driver's own library, which the container runtime brings in; None where there is none."""
+    """Ask NVML, the driver's library, which the container runtime mounts; None where there is none."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:
@@ -60,10 +60,10 @@ def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
 
 
 def check(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COMPAT) -> Check:
-    """The driver against the image's CUDA, which NVIDIA's base images name in CUDA_VERSION.
+    """Compare the driver with the image's CUDA, which NVIDIA's base images name in CUDA_VERSION.
 
-    A newer minor version of CUDA runs on any driver of its major version, a newer major version only through the
-    image's compatibility library; that is put first wherever the driver is the older of the two.
+    A newer minor version of CUDA runs on any driver of its major version. A newer major version needs the image's
+    compatibility library, which goes first wherever the driver is older.
 
     Raises:
         ConfigError: the image needs a newer driver.
@@ -88,7 +88,7 @@ def check(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COM
 
 
 def num_visible(driver: Driver, environ: Mapping[str, str]) -> int:
-    """GPUs that the engine will see: CUDA_VISIBLE_DEVICES counts, and ends at the first negative number."""
+    """Count the GPUs that the engine sees: CUDA_VISIBLE_DEVICES limits them, up to its first negative number."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return driver.num_gpus

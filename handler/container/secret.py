@@ -1,5 +1,7 @@
-"""The Hugging Face token, fetched from Secrets Manager at the start: SageMaker shows a model's environment to everybody
-who may describe it, so the environment holds the secret's ARN (contract sagemaker.md, section 7)."""
+"""Fetches the Hugging Face token from Secrets Manager.
+
+DescribeModel shows a model's environment to everybody who may call it, so the environment holds only the secret's ARN.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ _SECONDS = 5
 
 
 def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment of the process that fetches the model: with the token, where a secret is named.
+    """Add the token to an environment that names a secret.
 
     Raises:
-        ConfigError: the secret cannot be had, for the reason given; or the token is said twice.
+        ConfigError: the secret cannot be fetched, or the token is also set; the message says why.
     """
     arn = environ.get(ARN)
     if not arn:
@@ -72,7 +74,7 @@ _ADVICE = {
 
 
 def _token(arn: str, text: str) -> str:
-    """The text itself, or of a JSON object the member HF_TOKEN, or its only one. No message shows any of it."""
+    """Take the text, or of a JSON object its member HF_TOKEN, or its only one. No message shows any of it."""
     text = text.strip()
     if text.startswith("{"):
         try:

@@ -1,4 +1,4 @@
-"""From the environment to the server's process: what is said in the log, what is refused, what is started."""
+"""Start of the container: from the environment to the server's process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from types import FrameType
 from typing import NamedTuple
 
 from handler import __version__
-from handler.container import djl, embedded, gpu
-from handler.container.aliases import translate
-from handler.container.arguments import read_arguments
-from handler.container.model import Found, find_model
+from handler.container import djl, gpu
+from handler.container.arguments import Arguments, read_arguments, translate
+from handler.container.model import ModelSource, find_model
 from handler.container.secret import with_token
 from handler.container.supervisor import run_as_init, supervise
 from handler.core.errors import ConfigError
@@ -24,18 +23,18 @@ log = logging.getLogger("handler.container")
 
 FRONTS = ("djl", "embedded")
 _CACHES = {
-    "LMI_CACHE": "lmi",  # models that are made of the given one
+    "LMI_CACHE": "lmi",  # converted models
     "HF_HOME": "huggingface",
     "TRITON_CACHE_DIR": "triton",
     "VLLM_CACHE_ROOT": "vllm",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
 }
-"""What engines write, which is never the model's own directory; below LMI_SCRATCH where nothing else is said."""
+"""Directories that engines write to, below LMI_SCRATCH unless the variable is set; never the model's own."""
 
 
 class Start(NamedTuple):
-    """`supervised`: the server does not drain by itself, so this process stays to see to it."""
+    """A server's command and environment. `supervised` where this process must drain it at SIGTERM."""
 
     command: list[str]
     environ: Mapping[str, str]
@@ -44,8 +43,8 @@ class Start(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replaces this process by the server, or runs it; returns only with an exit status."""
-    signal.signal(signal.SIGTERM, _leave)  # process 1 would not end by it otherwise
+    """Replace this process by the server, or run the server and return its exit status."""
+    signal.signal(signal.SIGTERM, _exit)  # without a handler the kernel drops it for process 1
     logging.basicConfig(
         level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr, force=True
     )
@@ -62,19 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return supervise(start.command, start.environ, start.port)
     if os.getpid() == 1:
         return run_as_init(start.command, start.environ)
-    # The kernel drops what process 1 does not handle. What comes now waits until `lmi serve` has its handlers.
+    # A signal that comes now waits until `lmi serve` has its handlers; process 1 would lose it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     os.execve(start.command[0], start.command, dict(start.environ))
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver | None = None) -> Start:
-    """Everything up to the server's command; writes only below LMI_SCRATCH, and there only for DJL Serving.
+    """Make the server's command; writes only below LMI_SCRATCH, and only for DJL Serving.
 
     Args:
-        driver: by default the one that NVML tells of.
+        driver: by default read from NVML.
 
     Raises:
-        ConfigError: it cannot start, for the reason given.
+        ConfigError: the server cannot start; the message says why.
         OSError: the scratch directory cannot be written.
     """
     arguments = read_arguments(argv, environ)
@@ -82,41 +81,59 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver 
     if front not in FRONTS:
         raise ConfigError(f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}")
     log.info("lmi-handler %s, front %s, port %d", __version__, front, arguments.port)
-    look = gpu.check(driver or gpu.read_driver(), environ)
-    if look.line:
-        log.info("%s", look.line)
-    translated = translate(environ)
-    for line in translated.lines:
+    gpus = gpu.check(driver or gpu.read_driver(), environ)
+    if gpus.line:
+        log.info("%s", gpus.line)
+    translation = translate(environ)
+    for line in translation.lines:
         log.info("%s", line)
     echo = "option.llm_engine=echo" in arguments.options or environ.get("OPTION_LLM_ENGINE") == "echo"
-    found = find_model(translated.environ, needed=not echo)
-    _tell(found)
+    source = find_model(translation.environ, needed=not echo)
+    _log(source)
     scratch = Path(environ.get("LMI_SCRATCH") or Path(environ.get("TMPDIR") or "/tmp") / "lmi")
-    ready = {**_caches(translated.environ, scratch, found), **translated.environ}
-    if look.library_path:
-        ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [look.library_path, environ.get("LD_LIBRARY_PATH")]))
+    ready = {**_caches(translation.environ, scratch, source), **translation.environ}
+    if gpus.library_path:
+        ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [gpus.library_path, environ.get("LD_LIBRARY_PATH")]))
     if front == "embedded":
-        return Start(embedded.command(arguments, found), with_token(ready), arguments.port, supervised=False)
+        return Start(embedded_command(arguments, source), with_token(ready), arguments.port, supervised=False)
     home = djl.home(ready)
     scratch.mkdir(parents=True, exist_ok=True)
-    name = djl.make_model(arguments, found, ready, scratch / "model", djl.version(home))
+    name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))
     command = djl.command(home, djl.make_configuration(scratch, arguments), name, scratch / "model")
     return Start(command, with_token(djl.environment(home, ready, scratch)), arguments.port, supervised=True)
 
 
-def _tell(found: Found) -> None:
-    log.info("model: %s", found.model_id or (f"as {found.properties} says" if found.properties else "none"))
-    for name, path in found.channels.items():
+def embedded_command(arguments: Arguments, source: ModelSource) -> list[str]:
+    """Make the command of `lmi serve`, which drains by itself at SIGTERM.
+
+    Raises:
+        ConfigError: SageMaker's model data have a model.py, but no serving.properties.
+    """
+    options = [part for option in arguments.options for part in ("-o", option)]
+    serve = [sys.executable, "-m", "handler", "serve", "--host", arguments.host]
+    serve += ["--port", str(arguments.port), *options]
+    if source.properties is not None:  # it may name the model itself
+        return [*serve, str(source.properties.parent)]
+    code = source.directory and source.directory / "model.py"
+    if code and code.is_file() and source.model_id != str(source.directory):
+        raise ConfigError(f"{code} needs a serving.properties beside it, which may be empty")
+    # Not as an option, which would beat the serving.properties of that directory.
+    return [*serve, source.model_id] if source.model_id else serve
+
+
+def _log(source: ModelSource) -> None:
+    log.info("model: %s", source.model_id or (f"as {source.properties} says" if source.properties else "none"))
+    for name, path in source.channels.items():
         log.info("additional model data: %s in %s", name, path)
 
 
-def _caches(environ: Mapping[str, str], scratch: Path, found: Found) -> dict[str, str]:
+def _caches(environ: Mapping[str, str], scratch: Path, source: ModelSource) -> dict[str, str]:
     for name in _CACHES:
         value = environ.get(name)
-        if value and found.directory and Path(value).is_relative_to(found.directory):
+        if value and source.directory and Path(value).is_relative_to(source.directory):
             raise ConfigError(f"environment variable {name}={value}: SageMaker's model data cannot be written to")
     return {name: str(scratch / directory) for name, directory in _CACHES.items()}
 
 
-def _leave(sig: int, frame: FrameType | None) -> None:
+def _exit(sig: int, frame: FrameType | None) -> None:
     raise SystemExit(0)

@@ -1,7 +1,7 @@
-"""Runs a server that does not finish its answers when it is told to stop, as DJL Serving's Java side does not.
+"""Supervisor of a server that does not drain at SIGTERM, as DJL Serving's Java side.
 
-SageMaker sends SIGTERM and kills after 30 seconds. The server is told only when the answers under way have gone out.
-What is left of it then is killed before SageMaker would.
+SageMaker sends SIGTERM and kills after 30 seconds. The server gets the signal when its answers have gone out, and is
+killed before SageMaker would do so.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from handler.container.connections import connections
-from handler.container.worker_watch import WorkerWatch
+from handler.container.monitor import WorkerWatch, connections
 
 log = logging.getLogger("handler.container")
 
 DRAIN = 22.0  # seconds for answers to finish
-END = 28.0  # seconds after SIGTERM until what is left is killed
-_QUIET = 2000  # milliseconds without a byte after which an answer that had begun counts as finished
-_LOOK = 2.0  # seconds between looks at the worker
+END = 28.0  # seconds after SIGTERM until the server is killed
+_QUIET = 2000  # milliseconds without a byte after which an answer counts as finished
+_POLL = 2.0  # seconds between checks of the worker
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
 def supervise(
     command: Sequence[str], environ: Mapping[str, str], port: int, *, drain: float = DRAIN, end: float = END
 ) -> int:
-    """Run a server on `port` until it ends or is told to; returns the exit status, 0 when it was told to.
+    """Run a server on `port` until it ends, or until a signal to stop; return its exit status, 0 after a signal.
 
-    It is given a process group of its own. As process 1 of a container this also buries the orphans. A server that has
-    lost its worker for good is started again.
+    The server gets a process group of its own, and is restarted when it has lost its worker. As process 1 of a
+    container this also reaps orphans.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = _start(command, environ)
@@ -39,9 +38,9 @@ def supervise(
     status: int | None = None
     try:
         while status is None:
-            found = signal.sigtimedwait(_SIGNALS, _LOOK)
-            if found is not None and found.si_signo != signal.SIGCHLD:
-                return _stop(child, port, signal.Signals(found.si_signo).name, drain, end)
+            received = signal.sigtimedwait(_SIGNALS, _POLL)
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                return _stop(child, port, signal.Signals(received.si_signo).name, drain, end)
             status = _reap(child)
             if status is None and watch.is_lost():
                 log.error("DJL Serving has lost its worker and starts no other: DJL Serving is started again")
@@ -58,7 +57,7 @@ def supervise(
 
 
 def run_as_init(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a server that finishes its answers by itself; for process 1, which has to wait for orphans too.
+    """Run a server that drains by itself, as process 1, which must also reap orphans.
 
     Signals are passed on to the server, which starts with them blocked until it has its handlers.
 
@@ -74,7 +73,7 @@ def run_as_init(command: Sequence[str], environ: Mapping[str, str]) -> int:
         if number == signal.SIGCHLD:
             status = _reap(child)
         else:
-            os.kill(child, number)  # it is there: only `_reap` lets it go
+            os.kill(child, number)  # it exists: only `_reap` waits for it
     return status
 
 
@@ -83,7 +82,7 @@ def _start(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _kill(child: int) -> None:
-    """With its workers and their engines."""
+    """Kill the server with its workers and their engines."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
 
@@ -93,10 +92,10 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     log.info("%s: stopping; answers to finish: %s", name, _waiting(port))
 
     def ended(deadline: float, done: Callable[[], bool]) -> bool:
-        """Waits; true when the server is gone. A second signal ends the waiting."""
+        """Wait; true when the server has ended. A second signal ends the wait."""
         while (left := deadline - time.monotonic()) > 0 and not done():
-            found = signal.sigtimedwait(_SIGNALS, min(left, 0.2))
-            if found is not None and found.si_signo != signal.SIGCHLD:
+            received = signal.sigtimedwait(_SIGNALS, min(left, 0.2))
+            if received is not None and received.si_signo != signal.SIGCHLD:
                 return False
             if _reap(child) is not None:
                 return True
@@ -114,7 +113,7 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
 
 
 def _waiting(port: int) -> int:
-    """Connections that wait for an answer; where the kernel does not tell, none can be waited for."""
+    """Count the connections that wait for an answer; 0 where the kernel does not list them."""
     try:
         return sum(connection.waits(_QUIET) for connection in connections(port))
     except OSError as error:
@@ -123,11 +122,11 @@ def _waiting(port: int) -> int:
 
 
 def _reap(child: int) -> int | None:
-    """Buries whoever has died; the status of `child` if it was among them, 128 + N of one that a signal N ended."""
+    """Reap all ended processes; return the exit status of `child` if it is one, 128 + N after a signal N."""
     status = None
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            if found[0] == child:
-                code = os.waitstatus_to_exitcode(found[1])
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
                 status = code if code >= 0 else 128 - code
     return status

@@ -1,4 +1,4 @@
-"""Run helper programs (pip, converters) so that a server that is asked to stop can end them at once."""
+"""Runs helper programs (pip, converters) that `stop_all` can end at once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _stopped = False
 
 
 class Stopped(Exception):
-    """`stop_all` ended the process, or came before it was started."""
+    """`stop_all` ended the process, or was called before its start."""
 
 
 def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run a program to its end; without input.
+    """Run a program to its end, without input.
 
     Args:
         options: of `subprocess.Popen`.
@@ -35,11 +35,10 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[b
         _running.add(child)
     try:
         output, errors = child.communicate()
-    except BaseException:
-        child.kill()
-        child.wait()
-        raise
     finally:
+        if child.returncode is None:  # interrupted
+            child.kill()
+            child.wait()
         with _lock:
             _running.discard(child)
     if _stopped:
@@ -48,7 +47,7 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[b
 
 
 def stop_all() -> None:
-    """Kill what runs, from any thread; nothing is started afterwards. For a process that is about to end."""
+    """Kill all programs and refuse to start others, as this process is about to end; callable on any thread."""
     global _stopped
     with _lock:
         _stopped = True
@@ -57,7 +56,7 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Whether a megabyte more cannot be written there: libraries of C++ do not say why a write failed."""
+    """Whether no further megabyte fits: C++ libraries do not say why a write failed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(bytes(1 << 20))
@@ -68,4 +67,4 @@ def disk_is_full(directory: Path) -> bool:
 
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The disk is full, or a quota or the process's limit on a file's size is reached."""
+"""Errors of a full disk, a quota, or a limit on a file's size."""

@@ -1,33 +1,33 @@
-"""Every error that a client or an operator can meet; any other exception is a bug.
+"""Tree of all errors for clients and operators; any other exception is a bug.
 
     Exception
     ├── ConfigError                 the start is refused: a wrong option, a missing package, a model that cannot load
     └── ServingError                one request fails; carries its HTTP status
-        ├── InvalidPayload   424    the body is not what the schema asks for (seed 004, Error Responses)
+        ├── InvalidPayload   424    the body does not fit the dialect
         │   └── NotJson             it is not JSON at all
-        ├── InvalidParameter 424    a generation parameter has a wrong type, range or is not supported by the engine
+        ├── InvalidParameter 424    a parameter has a wrong type or range, or the engine does not support it
         ├── TooLong          424    more tokens than the model takes
         │   ├── PromptTooLong       the prompt leaves no token to answer with
         │   └── AnswerTooLong       prompt and answer together
-        ├── UnsupportedMedia 415    a content type that no schema reads
+        ├── UnsupportedMedia 415    a content type that no dialect reads
         ├── TooSlow          408    the body did not arrive in time
         ├── TooLarge         413    the body exceeds max_request_size
         ├── GenerationFailed 424    the engine raised, hung or died while it worked on the request
-        ├── FormatterFailed  424    a function of the user's model.py raised, or returned what cannot be used
+        ├── FormatterFailed  424    a function of the user's model.py raised, or returned a wrong value
         ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
-        ├── BadRequest       400    a call about adapters that makes no sense, or where there are none
-        ├── NotFound         404    a call about an adapter that is not there
-        │   └── ModelNotFound       a request for a model that is not served here
-        ├── Unauthorized     401    no key, or a wrong one, where the server was started with keys
-        ├── MethodNotAllowed 405    a route that is there, but not for this method
-        ├── Conflict         409    a call about an adapter that is there already, or is changing
-        ├── NoRoom           507    one adapter more than the server may have
-        ├── AdapterFailed    424    an adapter that cannot be used, or that the engine could not load
+        ├── BadRequest       400    a wrong call about adapters, or a server without them
+        ├── NotFound         404    a call about an unknown adapter
+        │   └── ModelNotFound       a request for another model
+        ├── Unauthorized     401    no key, or a wrong one
+        ├── MethodNotAllowed 405    a method that the route does not have
+        ├── Conflict         409    a name that is taken, or an adapter that is changing
+        ├── NoRoom           507    the limit of adapters is reached
+        ├── AdapterFailed    424    an adapter with broken files, or refused by the engine
         └── Unavailable      503    not accepted: the engine is down, the server is stopping
-            └── Overloaded          there is more to do than the queue holds, or than is done in time
+            └── Overloaded          the queue is full, or the wait was too long
 
-424 is what LMI answers for handler failures (seed 004; contract djl.md, section 2); the statuses of calls about
-adapters are those of DJL Serving's adapter API. Other dialects have statuses of their own for the same errors.
+LMI answers 424 to handler failures (djl_python of DJL Serving); the statuses of calls about adapters are those of DJL
+Serving's adapter API. Other dialects have statuses of their own for the same errors.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ServingError(Exception):
 
     @property
     def public(self) -> str:
-        """What of the message may stand in a log, which must not hold the client's own text."""
+        """The part of the message for the log, without the client's own text."""
         return self.message
 
 
@@ -65,7 +65,7 @@ class InvalidPayload(ServingError):
 
 
 class InvalidParameter(ServingError):
-    """The message begins with `NAME=VALUE`, as the client names it: `parameters.top_p=2`."""
+    """The message begins with the client's `NAME=VALUE`: `parameters.top_p=2`."""
 
     kind = "validation"
     type = "BadRequestException"
@@ -87,9 +87,13 @@ class TooLong(ServingError):
 
 
 class PromptTooLong(TooLong):
-    """Attributes: `name` is what the client calls it, with `num_prompt` tokens of at most `most`.
+    """The prompt is too long.
 
-    Where it was not counted to its end, `num_prompt` are the least that it can have; `given` says it in words.
+    Attributes:
+        name: the client's name of it.
+        num_prompt: its tokens, or a lower bound of them.
+        given: `num_prompt` in words.
+        most: tokens that it may have.
     """
 
     def __init__(self, name: str, num_prompt: int, most: int, *, exact: bool = True) -> None:
@@ -98,12 +102,12 @@ class PromptTooLong(TooLong):
         self.name, self.num_prompt, self.given, self.most, self._exact = name, num_prompt, given, most, exact
 
     def named(self, name: str) -> PromptTooLong:
-        """The same of what another dialect calls it."""
+        """Return the same error with another dialect's name."""
         return PromptTooLong(name, self.num_prompt, self.most, exact=self._exact)
 
 
 class AnswerTooLong(TooLong):
-    """Attributes: `num_prompt` tokens and `wanted` new ones, of at most `most` together."""
+    """`num_prompt` tokens and `wanted` new ones are more than `most` together."""
 
     def __init__(self, name: str, num_prompt: int, wanted: int, most: int) -> None:
         super().__init__(
@@ -136,7 +140,7 @@ class GenerationFailed(ServingError):
 
 
 class FormatterFailed(ServingError):
-    """`detail` is what the user's exception said, which may hold the client's text."""
+    """`detail` is the user's exception, which may hold the client's text."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(f"{message}: {detail}" if detail else message)
@@ -204,12 +208,12 @@ class InternalError(ServingError):
 
     @classmethod
     def of(cls, bug: BaseException) -> InternalError:
-        """What a client is told of a bug; the log has the rest."""
+        """Make the client's error for a bug; the log has the rest."""
         return cls(f"internal error: {type(bug).__name__}")
 
 
 def serving_error(error: BaseException) -> ServingError:
-    """The error itself; of a bug, which the log gets whole, what a client is told."""
+    """Return a ServingError as it is; log any other exception and return an InternalError."""
     if isinstance(error, ServingError):
         return error
     log.error("a bug", exc_info=error)

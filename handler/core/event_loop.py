@@ -1,4 +1,4 @@
-"""Runs a coroutine on the fastest event loop there is."""
+"""Runs a coroutine on uvloop where it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values become bytes on the wire. A schema says what is sent, a framing says how: N + 3 things, not N x 3."""
+"""Framings: values as JSON, JSON lines or server-sent events. Dialects make values, framings make bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Framing(NamedTuple):
 
 
 def _one_line(data: bytes) -> bytes:
-    """Escape the three characters beyond ASCII at which clients split lines that use str.splitlines (httpx does)."""
+    """Escape the three non-ASCII characters at which str.splitlines splits, as some clients (httpx) use it."""
     return (
         data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     )
@@ -42,16 +42,16 @@ _MARK = "\0text\0"
 
 
 def around(make: Callable[[str], bytes]) -> tuple[bytes, bytes]:
-    """What stands about a text in the bytes that `make` makes with it, so that another's need only be put between.
+    """Split an encoded chunk into the bytes before and after its text, so that later chunks only encode the text.
 
-    What comes after the text must be fixed; before it there may be clients' own words, the mark itself among them.
+    The bytes after the text must be fixed; those before it may hold clients' text, even the mark itself.
     """
     before, _, after = make(_MARK).rpartition(JSON.encode(_MARK))
     return before, after
 
 
 KEEP_ALIVE = b":\n\n"
-"""A comment among server-sent events: it says that the stream is there."""
+"""A comment among server-sent events, which keeps the connection open."""
 
 FRAMINGS = {framing.name: framing for framing in (JSON, JSONLINES, SSE)}
-"""By the names that `option.output_formatter` uses (contract djl.md, section 4.3)."""
+"""Framings by their names in `option.output_formatter`, which are LMI's."""

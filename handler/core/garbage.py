@@ -1,7 +1,7 @@
-"""When Python looks for garbage in cycles: by the clock, and never among what stays.
+"""Schedule of Python's garbage collection: by the clock, without the objects that exist after the start.
 
-A collection holds the GIL, for about 0.3 microseconds an object. After `gc.freeze` it visits only what requests have
-made, not the modules, the vocabulary and the libraries, which are hundreds of thousands of objects.
+A collection holds the GIL for about 0.3 microseconds an object. After `gc.freeze` it visits only the objects of
+requests, not the hundreds of thousands of modules, vocabulary and libraries.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ import threading
 import time
 
 YOUNG_SECONDS = 2.0
-"""Between collections of what was made since the last one."""
+"""Seconds between collections of the young generations."""
 
 FULL_SECONDS = 20.0
-"""Between collections of all generations."""
+"""Seconds between collections of all generations."""
 
 CROWD = 80_000
-"""Objects in use (some 500 streams) that would make one of those too long a pause. It waits until there are fewer."""
+"""Objects in use (some 500 streams) above which a full collection waits, as it would pause too long."""
 
 CROWD_SECONDS = 600.0
-"""But no longer than this."""
+"""Seconds that it waits at most."""
 
-_YOUNG = 20_000  # objects more than before, at which the youngest are visited, be the clock where it may: a step of
-# 1,000 streams makes fewer, all of which are gone before the next
-_MIDDLE = 1  # of those before the next generation is visited too
+_YOUNG = 20_000  # new objects that start a young collection at once; a step of 1,000 streams makes fewer
+_MIDDLE = 1  # young collections between collections of the middle generation
 _NEVER = 1 << 30
 
 
 def keep_collecting() -> None:
-    """Never look at what is there now; from now on collect by the clock, on a thread."""
+    """Freeze all objects, and collect new ones by the clock, on a thread."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
@@ -52,6 +51,6 @@ def _collect() -> None:
 
 
 def _trim() -> None:
-    """Give the system what the C library keeps of freed memory: after a large request that may be much."""
+    """Return freed memory of the C library to the system; after a large request that may be much."""
     with contextlib.suppress(AttributeError):  # it is not GNU's
         ctypes.CDLL(None).malloc_trim(0)  # without the GIL

@@ -1,4 +1,4 @@
-"""What has been generated so far for one sequence: ids in, shown tokens out."""
+"""State of one sequence: turns generated ids into tokens with text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from handler.core.values import Finish, Sampling, Token
 
 
 class SequenceState:
-    """Turns one sequence's ids into tokens with text, and notices its end.
+    """Turns one sequence's ids into tokens with text, and finds its end.
 
-    Stop strings are found here and not in the engines, so that they mean the same with all of them; when a STOP is
-    reported that the engine does not know of, the caller cancels the sequence there. The texts of all tokens add up to
-    the answer's.
+    Stop strings are found here, so that they mean the same with all engines. The caller cancels such a sequence in the
+    engine. The texts of all tokens add up to the answer.
     """
 
     __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "_vocabulary", "_watched", "stopped")
@@ -26,10 +25,10 @@ class SequenceState:
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
         self._watched = self._stops is not None or bool(self._ending)
         self.stopped = False
-        """A stop string has been found in what was pushed: the sequence has ended."""
+        """Whether a stop string has ended the sequence."""
 
     def push(self, id: int, logprob: float | None) -> Token:
-        """One token more, not the last one as far as the engine knows; but see `stopped`."""
+        """Add a token that is not the engine's last; `stopped` may become true."""
         text = self._watch(id) if self._watched else self._detokenizer.feed(id)
         return Token(id, text, logprob, id in self._special)
 
@@ -47,13 +46,13 @@ class SequenceState:
         finish: Finish | None,
         tops: Sequence[Sequence[tuple[int, float]]] | None = None,
     ) -> tuple[list[Token], Finish | None]:
-        """The tokens to show for `ids`, and why the sequence ended, if it did.
+        """Add tokens; return them with their texts, and why the sequence ended, if it did.
 
         Args:
-            ids: newly generated ids, in order; may be empty when `finish` is set.
+            ids: new ids; may be empty with `finish`.
             logprobs: one for each id.
-            finish: what the engine says of the sequence's end after these ids.
-            tops: for each id the most likely ones in its place.
+            finish: why the engine ended the sequence after these ids.
+            tops: for each id the most likely alternatives.
         """
         tokens: list[Token] = []
         for index, (id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
@@ -66,16 +65,16 @@ class SequenceState:
         return tokens, finish
 
     def _flush(self, tokens: list[Token]) -> None:
-        """Held-back text goes out with the last token."""
+        """Add the text that was held back to the last token."""
         text = self._stops.flush() if self._stops is not None else ""
         if not text:
             return
         if tokens:
             tokens[-1] = tokens[-1]._replace(text=tokens[-1].text + text)
-        else:  # the engine ended the sequence without a token: the text still has to arrive
+        else:  # the engine ended the sequence without a token
             tokens.append(Token(-1, text, None, False))
 
 
 def alternatives(vocabulary: Vocabulary, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
-    """The most likely tokens in one token's place."""
+    """Make tokens of the most likely alternatives to one."""
     return tuple(Token(id, vocabulary.text(id), logprob, id in vocabulary.special) for id, logprob in top)

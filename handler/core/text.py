@@ -1,7 +1,7 @@
-"""Token ids to text, piece by piece: characters are never split or doubled, stop strings never leak.
+"""Turns token ids into text, piece by piece, without split characters or parts of stop strings.
 
-Detokenizer and StopMatcher are fed what arrives and say what is now safe to show (`feed`), the matcher at the end
-also what it held back (`flush`).
+Detokenizer and StopMatcher return the text that is safe to show (`feed`); at the end the matcher also returns the text
+that it held back (`flush`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Vocabulary:
-    """What every token id stands for.
+    """The text of every token id.
 
     Args:
         pieces: the raw bytes of each token, indexed by id. A token may hold part of a UTF-8 character.
@@ -29,13 +29,13 @@ class Vocabulary:
         return len(self.pieces)
 
     def text(self, id: int) -> str:
-        """The token by itself, as prompt details show it; a part of a character shows as U+FFFD."""
+        """Return the token by itself, as in prompt details; a part of a character becomes U+FFFD."""
         text = self.texts[id]
         return self.pieces[id].decode("utf-8", "replace") if text is None else text
 
 
 def _decode(piece: bytes) -> str | None:
-    """The text of a token that is whole by itself, None where it needs its neighbours."""
+    """Decode a token; None where it has a part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -43,7 +43,7 @@ def _decode(piece: bytes) -> str | None:
 
 
 class Prompt(NamedTuple):
-    """A prompt as the engine's tokenizer sees it, with the vocabulary that the answer's ids are written in."""
+    """A prompt as text and ids, with the vocabulary of the answer."""
 
     text: str
     ids: list[int]
@@ -51,30 +51,31 @@ class Prompt(NamedTuple):
 
 
 _SPACES = b" \t\n\r\v\f"
-"""What a tokenizer may leave out between words; not the control characters that str.strip() takes for the like."""
+"""Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
 
 
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
-    """Where each token stands in the prompt's text: bytes, of whole characters, from and up to.
+    """Find each token in the prompt's text: start and end in bytes, extended to whole characters.
 
-    A token that the tokenizer put in front has (0, 0). None when the tokens are not pieces of the text: the tokenizer
-    changes it first (lower case, NFC), or its vocabulary lacks a byte of it.
+    Returns:
+        (0, 0) for a token that the tokenizer added in front. None where the tokens are not pieces of the text, as with
+        a tokenizer that changes it (lower case, NFC), or lacks a byte of it.
     """
     data, pieces, special = prompt.text.encode(), prompt.vocabulary.pieces, prompt.vocabulary.special
-    found, at = [], 0
+    result, end = [], 0
     for id in prompt.ids:
-        piece, start = pieces[id], at
-        if not data.startswith(piece, at):
+        piece, start = pieces[id], end
+        if not data.startswith(piece, end):
             if id in special:
-                found.append((0, 0))
+                result.append((0, 0))
                 continue
             piece = piece.removeprefix(b" ")  # SentencePiece puts one before the text, `echo` before each word
-            start = data.find(piece, at)
-            if start < 0 or data[at:start].strip(_SPACES):
+            start = data.find(piece, end)
+            if start < 0 or data[end:start].strip(_SPACES):
                 return None
-        at = start + len(piece)
-        found.append(_whole_characters(data, start, at))
-    return None if data[at:].strip(_SPACES) else found
+        end = start + len(piece)
+        result.append(_whole_characters(data, start, end))
+    return None if data[end:].strip(_SPACES) else result
 
 
 def _whole_characters(data: bytes, start: int, stop: int) -> tuple[int, int]:
@@ -86,15 +87,14 @@ def _whole_characters(data: bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 def _continues(byte: int) -> bool:
-    """Whether a byte of UTF-8 goes on with a character."""
+    """Whether a byte of UTF-8 continues a character."""
     return byte & 0xC0 == 0x80
 
 
 class Detokenizer:
-    """Ids of one sequence to text.
+    """Turns the ids of one sequence into text.
 
-    A character whose bytes come with several tokens appears with the last of them; one that never becomes whole does
-    not appear at all: half a character is not text.
+    A character whose bytes lie in several tokens comes with the last of them; an incomplete one never comes.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = True) -> None:
@@ -113,10 +113,10 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Finds the first stop string in text that arrives in any pieces; the outcome does not depend on the pieces.
+    """Finds the first stop string in text, independently of the pieces in which it arrives.
 
-    The stop string that is complete first wins; of several complete at once, the longest. Where they are shown too
-    (`include`), nothing needs to be held back.
+    The stop string that is complete first wins; of several complete at once, the longest. With `include` it is shown,
+    and no text is held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -127,30 +127,30 @@ class StopMatcher:
         self.matched = False
 
     def feed(self, text: str) -> str:
-        """The text now safe to show: it can no longer be part of a stop string."""
-        before = len(self._held) if self._include else 0  # shown already
+        """Return the text that cannot be part of a stop string."""
+        num_sent = len(self._held) if self._include else 0
         self._held += text
         end, start = self._find(self._held)
         if end:
-            shown = self._held[before : end if self._include else start]
+            safe = self._held[num_sent : end if self._include else start]
             self._held, self.matched = "", True
-            return shown
+            return safe
         cut = len(self._held) - self._partial(self._held)
-        shown, self._held = text if self._include else self._held[:cut], self._held[cut:]
-        return shown
+        safe, self._held = text if self._include else self._held[:cut], self._held[cut:]
+        return safe
 
     def flush(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return "" if self._include else held
 
     def _find(self, text: str) -> tuple[int, int]:
-        """(end, start) of the match that ends first, then starts first; (0, 0) without one."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(found, default=(0, 0))
+        """Return (end, start) of the match that ends first, then starts first; (0, 0) without one."""
+        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(matches, default=(0, 0))
 
     def _partial(self, text: str) -> int:
-        """Length of the longest end of `text` that may grow into a stop string."""
+        """Return the length of the longest end of `text` that may become a stop string."""
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[-size:]
             if any(stop.startswith(end) for stop in self._stops):

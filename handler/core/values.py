@@ -1,4 +1,4 @@
-"""The values that flow through every layer: what is asked, and what comes back. Nobody changes one after it is made."""
+"""Values of every layer: requests, sampling parameters, tokens and deltas. All are immutable."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class Finish(str, Enum):
 
 
 class StructuredOutput(NamedTuple):
-    """What an answer must be, from its first token on.
+    """A rule for the whole answer.
 
-    `kind` is json_schema (`value` is the schema as JSON text), json_object (any; `value` is ""), regex, grammar (EBNF)
-    or choice (`value` is the JSON text of a list of strings).
+    Attributes:
+        kind: json_schema, json_object, regex, grammar (EBNF) or choice.
+        value: the rule as text: JSON for a schema and for the list of choices, "" for json_object.
     """
 
     kind: str
@@ -34,7 +35,7 @@ class StructuredOutput(NamedTuple):
 class Adapter:
     """A LoRA adapter; `id`, at least 1, is never used again for another path or other weights.
 
-    Requests hold the very object that was registered, so that a weak reference tells whether any still does.
+    Requests hold the registered object itself, so a weak reference shows whether one still uses it.
     """
 
     name: str
@@ -44,9 +45,9 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Every generation parameter, normalised: a schema maps its own names and neutral values onto these.
+    """Generation parameters; dialects map their own names and neutral values onto these.
 
-    With `do_sample` False the choice is greedy and temperature, top_k, top_p, min_p, typical_p and seed have no effect.
+    Without `do_sample` decoding is greedy: temperature, top_k, top_p, min_p, typical_p and seed have no effect.
     """
 
     max_new_tokens: int = 30
@@ -61,7 +62,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0  # 0: any may repeat
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit
     seed: int | None = None  # None: drawn when the request is accepted
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -75,26 +76,26 @@ class Sampling:
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
-    logprobs: bool = True  # report each generated token's log-probability; an engine may do so unasked
-    top_logprobs: int = 0  # the most likely tokens reported beside each generated one
+    logprobs: bool = True  # report each generated token's log-probability; an engine may always do so
+    top_logprobs: int = 0  # alternatives reported for each generated token
     prompt_logprobs: bool = False
-    prompt_top_logprobs: int = 0  # with `prompt_logprobs`: the most likely tokens reported beside each of the prompt's
+    prompt_top_logprobs: int = 0  # with `prompt_logprobs`: alternatives reported for each of the prompt's tokens
     structured_output: StructuredOutput | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
 
     def seed_of(self, sequence: int) -> int | None:
-        """The seed of one of several sequences: what gives it again by itself."""
+        """Return the seed that gives one of several sequences by itself."""
         return None if self.seed is None else (self.seed + sequence) % (1 << 64)
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences the client gets back."""
+        """Number of sequences to generate."""
         return max(self.n, self.best_of, self.num_beams)
 
 
 class FieldNames(NamedTuple):
-    """What the client's dialect calls things, for messages about them."""
+    """Names of the client's dialect, for messages."""
 
     prompt: str = "inputs"
     max_new_tokens: str = "parameters.max_new_tokens"
@@ -110,10 +111,10 @@ LMI_NAMES = FieldNames()
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue, and what the client wants to see of the continuation.
+    """One request: a prompt, sampling parameters and the parts of the answer.
 
-    The prompt is text; or messages that the model's chat template turns into text, and then `prompt` is empty; or
-    token ids, and then `prompt` is what an answer shows for them.
+    The prompt is text; or messages, and then `prompt` is empty; or token ids, and then `prompt` is their text in the
+    answer.
     """
 
     prompt: str
@@ -122,21 +123,21 @@ class Request:
     details: bool = False
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat
-    tools: tuple[Mapping[str, Any], ...] = ()  # what the chat template is to show; it has a place for them
+    tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that knows tools
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
-    eos_token_id: int | None = None  # one of the stop tokens, whose end is shown as EOS
-    fill_context: bool = False  # as many new tokens as the model's context leaves, whatever the sampling says
-    min_free_tokens: int | None = (
-        None  # of the new tokens so many must fit, of those beyond as many as do; None: all must fit
-    )
+    eos_token_id: int | None = None  # a stop token that ends the answer as EOS
+    fill_context: bool = False  # as many new tokens as the context allows, whatever the sampling says
+    min_free_tokens: int | None = None  # new tokens that must fit, others are cut off; None: all must fit
     names: FieldNames = LMI_NAMES
 
 
 class Token(NamedTuple):
-    """One generated (or prompt) token. `text` is what became safe to show with it, possibly nothing.
+    """One token of an answer or a prompt.
 
-    `top` are the most likely tokens in its place, the first one first, when asked for; their text is their own.
+    Attributes:
+        text: the text that became safe to show with it, possibly none.
+        top: on request the most likely alternatives, best first, each with its own text.
     """
 
     id: int
@@ -147,23 +148,23 @@ class Token(NamedTuple):
 
 
 NO_TOKEN = Token(-1, "", None, True)
-"""What stands where the last token would, when an engine ends a sequence without one."""
+"""Replaces the last token where an engine ends a sequence without one."""
 
 
 class Logits(NamedTuple):
-    """Raw scores, a row of the vocabulary's size for each prompt token, and for each of these generated ones."""
+    """Logits [tokens, vocabulary] of the prompt (`context`) and of the generated tokens."""
 
     context: Sequence[Sequence[float]] | None = None
     generation: Sequence[Sequence[float]] | None = None
 
 
 class Delta(NamedTuple):
-    """What one step brought to one sequence of one request; the finishing one carries the last token, if any."""
+    """One step's result for one sequence of one request; the last one has `finish`."""
 
     id: int
     sequence: int
     tokens: Sequence[Token]
     finish: Finish | None = None
     error: ServingError | None = None
-    prefill: Sequence[Token] | None = None  # the prompt's tokens, on the first delta, when asked for
+    prefill: Sequence[Token] | None = None  # the prompt's tokens, with the first delta, on request
     logits: Logits | None = None

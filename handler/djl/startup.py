@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from handler.config import model_files
+from handler.config import environment, model_files
 from handler.config.loader import Config, Setting, load_config, option_key
 from handler.core.errors import ConfigError
 from handler.engines.process.engine_loop import Spec
@@ -37,7 +36,7 @@ def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
     Raises:
         ConfigError: this Java side would wait for the answers of all ranks and take the last one's.
     """
-    world, rank = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("SIZE", "RANK"))
+    world, rank = environment.mpi_world()
     if world not in ("", "1") and steps_all_ranks and properties.get("rolling_batch") != "trtllm":
         raise ConfigError("option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm")
     return rank not in ("", "0")
@@ -113,10 +112,11 @@ def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
             del settings["option.max_rolling_batch_size"]  # a user's own is read from the file or the environment
         rolling = "auto"  # that Java batches nothing does not keep the handler from doing so
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, "DJL Serving")
-    # SERVING_* are the server's own: the Java side has read them.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
     config = load_config(
-        properties=file if file.is_file() else None, environ=environ, settings=settings.values(), java=True
+        properties=file if file.is_file() else None,
+        environ=environment.of_worker(),
+        settings=settings.values(),
+        java=True,
     )
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)

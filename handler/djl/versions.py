@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import Any, NamedTuple
 
 import djl_python
 from djl_python import Output
 
-MAX_FIELD = int(os.environ.get("MAX_NETTY_BUFFER_SIZE", 20 << 20)) // 2  # room for what is around it
+from handler.config import environment
+
+MAX_FIELD = environment.netty_buffer_bytes() // 2  # room for what is around it
 """Bytes of a field that Java takes; with a larger one it gives the worker up, and everybody in it."""
 
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call

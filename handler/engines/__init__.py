@@ -1,4 +1,4 @@
-"""The engines by name, and how one is chosen. Heavy imports happen inside an engine's own functions only."""
+"""Registry of the engines. An engine's package is imported only inside the engine's own functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from handler.core.errors import ConfigError
-from handler.engines.base import Capabilities, Engine, EngineConfig, GuideTrial, Tokenizer
+from handler.engines.base import Capabilities, Engine, EngineConfig, StructuredOutputCheck, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,12 @@ class EngineEntry:
     """One line of the registry.
 
     Attributes:
-        module: has `prepare(model_id, dtype, options) -> Path | None`, `capabilities(config) -> Capabilities`,
-            `load(config) -> Engine` and `load_tokenizer(config) -> Tokenizer`; and `guide_trial(config) -> GuideTrial`,
-            where a client's guide could harm it.
-        needs: the import that shows whether it is installed.
-        install: what to run when it is not.
-        isolated: runs in a process of its own; a thread will do where stepping costs nothing.
-        spreads: a model over several devices.
+        module: has `prepare`, `capabilities`, `load` and `load_tokenizer`, as the functions below call them; and
+            `structured_output_check`, where a client's schema or grammar could harm the engine.
+        needs: the import that shows whether the engine is installed.
+        install: the command that installs it.
+        isolated: runs in a process of its own; a thread is enough where a step costs nothing.
+        spreads: can spread a model over several devices.
     """
 
     module: str
@@ -45,17 +44,17 @@ ENGINES = {
 
 
 def entry(name: str) -> EngineEntry:
-    """The registry's line for an engine that can run here.
+    """Look up an engine.
 
     Raises:
-        ConfigError: unknown, or not installed.
+        ConfigError: the engine is unknown, or not installed.
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}; known are {', '.join(sorted(ENGINES))}")
-    found = ENGINES[name]
-    if found.needs is not None and importlib.util.find_spec(found.needs) is None:
-        raise ConfigError(f"the engine {name!r} is not installed; to install it: {found.install}")
-    return found
+    engine = ENGINES[name]
+    if engine.needs is not None and importlib.util.find_spec(engine.needs) is None:
+        raise ConfigError(f"the engine {name!r} is not installed; to install it: {engine.install}")
+    return engine
 
 
 def load(name: str, config: EngineConfig) -> Engine:
@@ -67,23 +66,21 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
 
 
 def prepare(name: str, model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path | None:
-    """The files that the engine loads for `option.model_id`: fetched or converted where that is needed."""
+    """Fetch or convert the files of `option.model_id` where that is needed; return those that the engine loads."""
     return cast(Path | None, _module(name).prepare(model_id, dtype, options))
 
 
 def capabilities(name: str, config: EngineConfig) -> Capabilities:
-    """What it lacks when it is loaded as `config` says."""
     return cast(Capabilities, _module(name).capabilities(config))
 
 
-def tries_guides(name: str) -> bool:
-    """Whether a guide must be tried before it may have it."""
-    return hasattr(_module(name), "guide_trial")
+def checks_structured_output(name: str) -> bool:
+    return hasattr(_module(name), "structured_output_check")
 
 
-def guide_trial(name: str, config: EngineConfig) -> GuideTrial:
-    """What tries guides for an engine that is loaded as `config` says; in a process for that alone."""
-    return cast(GuideTrial, _module(name).guide_trial(config))
+def structured_output_check(name: str, config: EngineConfig) -> StructuredOutputCheck:
+    """Load the engine's check; only in a sandbox process."""
+    return cast(StructuredOutputCheck, _module(name).structured_output_check(config))
 
 
 def _module(name: str) -> Any:

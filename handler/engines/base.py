@@ -1,4 +1,4 @@
-"""What an engine is: a few methods, stepped by `process/engine_loop.py` in a process or thread of its own."""
+"""Interface of an engine: a few methods, called by `process/engine_loop.py` in a process or thread of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from handler.core.values import Adapter, Finish, Logits, Sampling, StructuredOut
 
 
 class Output(NamedTuple):
-    """What one step brought to one sequence.
+    """One step's result for one sequence.
 
-    `key` is the caller's id of the engine request, `sequence` numbers its sequences (beam search has several).
-    With `finish` ERROR, `error` says why. `tops` has, for each id, the most likely ids in its place with their
-    log-probabilities, the first one first, when asked for. `prompt_logprobs` and `prompt_tops` come once, with the
-    first output, when asked for: one for each prompt id, None and nothing for the first.
+    Attributes:
+        key: the caller's id of the engine request.
+        ids: new token ids.
+        logprobs: a log-probability for each of `ids`, None where the engine has none.
+        finish: why the sequence ended; None while it goes on.
+        sequence: number of the sequence within its request; only beam search has several.
+        prompt_logprobs: on request, once, with the first output: one a prompt token, None for the first.
+        error: the reason of `finish` ERROR.
+        tops: on request, for each of `ids` the most likely ids with their log-probabilities, best first.
+        logits: on request.
+        prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
     """
 
     key: int
@@ -34,10 +41,10 @@ class Output(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step brought.
+    """One step's result for all sequences.
 
-    Nearly always that is one token for each of many requests: those come as three columns, `keys`, `ids` and
-    `logprobs`, which cost a tenth of as many objects to make, send and read. All else is in `others`.
+    Most sequences get one token a step. Those lie in three columns, `keys`, `ids` and `logprobs`, which need a tenth of
+    the objects to create, send and read. All else is in `others`.
     """
 
     keys: list[int]
@@ -48,7 +55,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine needs to load; None leaves it to the engine. `options` are its own, already validated."""
+    """Configuration of an engine. None leaves a value to the engine; `options` are its own, already validated."""
 
     model: Path | None = None
     dtype: str = "auto"
@@ -63,7 +70,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What a loaded engine says of itself. Token limits count ids; `max_total_tokens` is prompt and answer together."""
+    """Facts of a loaded engine. `max_total_tokens` counts the ids of prompt and answer together."""
 
     name: str
     version: str
@@ -73,11 +80,10 @@ class EngineInfo:
 
 
 class Engine(Protocol):
-    """An engine steps many sequences at once. It is used by one thread only and may block it, holding the GIL.
+    """Steps many sequences at once; used by one thread, which it may block while it holds the GIL.
 
-    It may raise from `add` to refuse one request. An exception from `step` means that the engine is broken: it will be
-    built anew, unless it never loaded. It never returns anything for a key after it was cancelled, or after the step
-    in which its sequences, all of them at once, finished.
+    `add` may raise to refuse one request. An exception from `step` means that the engine is broken; once it has been
+    ready, it is loaded again. No output comes for a key after `cancel`, or after the step in which its sequences ended.
     """
 
     info: EngineInfo
@@ -86,37 +92,39 @@ class Engine(Protocol):
         """Start a request; its first output comes from a later `step`."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Make an adapter ready, so that what is wrong with it shows now; requests may also name one that never was."""
+        """Load an adapter and raise where it is broken. Requests may also name an adapter that was not loaded."""
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Free what an adapter holds; no later request names it, earlier ones may still run."""
+        """Free an adapter. Earlier requests may still use it; no later one names it."""
 
     def cancel(self, key: int) -> None:
         """Forget a request; unknown keys are ignored."""
 
     def step(self) -> Step:
-        """Make progress on some requests, blocking as long as that takes; may bring nothing (a part of a prefill)."""
+        """Advance some requests, blocking as long as needed. The result may be empty, as within a long prefill."""
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the engine's resources."""
 
 
 class Interrupted(Exception):
-    """A step ended before it brought anything: there may be something to read."""
+    """Raised by a step that ended early, because commands may be there to read."""
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """An engine whose steps are waits, which new requests need not sit out."""
+    """An engine whose steps wait for another process, and can stop waiting when a request comes."""
 
     def interrupt_on(self, fd: int) -> bool:
-        """From now on a `step` raises Interrupted soon after `fd` became readable, whatever else it brings: nobody else
-        looks. Perhaps once more when it has been read. False where it cannot, after all.
+        """Make `step` raise Interrupted soon after `fd` becomes readable, perhaps once more after it was read.
+
+        Returns:
+            False where this engine cannot do so after all.
         """
 
 
 class SteppedEngine(Protocol):
-    """What the batcher needs of an engine; `engines.remote.RemoteEngine` is one."""
+    """The batcher's view of an engine; `EngineSupervisor` implements it."""
 
     @property
     def ready(self) -> bool: ...
@@ -127,40 +135,42 @@ class SteppedEngine(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Text to ids, in the host's process and off the event loop; thread-safe.
+    """Turns text into ids, in the host's process and off the event loop; thread-safe.
 
-    `vocabulary` is what the ids of every answer stand for; None where each prompt brings its own. `chat_template` is
-    the model's own, as text; "" where it has none.
+    Attributes:
+        vocabulary: that of every answer; None where each prompt brings its own.
+        chat_template: the model's own, as text; "" where it has none.
     """
 
     vocabulary: Vocabulary | None
     chat_template: str
 
     def encode(self, text: str) -> Prompt:
-        """The prompt's ids, special marks in the text recognised, none added but those the model always begins with."""
+        """Encode a prompt. Special tokens in the text are recognised; only the model's usual first token is added."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """Messages, each with `role` and `content`, as the model's chat template lays them out, up to where the
-        assistant's answer begins. Special marks are recognised and none added: the template has them all.
+        """Encode messages by the model's chat template, up to the start of the assistant's answer.
+
+        Special tokens are recognised, and none is added, as the template has them all.
 
         Args:
-            messages: where the template has a place for tools, the assistant's may have `tool_calls` too, in OpenAI's
-                form but for their `arguments`, which are objects, and there may be some of role `tool`.
-            tools: in OpenAI's form; only where the template has a place for them.
+            messages: each with `role` and `content`. Where the template knows tools, the assistant's may also have
+                `tool_calls` in OpenAI's form with `arguments` as objects, and the role `tool` is allowed.
+            tools: in OpenAI's form; only where the template knows tools.
 
         Raises:
             InvalidPayload: the model has no chat template, or its template refuses these messages.
         """
 
 
-class GuideTrial(Protocol):
-    """Does with a guide what the engine would do, in a process that may be lost (`sandbox_tasks.py`)."""
+class StructuredOutputCheck(Protocol):
+    """Does with a schema or grammar what the engine would do, inside a sandbox process (`sandbox_tasks.py`)."""
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:
-        """Raises any exception that says why the engine cannot follow it.
+        """Compile it; raise any exception whose text says why the engine cannot follow it.
 
         Returns:
-            Bytes that the engine keeps of it for as long as it lives, where it does so.
+            Bytes that the engine would keep of it for the rest of its life; None where it frees them.
         """
 
 
@@ -169,16 +179,37 @@ NO_LORA = "it was started without option.enable_lora=true"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Which generation parameters an engine lacks.
+    """Generation parameters that an engine does not support.
 
     Attributes:
-        unsupported: Sampling field -> why; a value that would have an effect is refused.
-        limits: Sampling field -> the largest value that it takes.
-        no_adapters: why it serves no LoRA adapters; "" where it does.
-        sampling_defaults: Sampling fields, used with `do_sample` where a client names none: LMI's for this engine.
+        unsupported: Sampling field -> reason; a value that would have an effect is refused.
+        limits: Sampling field -> largest value.
+        no_adapters: the reason why the engine serves no LoRA adapters; "" where it does.
+        sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
     """
 
     unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+_FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)
+
+
+def warm_up(engine: Engine, id: int, sampling: Sampling = _FIRST_REQUEST) -> None:
+    """Run a request that compiles and allocates, before a client's request has to wait for that.
+
+    Args:
+        id: any token id; the prompt is that token.
+
+    Raises:
+        RuntimeError: the request failed; also whatever `add` and `step` raise.
+    """
+    engine.add(0, [id], sampling)  # the hosts' keys begin at 1
+    finished = False
+    while not finished:
+        for output in engine.step().others:
+            if output.error is not None:
+                raise RuntimeError(f"its first request failed: {output.error}")
+            finished = finished or output.finish is not None

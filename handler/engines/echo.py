@@ -1,13 +1,12 @@
-"""An engine without a model: it answers with the prompt's words, over and over, one word a token.
+"""Engine without a model: it repeats the prompt's words, one word a token.
 
-Deterministic, and as cheap a step as Python can make: for tests, for trying a client, for measuring the host.
-The next word has probability 1, so every parameter that only shapes a distribution has its exact effect: none.
-With an adapter it begins as many words later as the adapter's id says.
+It is deterministic and fast: for tests, for trying a client, for measuring the host. The next word has probability 1,
+so parameters that only shape a distribution have no effect. With an adapter it skips as many words as the adapter's id.
 
 Options:
-    echo_tokens_per_second: steps a second, each bringing every request one token; 0 (default) is as fast as it goes.
-    echo_cues: the prompt's words `<raise>`, `<hang>` and `<die>` make the engine do so when their turn comes to be
-        echoed, `<refuse>` makes it refuse the request. Off by default: a prompt must not be able to stop a server.
+    echo_tokens_per_second: steps a second, each with one token for every request; 0 (default) is no limit.
+    echo_cues: the prompt's words `<raise>`, `<hang>` and `<die>` make the engine do so when it comes to them, and
+        `<refuse>` makes it refuse the request. Off by default: a prompt must not stop a server.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
 
-_LACKS = {
+_UNSUPPORTED = {
     "num_beams": "it has no beam search",
     "bad_sequences": "it only ever echoes",
     "bad_token_ids": "it only ever echoes",
@@ -41,22 +40,22 @@ _CUES = ("<raise>", "<hang>", "<die>", "<refuse>")  # ids 0 to 3 in every prompt
 
 
 class EchoTokenizer:
-    """Words to ids in the order of their first appearance, so each prompt brings a vocabulary of its own."""
+    """Numbers words in the order of their first appearance, so each prompt has its own vocabulary."""
 
     vocabulary = None
     chat_template = ""
 
     def encode(self, text: str) -> Prompt:
         ids = {word: id for id, word in enumerate(_CUES)}
-        found = []
-        for match in re.finditer(r"\S+", text):  # no call takes long: others need the GIL
-            found.append(ids.setdefault(match[0], len(ids)))
-            if len(found) > _CONTEXT:
-                raise PromptTooLong("inputs", len(found), _CONTEXT - 1, exact=False)
-        return Prompt(text, found, Vocabulary([f" {word}".encode() for word in ids]))
+        indices = []
+        for match in re.finditer(r"\S+", text):  # short calls: other threads need the GIL
+            indices.append(ids.setdefault(match[0], len(ids)))
+            if len(indices) > _CONTEXT:
+                raise PromptTooLong("inputs", len(indices), _CONTEXT - 1, exact=False)
+        return Prompt(text, indices, Vocabulary([f" {word}".encode() for word in ids]))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """Its chat template: a line `role: content` for each message, and `assistant:` at the end."""
+        """Encode a line `role: content` for each message, and `assistant:` at the end."""
         lines = [f"{message['role']}: {message['content']}" for message in messages]
         try:
             return self.encode("\n".join([*lines, "assistant:"]))
@@ -89,7 +88,7 @@ class Echo:
         if self._cues and _CUES.index("<refuse>") in ids:
             raise ValueError("refused on cue")
         if not self._active:
-            self._next = 0.0  # after a rest the clock starts again
+            self._next = 0.0  # restart the clock after a pause
         self._active[key] = _Sequence(ids, sampling, adapter.id if adapter else 0)
 
     def cancel(self, key: int) -> None:
@@ -118,7 +117,7 @@ class Echo:
         return Step(keys, ids, [0.0] * len(ids), others)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Its adapters only have to be directories."""
+        """Check that the adapter is a directory."""
         if not Path(adapter.path).is_dir():
             raise ValueError(f"there is no directory {adapter.path}")
 
@@ -129,10 +128,10 @@ class Echo:
         self._active.clear()
 
     def _wait(self) -> None:
-        """Keep the pace of a clock, not of the sleeps: what a step costs does not slow the next one down."""
+        """Wait for the next tick of a clock, so that a step's own time does not slow the next one down."""
         now = time.monotonic()
         due = self._next + self._pause
-        self._next = due if due > now - 2 * self._pause else now  # what is lost is not made up for
+        self._next = due if due > now - 2 * self._pause else now  # lost ticks are not made up for
         if self._next > now:
             time.sleep(self._next - now)
 
@@ -141,16 +140,16 @@ def _act(cue: str) -> None:
     if cue == "<hang>":
         threading.Event().wait()
     if cue == "<die>":
-        raise SystemExit(3)  # ends the process, or the thread, without a word
+        raise SystemExit(3)  # ends the process, or the thread, without a message
     raise RuntimeError(f"raised on cue {cue}")
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> None:
-    """It needs no files."""
+    """Prepare nothing: it needs no files."""
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    return Capabilities(_LACKS, no_adapters="" if config.options.get("enable_lora") else NO_LORA)
+    return Capabilities(_UNSUPPORTED, no_adapters="" if config.options.get("enable_lora") else NO_LORA)
 
 
 def load(config: EngineConfig) -> Echo:

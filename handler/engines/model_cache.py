@@ -1,4 +1,4 @@
-"""Model directories made once from other files and kept: named after those files, made apart, whole or not there."""
+"""Cache of converted models: each directory is named after its source files, and exists only when complete."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NEEDED = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.
 QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 
 UNKNOWN_LAYOUT = 65
-"""A converter's exit status where it works, but the model is none that it can convert."""
+"""Exit status of a converter that does not support the model."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large|iostream error")
-"""What a failed write says; the last is OpenVINO's, which then removes the file, so that there is space again."""
+"""Messages of a failed write; the last is OpenVINO's, which then removes the file and so frees the space."""
 _NO_MEMORY = re.compile(rb"MemoryError|bad_alloc|(cannot|can't) allocate memory|not enough memory", re.IGNORECASE)
 
 
 class UnknownLayout(ConfigError):
-    """The converter works, but the model is none that it can convert."""
+    """The converter does not support the model."""
 
 
 def fingerprint(recipe: bytes, files: Iterable[Path], read: Collection[str] = ()) -> str:
-    """A name that changes whenever one of `files` does: by size and time, for speed, and what is in those to `read`."""
+    """Return a name that changes with the size or time of one of `files`, or with the content of those to `read`."""
     digest = sha256(recipe)
     for path in files:
         state = path.stat()
@@ -43,10 +43,10 @@ def fingerprint(recipe: bytes, files: Iterable[Path], read: Collection[str] = ()
 
 
 def make_once(target: Path, make: Callable[[Path, int], None]) -> Path:
-    """`target`, an earlier one or what `make(directory, lock)` writes: killed half-way, it leaves none that counts.
+    """Return `target`, after `make(directory, lock)` has written it where it does not exist.
 
     Raises:
-        ConfigError: there is no room for it.
+        ConfigError: the disk is full.
     """
     if target.is_dir():
         return target
@@ -62,10 +62,10 @@ def _make(target: Path, make: Callable[[Path, int], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     with open(target.parent / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # workers start together: one makes it, the others wait and reuse
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one makes it, the others wait
         if target.is_dir():
             return target
-        shutil.rmtree(partial, ignore_errors=True)  # under the lock it can only be a killed process's
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: this one has the lock
         try:
             make(partial, lock.fileno())
             partial.rename(target)
@@ -74,41 +74,41 @@ def _make(target: Path, make: Callable[[Path, int], None]) -> Path:
     return target
 
 
-def run_apart(
+def run_converter(
     script: str, source: Path, target: Path, lock: int, needed: Sequence[str] = NEEDED, form: str = "OpenVINO's format"
 ) -> None:
-    """Make `target` by a process that frees its memory and shares the lock, in case it outlives its parent.
+    """Make `target` in a process, which frees its memory at the end, and shares the lock in case it outlives this one.
 
     Raises:
-        UnknownLayout: the process says that it cannot convert such a model.
-        ConfigError: it failed for another reason, which the message names.
+        UnknownLayout: the converter does not support the model.
+        ConfigError: it failed for another reason; the message has it.
     """
     script = f"from handler.engines.process.engine_process import die_with_parent; die_with_parent()\n{script}"
     command = [sys.executable, "-c", script, str(source.absolute()), str(target.absolute())]
     pipe = subprocess.PIPE
     try:
-        done = child_processes.run(command, stdout=pipe, stderr=pipe, env=os.environ | QUIET, pass_fds=(lock,))
+        process = child_processes.run(command, stdout=pipe, stderr=pipe, env=os.environ | QUIET, pass_fds=(lock,))
     except child_processes.Stopped:
         raise ConfigError(f"stopped while {source} was being converted") from None
-    # a tokenizer that cannot be converted is only a warning to the converters, but no engine loads the result
+    # Converters only warn of a tokenizer that they cannot convert, but no engine loads the result.
     missing = [name for name in needed if not (target / name).is_file()]
-    if not done.returncode and not missing:
+    if not process.returncode and not missing:
         return
-    tail = done.stderr[-2000:].decode(errors="replace").strip()
+    tail = process.stderr[-2000:].decode(errors="replace").strip()
     what = f"cannot convert {source} to {form}"
-    # First: what is read of files that were cut short can look like another layout.
-    if _NO_SPACE.search(done.stderr) or child_processes.disk_is_full(target.parent):
+    # First: a file that was cut short can look like another layout.
+    if _NO_SPACE.search(process.stderr) or child_processes.disk_is_full(target.parent):
         raise ConfigError(f"{what}: {_no_space(target.parent)}")
-    if done.returncode == UNKNOWN_LAYOUT:
+    if process.returncode == UNKNOWN_LAYOUT:
         raise UnknownLayout(f"{what}: {tail}")
-    if done.returncode == -signal.SIGKILL:
+    if process.returncode == -signal.SIGKILL:
         raise ConfigError(
             f"{what}: the process that converts it was killed (SIGKILL), as happens when memory runs out: give it "
             "more memory, or convert the model on another machine"
         )
-    if _NO_MEMORY.search(done.stderr):
+    if _NO_MEMORY.search(process.stderr):
         raise ConfigError(f"{what}: out of memory:\n{tail}")
-    how = f"exit status {done.returncode}" if done.returncode else f"no {', '.join(missing)}"
+    how = f"exit status {process.returncode}" if process.returncode else f"no {', '.join(missing)}"
     raise ConfigError(f"{what} ({how}):\n{tail}")
 
 

@@ -1,1 +1,1 @@
-"""A user's model.py: how its formatters are found and run."""
+"""A user's model.py: decorators, loading, running."""

@@ -1,4 +1,4 @@
-"""Bodies read by the input formatter of a user's model.py; docs/formatters.md is its guide."""
+"""Read bodies by the input formatter of a user's model.py (docs/formatters.md)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handler.formatters import Input
+from handler.plugins.input import Input
 from handler.plugins.loading import InputFormatter
 from handler.plugins.running import failed, kind, run, users_objects
 
 
 class CustomReader:
-    """From a body's bytes to what a schema parses, by way of the user's input formatter.
+    """Turn a body's bytes into what a dialect parses, by the user's input formatter.
 
     Args:
-        formatter: the user's.
-        decode: body and headers to the decoded payload, for formatters that take that.
-        keywords: what the formatter may ask for by name.
+        formatter: the user's function.
+        decode: turns body and headers into the decoded payload, for formatters that take it.
+        keywords: the keyword arguments that the formatter may ask for.
     """
 
     def __init__(
@@ -32,30 +32,33 @@ class CustomReader:
         self._keywords = {name: value for name, value in keywords.items() if accepts is None or name in accepts}
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
-        """The body that the schema is to parse, and the formatter's own object, None where it returned a dict.
+        """Return the body for the dialect, and the formatter's own object, None where it returned a dict.
 
         Raises:
-            FormatterFailed, InvalidPayload: the formatter failed; the body is not JSON and it wants it decoded.
+            FormatterFailed: the formatter failed.
+            InvalidPayload: the formatter takes the decoded payload, and the body is not JSON.
         """
         formatter = self._formatter
         item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers)
-        found = run(formatter, item, **self._keywords)
+        value = run(formatter, item, **self._keywords)
         with users_objects(formatter):
-            return self._read(found)
+            return self._read(value)
 
-    def _read(self, found: Any) -> tuple[dict[str, Any], Any]:
+    def _read(self, result: Any) -> tuple[dict[str, Any], Any]:
         formatter = self._formatter
-        if isinstance(found, dict):
-            return self._plain(found), None
-        if getattr(found, "input_text", None) is None:
-            raise failed(formatter, f"returned {kind(found)}; it must return a RequestInput with input_text, or a dict")
-        value = {"inputs": found.input_text, "parameters": getattr(found, "parameters", None)}
-        if adapters := getattr(found, "adapters", None):
+        if isinstance(result, dict):
+            return self._plain(result), None
+        if getattr(result, "input_text", None) is None:
+            raise failed(
+                formatter, f"returned {kind(result)}; it must return a RequestInput with input_text, or a dict"
+            )
+        value = {"inputs": result.input_text, "parameters": getattr(result, "parameters", None)}
+        if adapters := getattr(result, "adapters", None):
             value["adapters"] = adapters
-        return self._plain(value), found
+        return self._plain(value), result
 
     def _plain(self, value: dict[str, Any]) -> dict[str, Any]:
-        """As a JSON body would have brought it: the schema must not meet foreign objects, or share the user's."""
+        """Copy the value by way of JSON: the dialect must not meet foreign objects, nor share the user's."""
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             text.encode()

@@ -1,4 +1,4 @@
-"""Answers written by the output formatter of a user's model.py; docs/formatters.md is its guide."""
+"""Answers that the output formatter of a user's model.py writes (docs/formatters.md)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSONLINES, dumps
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.formatters import Sequence, TextGenerationOutput, TextInput
-from handler.formatters import Token as Shown
 from handler.plugins.loading import OutputFormatter, Style
+from handler.plugins.request_io import Sequence, TextGenerationOutput, TextInput
+from handler.plugins.request_io import Token as UserToken
 from handler.plugins.running import failed, kind, run, users_objects
 from handler.protocols.base import ParsedRequest
-from handler.protocols.reply import finish_of, returned
+from handler.protocols.reply import finish_of, rank_sequences
 
 _ids = itertools.count()
 
@@ -24,17 +24,17 @@ _ids = itertools.count()
 def with_formatter(
     call: ParsedRequest, formatter: OutputFormatter, body: Mapping[str, Any], given: Any, *, tgi_compat: bool
 ) -> ParsedRequest:
-    """The call, its answer written by the user's function where that has a say in it.
+    """Return the request with the user's function in its reply, where the function applies.
 
     Args:
-        body: what `call` was read from.
-        given: the input formatter's own object for the output formatter; None where it made none.
+        body: the body that `call` was read from.
+        given: the input formatter's own object for the output formatter; None for a new one.
         tgi_compat: `option.tgi_compat`.
     """
-    if call.reshape is None:
+    if call.postprocess is None:
         return call
     if formatter.style is Style.VALUE:
-        return call._replace(reply=call.reshape(functools.partial(_changed, formatter)), formatter=formatter.title)
+        return call._replace(reply=call.postprocess(functools.partial(_apply, formatter)), formatter=formatter.title)
     if given is None:
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
         given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
@@ -44,26 +44,26 @@ def with_formatter(
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 
 
-def _changed(formatter: OutputFormatter, value: Any) -> Any:
-    found = run(formatter, value)
-    if found is None:
+def _apply(formatter: OutputFormatter, value: Any) -> Any:
+    result = run(formatter, value)
+    if result is None:
         raise failed(formatter, "returned None; it must return a dict")
     try:
-        dumps(found)
+        dumps(result)
     except TypeError as error:
         raise failed(formatter, "returned what is not JSON", error) from None
-    return found
+    return result
 
 
 class CustomReply:
-    """An answer of an output formatter that takes a TextGenerationOutput, or LMI 0.28's six arguments.
+    """The answer of an output formatter that takes a TextGenerationOutput, or LMI 0.28's six arguments.
 
-    It is called for every token as it comes; see docs/formatters.md for how often exactly.
+    The formatter runs for each token as it comes; docs/formatters.md states how often exactly.
 
     Args:
-        call: what was asked, with the reply that says what failed before anything was sent.
-        formatter: the user's.
-        output: what it gets, still empty.
+        call: the request, whose own reply renders failures before anything was sent.
+        formatter: the user's function.
+        output: the formatter's argument, still empty.
     """
 
     def __init__(self, call: ParsedRequest, formatter: OutputFormatter, output: TextGenerationOutput) -> None:
@@ -86,7 +86,7 @@ class CustomReply:
         if delta.error is not None:
             return self._failure(delta.error)
         if delta.prefill is not None:
-            self._output.prompt_tokens_details = [_shown(token) for token in delta.prefill]
+            self._output.prompt_tokens_details = [_user_token(token) for token in delta.prefill]
         finish = finish_of(self._request, delta)
         tokens = delta.tokens or ((NO_TOKEN,) if finish is not None else ())
         with users_objects(self._formatter):
@@ -98,25 +98,25 @@ class CustomReply:
         return b""
 
     def _failure(self, error: ServingError) -> bytes:
-        """The end of a stream that broke off, without the user's code, which might pass it off as a good end."""
+        """Render the end of a stream that broke off, without the user's code, which might report it as a success."""
         self.finished = True
         return JSONLINES.encode({"error": error.message, "code": error.status})
 
     def _add(self, index: int, token: Token, finish: Finish | None) -> None:
-        """One token more; the formatter is called for those of the first sequence, and when all is there."""
+        """Add a token. The formatter runs for the first sequence's tokens, and when all sequences have ended."""
         output = self._output
         sequence = output.sequences[index]
-        shown = _shown(token)
-        shown.request_id = output.request_id
-        sequence.append(shown, None if finish is None else finish.value)
+        user_token = _user_token(token)
+        user_token.request_id = output.request_id
+        sequence.append(user_token, None if finish is None else finish.value)
         if self._request.sampling.top_logprobs:
-            sequence.top_tokens.append([_shown(one) for one in token.top])
+            sequence.top_tokens.append([_user_token(one) for one in token.top])
         if finish is not None:
             self._unfinished -= 1
             if not self._unfinished:
                 output.finished = True
                 logprobs = [one.cumulative_log_prob for one in output.sequences.values()]
-                best, *others = returned(logprobs, self._request.sampling)
+                best, *others = rank_sequences(logprobs, self._request.sampling)
                 output.best_sequence_index, output.other_sequences_indices = best, others
         self.finished = not self._unfinished
         if index == 0 or self.finished:
@@ -125,18 +125,18 @@ class CustomReply:
     def _call(self) -> None:
         output = self._output
         if self._formatter.style is Style.LEGACY:
-            self._parts.append(self._checked(self._call_legacy()))
+            self._parts.append(self._check_text(self._call_legacy()))
             return
         sequence = output.sequences[output.best_sequence_index]
         while True:
-            taken = sequence.num_taken
-            self._parts.append(self._checked(run(self._formatter, output)))
+            num_taken = sequence.num_taken
+            self._parts.append(self._check_text(run(self._formatter, output)))
             # Upstream calls a stream's formatter again until all tokens are taken: for ever, where it takes none.
-            if not self._streams or not sequence.has_next_token() or sequence.num_taken == taken:
+            if not self._streams or not sequence.has_next_token() or sequence.num_taken == num_taken:
                 return
 
     def _call_legacy(self) -> Any:
-        """LMI 0.28: `(token, first_token, last_token, details, generated_text, id)`."""
+        """Call it as LMI 0.28 does: `(token, first_token, last_token, details, generated_text, id)`."""
         output, request = self._output, self._request
         sequence = output.sequences[output.best_sequence_index]
         token, _, first, last = sequence.get_next_token()
@@ -157,10 +157,10 @@ class CustomReply:
             text += "".join([token.text for token in sequence.tokens])
         return run(self._formatter, token, first, last, details, text, output.request_id)
 
-    def _checked(self, found: Any) -> str:
-        if not isinstance(found, str):
-            raise failed(self._formatter, f"returned {kind(found)}; it must return a string")
-        return found
+    def _check_text(self, result: Any) -> str:
+        if not isinstance(result, str):
+            raise failed(self._formatter, f"returned {kind(result)}; it must return a string")
+        return result
 
     def _encode(self, text: str) -> bytes:
         try:
@@ -169,5 +169,5 @@ class CustomReply:
             raise failed(self._formatter, "returned half a surrogate pair") from None
 
 
-def _shown(token: Token) -> Shown:
-    return Shown(token.id, token.text, token.logprob, token.special or None)
+def _user_token(token: Token) -> UserToken:
+    return UserToken(token.id, token.text, token.logprob, token.special or None)

@@ -1,4 +1,4 @@
-"""Marks on a user's functions: the attributes that djl_python's decorators of the same names set."""
+"""The decorators of a user's functions, which set the attributes that djl_python's set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request as an input formatter gets it: djl_python's `Input`, of which it has the documented getters."""
+"""The request that an input formatter gets: djl_python's `Input`, with its documented getters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Content(dict[str, bytes]):
-    """Named parts of a body. There is one, `data`."""
+    """The named parts of a body; there is one, `data`."""
 
     def get_keys(self) -> list[str]:
         return list(self)
@@ -48,7 +48,7 @@ class Input:
         return self.properties
 
     def get_property(self, key: str) -> Any:
-        """A header, its name in any case; None when absent."""
+        """Return a header by its name in any case; None when absent."""
         wanted = key.lower()
         return next((value for name, value in self.properties.items() if name.lower() == wanted), None)
 
@@ -71,7 +71,7 @@ class Input:
         return list(csv.DictReader(io.StringIO(self.get_as_string(key))))
 
     def get_data(self, key: str | None = None) -> Any:
-        """As the content type says: JSON, text, else bytes."""
+        """Return the body as its content type says: JSON, text, or bytes."""
         media = self.get_property("content-type") or ""
         if media.startswith("application/json"):
             return self.get_as_json(key)

@@ -1,4 +1,4 @@
-"""Finds the formatters in a user's model.py, at start; what is wrong with them is said there and then."""
+"""Load a user's model.py at start, find its formatters, and refuse what cannot be called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAPPINGS = ("dict", "Dict", "Mapping", "MutableMapping")
 
 
 class Style(Enum):
-    """What an output formatter takes and returns."""
+    """The signature of an output formatter."""
 
     OUTPUT = "TextGenerationOutput -> str"
     LEGACY = "(token, first_token, last_token, details, generated_text, id) -> str, as in LMI 0.28"
@@ -31,7 +31,12 @@ class Style(Enum):
 
 
 class InputFormatter(NamedTuple):
-    """`takes_payload`: it gets the decoded body, not an `Input`. `accepts`: names of keywords; None: all."""
+    """An input formatter.
+
+    Attributes:
+        takes_payload: it takes the decoded body, not an `Input`.
+        accepts: names of its keyword arguments; None for any.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -54,7 +59,7 @@ class OutputFormatter(NamedTuple):
 
 
 class Formatters(NamedTuple):
-    """What to use of a model.py. `configs` is handed to input formatters under that name."""
+    """The formatters in use. Input formatters get `configs` under that name."""
 
     input: InputFormatter | None = None
     output: OutputFormatter | None = None
@@ -62,24 +67,24 @@ class Formatters(NamedTuple):
 
 
 class Decorated(NamedTuple):
-    """All that a model.py has, by name."""
+    """All formatters of a model.py, by name."""
 
     inputs: Mapping[str, InputFormatter]
     outputs: Mapping[str, OutputFormatter]
 
 
 def find_formatters(directory: Path | None) -> Decorated:
-    """The decorated functions of the model.py in `directory`; none when there is no such file.
+    """Find the decorated functions of the model.py in `directory`; none without such a file.
 
     Raises:
-        ConfigError: it cannot be imported, or a function is of no kind that we can call; names file and line.
+        ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
     """
     path = directory / "model.py" if directory is not None else None
     if path is None or not path.is_file():
         return Decorated({}, {})
-    module = _imported(path) or _import(path)
-    inputs = {name: _input(name, function, path) for name, function in _marked(module, "is_input_formatter")}
-    outputs = {name: _output(name, function, path) for name, function in _marked(module, "is_output_formatter")}
+    module = _find_imported(path) or _import(path)
+    inputs = {name: _input(name, function, path) for name, function in _find_marked(module, "is_input_formatter")}
+    outputs = {name: _output(name, function, path) for name, function in _find_marked(module, "is_output_formatter")}
     if inputs or outputs:
         log.info("%s: input formatters: %s; output formatters: %s", path, *(_names(x) for x in (inputs, outputs)))
     else:
@@ -90,39 +95,39 @@ def find_formatters(directory: Path | None) -> Decorated:
 F = TypeVar("F", InputFormatter, OutputFormatter)
 
 
-def choose(found: Mapping[str, F], name: str | None, kind: str) -> F | None:
-    """The formatter that is named, else the one that there is; None when there is none.
+def choose(formatters: Mapping[str, F], name: str | None, kind: str) -> F | None:
+    """Return the formatter of that name, or the only one; None without any.
 
     Raises:
-        ValueError: no function has that name, or several could be meant and none is named.
+        ValueError: no function has that name, or several exist and none is named.
     """
-    if name is not None and name not in found:
+    if name is not None and name not in formatters:
         builtin = "json, jsonlines, sse, or " if kind == "output" else ""
-        have = f"it has {_names(found)}" if found else "there is none"
+        have = f"it has {_names(formatters)}" if formatters else "there is none"
         raise ValueError(f"must be {builtin}the name of an @{kind}_formatter function of model.py, and {have}")
-    if name is None and len(found) > 1:
-        raise ValueError(f"model.py has several {kind} formatters, {_names(found)}: one must be chosen")
-    return found[name] if name is not None else next(iter(found.values()), None)
+    if name is None and len(formatters) > 1:
+        raise ValueError(f"model.py has several {kind} formatters, {_names(formatters)}: one must be chosen")
+    return formatters[name] if name is not None else next(iter(formatters.values()), None)
 
 
-def _names(found: Mapping[str, Any]) -> str:
-    return ", ".join(found) or "none"
+def _names(formatters: Mapping[str, Any]) -> str:
+    return ", ".join(formatters) or "none"
 
 
-def _marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Marked functions, each once, whatever names a module has for it."""
-    found: dict[int, tuple[str, Callable[..., Any]]] = {}
+def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
+    """List the marked functions, each once, even if the module has several names for it."""
+    marked: dict[int, tuple[str, Callable[..., Any]]] = {}
     for name, value in vars(module).items():
         if callable(value) and getattr(value, mark, False) is True:
-            found.setdefault(id(value), (name, value))
-    return list(found.values())
+            marked.setdefault(id(value), (name, value))
+    return list(marked.values())
 
 
 # -- importing ---------------------------------------------------------------------------------------------------
 
 
-def _imported(path: Path) -> ModuleType | None:
-    """The module of that file when somebody has imported it: DJL does, under a name that depends on its version."""
+def _find_imported(path: Path) -> ModuleType | None:
+    """Return the module of that file if DJL has imported it, whose name for it depends on DJL's version."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and Path(file).name == path.name and os.path.exists(file) and path.samefile(file):
@@ -151,7 +156,7 @@ def _import(path: Path) -> ModuleType:
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """Where in model.py it went wrong, however deep below."""
+    """Return the line of model.py at which the error passed."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -163,19 +168,27 @@ def _line(error: BaseException, path: Path) -> int:
 
 def _input(name: str, function: Callable[..., Any], path: Path) -> InputFormatter:
     where, parameters = _signature(name, function, path)
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    if not positional or sum(one.default is one.empty for one in positional) > 1:
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if not positional or sum(parameter.default is parameter.empty for parameter in positional) > 1:
         raise ConfigError(f"{where}: input formatter {name!r} must take one argument, and keywords: (input, **kwargs)")
     first = positional[0]
     accepts = None
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        accepts = frozenset(one.name for one in parameters[1:])
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        accepts = frozenset(parameter.name for parameter in parameters[1:])
     return InputFormatter(name, function, first.name == "decoded_payload" or _is_mapping(first), accepts)
 
 
 def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormatter:
     where, parameters = _signature(name, function, path)
-    needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    needed = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
     if len(needed) == 6:
         style = Style.LEGACY
     elif len(needed) == 1:
@@ -195,7 +208,7 @@ def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str
 
 
 def _is_mapping(parameter: inspect.Parameter) -> bool:
-    """By annotation, which may be a string, and may name what it holds."""
+    """Return whether the annotation, which may be a string, names a mapping."""
     annotation = parameter.annotation
     origin = getattr(annotation, "__origin__", annotation)
     text = annotation if isinstance(annotation, str) else getattr(origin, "__name__", "")

@@ -1,4 +1,4 @@
-"""What input formatters return and output formatters get; names and meanings are those of LMI's guides."""
+"""The values that input formatters return and output formatters get, with the names of LMI's documentation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Token:
-    """A token of the answer, or of the prompt. `log_prob` is None where the engine gave none."""
+    """A token of the answer or of the prompt. `log_prob` is None where the engine gives none."""
 
     __slots__ = ("error_msg", "id", "log_prob", "request_id", "special_token", "text")
 
@@ -30,18 +30,18 @@ class Token:
         return f"Token({self.id}, {self.text!r}, {self.log_prob})"
 
     def as_dict(self) -> dict[str, Any]:
-        """As LMI's answers show it."""
+        """Render the token as LMI's answers do."""
         value: dict[str, Any] = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
         return {**value, "special_token": True} if self.special_token else value
 
     def as_tgi_dict(self) -> dict[str, Any]:
-        """As TGI's answers show it."""
+        """Render the token as TGI's answers do."""
         value: dict[str, Any] = {"id": self.id, "text": self.text, "logprob": self.log_prob}
         return {**value, "special": True} if self.special_token else value
 
 
 class Sequence:
-    """One continuation as far as it has come; `get_next_token` walks through its tokens once."""
+    """One sequence so far; `get_next_token` walks through its tokens once."""
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
@@ -53,22 +53,24 @@ class Sequence:
         self._top_taken = 0
 
     def append(self, token: Token, finish_reason: str | None = None) -> None:
-        """One token more, the last one when there is a `finish_reason`."""
+        """Append a token; with `finish_reason` it is the last one."""
         self.tokens.append(token)
         self.cumulative_log_prob += token.log_prob or 0.0
         self.finish_reason = finish_reason
 
     @property
     def num_taken(self) -> int:
-        """How many tokens `get_next_token` has given out."""
+        """The number of tokens that `get_next_token` has returned."""
         return self._taken
 
     def has_next_token(self) -> bool:
         return self._taken < len(self.tokens)
 
     def get_next_token(self) -> tuple[Token | None, int, bool, bool]:
-        """The next token, its index, and whether it is the first and the last one; (None, 0, False, False) for now
-        when all that there are have been taken."""
+        """Return the next token, its index, and whether it is the first and the last one.
+
+        Returns (None, 0, False, False) while there is no next token.
+        """
         if not self.has_next_token():
             return None, 0, False, False
         index = self._taken
@@ -77,14 +79,14 @@ class Sequence:
         return self.tokens[index], index, index == 0, last
 
     def get_last_token(self) -> Token | None:
-        """The token that ended the sequence, once it has ended."""
+        """Return the token that ended the sequence; None before its end."""
         return self.tokens[-1] if self.finish_reason is not None and self.tokens else None
 
     def has_next_top_tokens(self) -> bool:
         return self._top_taken < len(self.top_tokens)
 
     def get_next_top_tokens(self) -> list[Token] | None:
-        """The alternatives to the next token, of those that were asked for; None when all have been taken."""
+        """Return the alternatives to the next token; None when there are no more."""
         if not self.has_next_top_tokens():
             return None
         self._top_taken += 1
@@ -93,12 +95,12 @@ class Sequence:
 
 @dataclass
 class RequestInput:
-    """What a client asks for. Subclasses may have fields of their own, which the output formatter sees again.
+    """A client's request. Subclasses may have fields of their own, which the output formatter sees again.
 
     Attributes:
-        request_id: set by us, unique in the process.
-        parameters: as in a body's `parameters`; `stream` may stand here.
-        tgi_compat: `option.tgi_compat`, set by us.
+        request_id: set by the handler, unique in the process.
+        parameters: a body's `parameters`; `stream` may be among them.
+        tgi_compat: `option.tgi_compat`, set by the handler.
     """
 
     request_id: int | None = None
@@ -111,7 +113,7 @@ class RequestInput:
 
 @dataclass
 class TextInput(RequestInput):
-    """`input_text` is the prompt, or under dynamic batching a list of them."""
+    """`input_text` is the prompt, or a list of prompts under dynamic batching."""
 
     input_text: Any = None
     input_ids: list[int] | None = None
@@ -128,13 +130,13 @@ class RequestOutput:
 
 @dataclass
 class TextGenerationOutput(RequestOutput):
-    """The answer as far as it has come.
+    """The answer so far.
 
     Attributes:
-        sequences: by index; one, unless `n`, `best_of` or `num_beams` asked for more.
-        best_sequence_index: which of them is the answer; certain when `finished`.
-        prompt_tokens_details: the prompt's tokens, where `decoder_input_details` asked for them.
-        other_sequences_indices: those returned beside the best, the more probable first; when `finished`.
+        sequences: by index; several where `n`, `best_of` or `num_beams` asks for them.
+        best_sequence_index: the sequence that is the answer; final when `finished`.
+        prompt_tokens_details: the prompt's tokens, where `decoder_input_details` asks for them.
+        other_sequences_indices: the other returned sequences, the more probable first; set when `finished`.
     """
 
     sequences: dict[int, Sequence] = field(default_factory=dict)

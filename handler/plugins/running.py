@@ -1,4 +1,4 @@
-"""Calls the functions of a user's model.py: whatever they do is one request's failure, and names the function."""
+"""Call the functions of a user's model.py. Each failure ends one request and names the function."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = logging.getLogger("handler.formatters")
 
 
 def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords: Any) -> Any:
-    """Call it.
+    """Call the function.
 
     Raises:
-        FormatterFailed: it raised; where is in the log.
+        FormatterFailed: it raised; the log has the place.
     """
     try:
         return formatter.function(*arguments, **keywords)
@@ -28,7 +28,7 @@ def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords
 
 @contextlib.contextmanager
 def users_objects(formatter: InputFormatter | OutputFormatter) -> Iterator[None]:
-    """Around our use of objects that the function could change, or that are of its own making.
+    """Guard the use of objects that the user's function made or may have changed.
 
     Raises:
         FormatterFailed: they cannot be used.
@@ -45,16 +45,16 @@ def users_objects(formatter: InputFormatter | OutputFormatter) -> Iterator[None]
 def failed(
     formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
 ) -> FormatterFailed:
-    """What a client is told; what `error` says may be the client's own text."""
-    return FormatterFailed(f"{formatter.title} {what}", "" if error is None else _said(error))
+    """Build the error; the text of `error`, which may quote the client, is not in its public message."""
+    return FormatterFailed(f"{formatter.title} {what}", "" if error is None else _error_text(error))
 
 
 def kind(value: Any) -> str:
-    """Of a value that should not have been returned."""
+    """Name the type of a wrong return value."""
     return "None" if value is None else type(value).__name__
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)[:500].encode(errors="replace").decode()
     except BaseException:  # its own __str__ is the user's code too

@@ -1,11 +1,11 @@
-"""What every dialect does: read a body into requests, and write one client's answer from their deltas."""
+"""The protocol of a dialect: read a body into requests, and write one client's answer from their deltas."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDict
 
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
@@ -16,14 +16,14 @@ class AdapterLookup(Protocol):
     """The LoRA adapters that requests may name."""
 
     def find(self, name: str) -> Adapter | None:
-        """By the name under which it was registered."""
+        """Find an adapter by the name under which it was registered."""
 
     def by_number(self, number: int) -> Adapter | None:
-        """By the number that it got when it was registered."""
+        """Find an adapter by the number that it got when it was registered."""
 
 
 class NoAdapters:
-    """Where none can be registered."""
+    """The lookup of a server without adapters."""
 
     def find(self, name: str) -> Adapter | None:
         return None
@@ -34,23 +34,23 @@ class NoAdapters:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a schema must know of the server: its options and its engine's limits.
+    """What a dialect reads from the server: its options and its engine's limits.
 
     Attributes:
-        output_formatter: `option.output_formatter`, None when unset.
-        refuse_unknown: names that no dialect knows are refused, not reported.
-        max_sequences: most sequences that one request may ask for.
-        engine: its name.
-        unsupported: Sampling field -> why the engine has no such thing.
+        engine: the engine's name.
+        unsupported: Sampling field -> why the engine does not support it.
         limits: Sampling field -> the largest value that the engine takes.
-        no_adapters: why it serves no LoRA adapters; "" where it does.
-        adapters: those that there are now; thread-safe.
-        sampling_defaults: Sampling fields of a request with `do_sample` true that names no value of its own for them.
-        vocabulary: what every prompt's ids stand for; None where each prompt brings its own.
-        most_tokens: those of prompt and answer together that the model takes; None while it has not been loaded.
-        chat_template: the model's own; "" where it has none.
-        model_names: what requests may call the model, its own name first; "*" among them is any name.
-        fingerprint: what an answer says of the server and the engine that it comes from.
+        no_adapters: why the engine serves no LoRA adapters; "" where it does.
+        adapters: the registered adapters; thread-safe.
+        sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
+        vocabulary: the tokens that ids stand for; None where each prompt brings its own vocabulary.
+        most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
+        output_formatter: `option.output_formatter`; None when unset.
+        refuse_unknown: refuse names that no dialect knows, instead of listing them in a header.
+        max_sequences: the most sequences that one request may ask for.
+        chat_template: the model's own chat template; "" without one.
+        model_names: names that requests may give the model, its own first; "*" among them allows any name.
+        fingerprint: the `system_fingerprint` of answers.
         tool_call_parser: `option.tool_call_parser`.
     """
 
@@ -73,7 +73,7 @@ class ServerContext:
 
 
 class HttpResponse(NamedTuple):
-    """A whole answer in one piece."""
+    """A whole HTTP response: status, content type, body."""
 
     status: int
     content_type: str
@@ -81,7 +81,7 @@ class HttpResponse(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """How long the parts of a whole answer took, in seconds, and how much it was."""
+    """The duration of each part of a whole answer, in seconds, and its number of tokens."""
 
     validation: float  # from the request's arrival until its prompt was found to fit
     queue: float  # until the engine got it
@@ -101,49 +101,77 @@ def no_headers(timing: Timing | None) -> Headers:
     return ()
 
 
-def front_end_error(error: ServingError) -> dict[str, Any]:
-    """What DJL's front end says of a request that it turns away (contract djl.md, section 2), with our `error`."""
+Count = Annotated[int, ("minimum", 0)]
+"""A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
+
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired as NotRequired
+else:
+
+    class NotRequired:
+        """Mark a field of a TypedDict as optional. Python 3.10 has no `typing.NotRequired`."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return Annotated[kind, OPTIONAL]
+
+
+OPTIONAL = ("required", False)
+
+
+class FrontEndError(TypedDict):
+    """The error of DJL Serving's front end (`code`, `type`, `message`), with our `error`."""
+
+    code: Count
+    type: str
+    message: str
+    error: NotRequired[str]
+
+
+def front_end_error(error: ServingError) -> FrontEndError:
+    """Render an error as DJL Serving's front end renders a request that it turns away."""
     return {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
 
 
 class Reply(Protocol):
-    """One client's answer being written.
+    """The answer to one client, in progress.
 
-    `feed` takes the client's deltas in order and returns the bytes to send now, possibly none; after the last one
-    `finished` is true. Before anything was sent, `refused` renders a failure as a whole answer with its status.
+    `feed` takes the client's deltas in order and returns the bytes to send now, possibly none. After the last delta
+    `finished` is true. Before anything was sent, `refused` renders a failure as a whole response.
     """
 
     content_type: str
     finished: bool
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
-        """Request number `index` of the call was accepted."""
+        """Note that request number `index` was accepted."""
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        """Bytes for one more delta of request number `index`."""
+        """Return the bytes for the next delta of request number `index`."""
 
     def refused(self, error: ServingError) -> HttpResponse:
-        """The answer when nothing has been sent yet."""
+        """Render a failure before anything has been sent."""
 
 
 class ParsedRequest(NamedTuple):
-    """What one HTTP request asks for: one or more prompts, and how to write their answer.
+    """One HTTP request: its prompts, and the reply that writes their answer.
 
     Attributes:
-        reshape: makes the same reply, its values changed by a function before they are framed. None: a user's output
-            formatter has no say in this answer.
-        formatter: the user's function that the reply runs, for messages; "" where there is none. `feed` may take its
-            time then, and raises FormatterFailed; it is fed a delta with that error, as with any other failure.
-        headers: the dialect's own, of the answer asked for; `None` stands for the timing at a stream's start.
-        keep_alive: what a stream sends when nothing has come for a while; b"" where the dialect has no such thing.
-        failed: a stream's end, where all that it has sent are such signs; None: as `Reply.refused` has it.
+        ignored: names in the body that no dialect knows.
+        postprocess: makes the same reply with a function that changes its values before framing. None: a user's
+            output formatter does not apply to this answer.
+        formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
+            takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
+        headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
+        keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
+        failed: renders the end of a stream that has sent nothing but `keep_alive`. None: use `Reply.refused`.
     """
 
     requests: Sequence[Request]
     reply: Reply
     ignored: Sequence[str] = ()
     streams: bool = False
-    reshape: Callable[[Callable[[Any], Any]], Reply] | None = None
+    postprocess: Callable[[Callable[[Any], Any]], Reply] | None = None
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
@@ -151,10 +179,10 @@ class ParsedRequest(NamedTuple):
 
 
 class Schema(Protocol):
-    """A dialect. See protocols/README.md for how to add one.
+    """A dialect. README.md says how to add one.
 
     Attributes:
-        any_media: bodies are JSON whatever their content type says.
+        any_media: read bodies as JSON whatever their content type is.
     """
 
     name: str
@@ -164,13 +192,13 @@ class Schema(Protocol):
         """Read a decoded body.
 
         Raises:
-            InvalidPayload, InvalidParameter: naming what is wrong and what would have been right.
+            InvalidPayload, InvalidParameter: naming what is wrong, and what would be right.
         """
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        """The answer to a request that was never put to the engine.
+        """Render the refusal of a request that never reached the engine.
 
         Args:
-            body: decoded, if it came to that.
-            context: that of `parse`; None where the answer is not framed as a stream's would be.
+            body: the decoded body, as far as it was decoded.
+            context: the context of `parse`; None renders the refusal without a stream's framing.
         """

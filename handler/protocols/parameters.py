@@ -1,51 +1,45 @@
-"""LMI's generation parameters (seed 004), a line each: type, range, neutral value, and the Sampling field it sets.
+"""LMI's generation parameters, one a line: type, range, neutral value, and the Sampling field that it sets.
 
-Null means absent. A value that would have an effect which the engine lacks is refused by name; a neutral one is not.
-With `do_sample` false, said or by default, sampling values are range-checked and have no effect.
+Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). Null means absent. A value that the engine does not
+support is refused by name, unless it is neutral. Without `do_sample`, sampling values are checked and have no effect.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS
 from handler.core.values import Sampling
-from handler.protocols.adapters import named_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import takes
-from handler.protocols.structured_output import choice, grammar, json_object, json_schema, regex, tgi_grammar
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.structured_output import choice, grammar, json_object, json_schema, regex, tgi_grammar
+from handler.protocols.readers.values import (
+    INT32,
+    STRING_OR_STRINGS,
+    accepts,
+    boolean,
+    integer,
+    logit_bias,
+    nothing,
+    number,
+    strings,
+    token_ids,
+)
 from handler.protocols.validation import DEFAULTS, Named, check_agreement, check_support
-from handler.protocols.validation import show as show
-
-_INT32 = (1 << 31) - 1
-
-MAX_NAME = 256  # characters of what an answer repeats all the time: a model's name, a request's id
-MAX_STOPS = 64
-MAX_STOP_CHARACTERS = 2048
-
-_STRINGS = {
-    "type": "array",
-    "maxItems": MAX_STOPS,
-    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
-}
-_STRING_OR_STRINGS = [_STRINGS["items"], _STRINGS]
-
-_LEAST_NORMAL, _MOST = 1.1754943508222875e-38, 3.4028234663852886e38  # of 32-bit floats
 
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
 SEVERAL = "*"
-"""In the place of a field: `read` gives a mapping of fields."""
+"""Stands in the place of a field where `read` returns a mapping of fields."""
 
 
 class Parameter(NamedTuple):
-    """`read` turns the JSON value into the field's, raising ValueError with what would have been right.
+    """One parameter. `read` turns a JSON value into the field's value, or raises ValueError with what would be right.
 
-    Where it gives None, or the field is "", the value is right and changes nothing. An `informed` one gets the context
-    too. A field that Sampling lacks is the request's: `Found.others`.
+    Where `read` returns None, or the field is "", the value is right and changes nothing. With `informed`, `read` takes
+    the context too. A field that is not in Sampling goes to `ParsedParameters.others`.
     """
 
     field: str
@@ -53,12 +47,12 @@ class Parameter(NamedTuple):
     informed: bool = False
 
 
-class Found(NamedTuple):
-    """What a client's parameters come to.
+class ParsedParameters(NamedTuple):
+    """The fields that a client's parameters set.
 
     Attributes:
-        names: field -> what the client calls it, for those that it set.
-        others: fields that are not Sampling's.
+        names: field -> the client's name for it, for the fields that it set.
+        others: fields that are not in Sampling.
     """
 
     sampling: Sampling
@@ -67,143 +61,41 @@ class Found(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A dialect's parameters, and where its bodies have them."""
+    """A dialect's parameters; `prefix` is the path to them in a body."""
 
     parameters: Mapping[str, Parameter]
     prefix: str = ""
 
 
-@takes(type="boolean")
-def boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-@takes(type="string")
-def string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be a string")
-    return value
-
-
-def integer(least: int, most: int = _INT32) -> Callable[[Any], int]:
-    @takes(type="integer", minimum=least, maximum=most)
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"must be an integer from {least} to {most}")
-        return value
-
-    return read
-
-
-def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Callable[[Any], float]:
-    """A finite number in [least, most], without `least` itself when `above`, without `most` itself when `below`.
-
-    Engines compute in 32 bits: what is nothing there, 1e-50 say, is 0 here too.
-    """
-    wanted = f"must be a number {'above' if above else 'of at least'} {least:g}"
-    if most < math.inf:
-        wanted += f" and {'below' if below else 'at most'} {most:g}"
-    bounds = {"exclusiveMinimum" if above else "minimum": least, "exclusiveMaximum" if below else "maximum": most}
-
-    @takes(type="number", **{name: bound for name, bound in bounds.items() if math.isfinite(bound)})
-    def read(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(wanted)
-        try:
-            found = float(value)
-        except OverflowError:
-            found = math.inf
-        found = 0.0 if abs(found) < _LEAST_NORMAL else found
-        if not math.isfinite(found) or abs(found) > _MOST or found < least or found > most:
-            raise ValueError(wanted)
-        if (above and found == least) or (below and found == most):
-            raise ValueError(wanted)
-        return found
-
-    return read
-
-
-@takes(type="integer", minimum=-1, maximum=_INT32)
+@accepts(type="integer", minimum=-1, maximum=INT32)
 def top_k(value: Any) -> int:
     return max(integer(-1)(value), 0)  # -1 (vLLM, LmiDist) and 0 (LMI) both mean: all
 
 
-@takes(anyOf=_STRING_OR_STRINGS)
-def strings(value: Any) -> tuple[str, ...]:
-    """A list of strings; one string stands for a list of one."""
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or len(found) > MAX_STOPS:
-        raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
-    for item in found:
-        if not isinstance(item, str) or not 0 < len(item) <= MAX_STOP_CHARACTERS:
-            raise ValueError(f"must hold non-empty strings of at most {MAX_STOP_CHARACTERS} characters")
-    return tuple(found)
-
-
-@takes(anyOf=[*_STRING_OR_STRINGS, {"const": False}])
+@accepts(anyOf=[*STRING_OR_STRINGS, {"const": False}])
 def stop(value: Any) -> tuple[str, ...]:
-    return () if value is False else strings(value)  # the seed's table calls TensorRT-LLM's `stop` a boolean
+    return () if value is False else strings(value)  # LMI's document calls TensorRT-LLM's `stop` a boolean
 
 
-@takes(type="array", maxItems=MAX_STOPS, items={"type": "integer", "minimum": 0, "maximum": _INT32})
-def token_ids(value: Any) -> tuple[int, ...]:
-    read = integer(0)
-    if not isinstance(value, list) or len(value) > MAX_STOPS:
-        raise ValueError(f"must be a list of at most {MAX_STOPS} token ids")
-    try:
-        return tuple(read(item) for item in value)
-    except ValueError:
-        raise ValueError("must hold token ids, which are integers of at least 0") from None
-
-
-@takes(type="object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100})
-def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """{"token id": what is added to its logit}, as OpenAI and vLLM have it; zeros go."""
-    wanted = "must be an object of token ids, each with a number from -100 to 100"
-    if not isinstance(value, dict):
-        raise ValueError(wanted)
-    bias = number(-100, 100)
-    try:
-        found = {integer(0)(int(id)): bias(item) for id, item in value.items() if id.isascii() and id.isdecimal()}
-    except ValueError:
-        raise ValueError(wanted) from None
-    if len(found) < len(value):
-        raise ValueError(f"{wanted}, none of them twice")
-    return tuple((id, item) for id, item in sorted(found.items()) if item)
-
-
-@takes(type="integer", minimum=0, maximum=1)
+@accepts(type="integer", minimum=0, maximum=1)
 def _flag_of_count(value: Any) -> bool:
     count = integer(0, 1)  # the log-probability of each prompt token itself, no alternatives
     return bool(count(value))
 
 
-@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
+@accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _alternatives(value: Any) -> int:
     count = integer(0, MAX_TOP_TOKENS)(value)
     return count if count > 1 else 0  # one is the chosen token's own, which every token has
 
 
-@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
+@accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _top_tokens(value: Any, context: ServerContext) -> int:
-    """TGI's count, of which 1 is the most likely token: when sampling, not the chosen one."""
+    """Read TGI's count. One alternative is the most likely token, not the chosen one."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     if count and (why := context.unsupported.get("top_logprobs")):
         raise ValueError(f"the engine {context.engine} lacks it: {why}")
     return count
-
-
-def nothing(neutral: Any, why: str) -> Callable[[Any], None]:
-    """A parameter of which we support the neutral value only."""
-
-    @takes(const=neutral)
-    def read(value: Any) -> None:
-        if type(value) is not type(neutral) or value != neutral:
-            raise ValueError(f"is not supported: {why}")
-
-    return read
 
 
 PARAMETERS: dict[str, Parameter] = {
@@ -258,22 +150,24 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "return_full_text": boolean,
     "truncate": integer(1),
     "stream": boolean,
-    "output_formatter": takes(enum=[*FRAMINGS])(lambda value: value),
+    "output_formatter": accepts(enum=[*FRAMINGS])(lambda value: value),
 }
-"""Names under `parameters` that say something of the request, not of the sampling; the schema reads them."""
+"""Names under `parameters` that concern the request, not the sampling; the dialect reads them."""
 
 
-def read_all(given: Mapping[str, Any], context: ServerContext, *, defaults: Mapping[str, Any], table: Table) -> Found:
-    """All that `given` asks for.
+def read_all(
+    given: Mapping[str, Any], context: ServerContext, *, defaults: Mapping[str, Any], table: Table
+) -> ParsedParameters:
+    """Read all parameters in `given` that the table lists.
 
     Args:
-        given: the client's parameters; names that are not in the table are left to others.
-        context: says which engine, and what it lacks.
-        defaults: Sampling fields where this dialect's default differs from ours.
+        given: the client's parameters; other readers take the names that the table lacks.
+        context: the engine's name and limits.
+        defaults: Sampling fields whose default differs in this dialect.
         table: the dialect's parameters.
 
     Raises:
-        InvalidParameter: naming the parameter, its value and what would have been right.
+        InvalidParameter: naming the parameter, its value and what would be right.
     """
     values: dict[str, Any] = dict(defaults)
     names: dict[str, Named] = {}
@@ -283,10 +177,10 @@ def read_all(given: Mapping[str, Any], context: ServerContext, *, defaults: Mapp
             continue
         named = Named(f"{table.prefix}{key}", value)
         try:
-            found = parameter.read(value, context) if parameter.informed else parameter.read(value)
+            result = parameter.read(value, context) if parameter.informed else parameter.read(value)
         except ValueError as error:
             raise named.refused(str(error)) from None
-        for field, item in (found if parameter.field == SEVERAL else {parameter.field: found}).items():
+        for field, item in (result if parameter.field == SEVERAL else {parameter.field: result}).items():
             if not field or item is None:
                 continue
             if field in names and values[field] != item:
@@ -296,4 +190,4 @@ def read_all(given: Mapping[str, Any], context: ServerContext, *, defaults: Mapp
     sampling = Sampling(**values)
     check_agreement(sampling, names, context)
     check_support(sampling, names, context)
-    return Found(sampling, {field: named.name for field, named in names.items()}, others)
+    return ParsedParameters(sampling, {field: named.name for field, named in names.items()}, others)

@@ -1,9 +1,12 @@
-"""The dialects by name. README.md beside this file says how to add one."""
+"""The dialects by name and by route. README.md says how to add one."""
 
 from __future__ import annotations
 
-from handler.protocols.base import Schema
-from handler.protocols.dispatch import ByShape, Refusing
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.protocols.base import HttpResponse, ParsedRequest, Schema, ServerContext
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.request import Lmi
@@ -14,8 +17,60 @@ from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.triton.request import Route, Triton
 
+
+class DispatchByField:
+    """A route with several dialects. A body with `inputs` is the mode's; otherwise the first known field decides.
+
+    Null means absent.
+
+    Args:
+        mode: the dialect of this configuration, which also answers a body that no dialect reads.
+        others: field -> the dialect that it selects.
+    """
+
+    def __init__(self, mode: Schema, others: Mapping[str, Schema]) -> None:
+        self.name = mode.name
+        self.any_media = mode.any_media
+        self._mode = mode
+        self._others = others
+
+    @property
+    def dialects(self) -> tuple[Schema, ...]:
+        """All dialects of the route, the mode first."""
+        return self._mode, *self._others.values()
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        return self._dialect(body).parse(body, context)
+
+    def _dialect(self, body: Any) -> Schema:
+        if isinstance(body, dict) and body.get("inputs") is None:
+            for field, dialect in self._others.items():
+                if body.get(field) is not None:
+                    return dialect
+        return self._mode
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return self._dialect(body).refused(error, body, context)
+
+
+class RefusingDialect:
+    """A dialect that a mode does not have. It refuses by name, in the mode's form."""
+
+    def __init__(self, mode: Schema, why: str) -> None:
+        self.name = f"no_{mode.name}"
+        self.any_media = mode.any_media
+        self._mode = mode
+        self._why = why
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        raise InvalidPayload(self._why)
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return self._mode.refused(error, body, context)
+
+
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-"""Where Triton has a model."""
+"""The paths of a model in Triton's protocol."""
 
 _LMI, _TGI, _BATCH = Lmi(), TgiCompat(), DynamicBatch()
 _COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
@@ -26,14 +81,14 @@ _NO_TRITON = "'text_input': Triton's generate is not available for dynamic batch
 SCHEMAS: dict[str, Schema] = {
     schema.name: schema
     for schema in (
-        ByShape(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
-        ByShape(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
-        ByShape(
+        DispatchByField(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        DispatchByField(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
+        DispatchByField(
             _BATCH,
             {
-                "messages": Refusing(_BATCH, _NO_CHAT),
-                "prompt": Refusing(_BATCH, _NO_COMPLETIONS),
-                "text_input": Refusing(_BATCH, _NO_TRITON),
+                "messages": RefusingDialect(_BATCH, _NO_CHAT),
+                "prompt": RefusingDialect(_BATCH, _NO_COMPLETIONS),
+                "text_input": RefusingDialect(_BATCH, _NO_TRITON),
             },
         ),
     )
@@ -41,7 +96,7 @@ SCHEMAS: dict[str, Schema] = {
 
 
 ROOTS: dict[str, Schema] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
-"""The dialects of `/`, by `option.root_schema`."""
+"""`option.root_schema` -> the dialect of `/`."""
 
 ROUTES: dict[str, Schema] = {
     "/generate": Tgi("tgi_generate", streams=False),
@@ -50,16 +105,16 @@ ROUTES: dict[str, Schema] = {
     "/v1/completions": _COMPLETIONS,
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
 }
-"""The embedded server's other routes for inference, each with its dialect; `{model}` and `{version}` are checked."""
+"""The embedded server's other inference routes, each with its dialect. The host checks `{model}` and `{version}`."""
 
 
 def routes(root_schema: str) -> dict[str, Schema]:
-    """ROUTES, and `/`."""
+    """Return ROUTES with `/`."""
     return {"/": ROOTS[root_schema], **ROUTES}
 
 
 def choose(*, rolling_batch: str, tgi_compat: bool) -> Schema:
-    """The dialect of /invocations, chosen once; nothing below asks again."""
+    """Choose the dialect of /invocations."""
     if rolling_batch == "disable":
         return SCHEMAS["dynamic_batch"]
     return SCHEMAS["tgi_compat" if tgi_compat else "lmi"]

@@ -1,4 +1,4 @@
-"""One client's answer being written, as a stream of lines or as one document; a layout says how values look."""
+"""Replies: one client's answer as a stream of lines or as one document, rendered by a dialect's format."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, Framing
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.protocols.base import HttpResponse
-from handler.protocols.tensors.outputs import Generated, Lines, Wanted, document
+from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
 
 class ResponseFormat(Protocol):
-    """The values of a dialect (`lmi.Lmi`, `tgi.TgiCompat`, `tgi_native.Tgi`).
+    """The format of a dialect's answers (`lmi.response.LmiFormat`, `tgi.response.TgiFormat`).
 
     Attributes:
-        special_in_text: the texts of special tokens, where tokens have them, stand in the whole answer's text too.
+        special_in_text: the whole text includes the texts of special tokens.
     """
 
     special_in_text: bool
 
     def prompt_token(self, token: Token) -> dict[str, Any]:
-        """A token of `prefill`."""
+        """Render a token of `prefill`."""
 
     def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        """The alternatives to a token."""
+        """Render the alternatives to a token."""
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A line of a stream that is not the last; `beside` is what stands beside its token."""
+        """Render a line of a stream that is not the last; `beside` holds the fields beside its token."""
 
     def last_chunk(
         self,
@@ -38,30 +38,30 @@ class ResponseFormat(Protocol):
         details: dict[str, Any] | None,
         beside: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The last line of a stream."""
+        """Render the last line of a stream."""
 
     def stream_details(
         self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
     ) -> dict[str, Any]:
-        """`details` of the last line."""
+        """Render `details` of the last line."""
 
     def stream_failure(self, error: ServingError) -> Any:
-        """The last line of a stream that broke off."""
+        """Render the last line of a stream that broke off."""
 
     def details(
         self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
     ) -> dict[str, Any]:
-        """`details` of a document."""
+        """Render `details` of a document."""
 
     def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        """A whole answer."""
+        """Render a whole answer."""
 
     def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
-        """The answer when nothing has been sent yet, to a request whose answer would have been framed so."""
+        """Render a failure before anything has been sent, to a request that asked for this framing."""
 
 
 class SequenceOutput:
-    """One sequence of a whole answer, as far as it has come; `index` numbers those of one request."""
+    """The output of one sequence so far; `index` counts the sequences of one request."""
 
     def __init__(self, index: int = 0, *, special_in_text: bool = True) -> None:
         self.index = index
@@ -81,7 +81,7 @@ class SequenceOutput:
 
 
 def finish_of(request: Request, delta: Delta) -> Finish | None:
-    """Why a sequence ended, as the client sees it: its `eos_token_id` is the model's end token."""
+    """Return the reason that the client sees for a sequence's end; the token `eos_token_id` ends it as EOS."""
     if delta.finish is Finish.STOP and request.eos_token_id is not None and delta.tokens:
         return Finish.EOS if delta.tokens[-1].id == request.eos_token_id else Finish.STOP
     return delta.finish
@@ -91,12 +91,12 @@ class StreamReply:
     """A stream of lines, one a token."""
 
     def __init__(
-        self, layout: ResponseFormat, request: Request, framing: Framing, outputs: Wanted | None = None
+        self, format: ResponseFormat, request: Request, framing: Framing, outputs: OutputTensors | None = None
     ) -> None:
-        self._layout = layout
+        self._format = format
         self._request = request
-        self._chunk = layout.chunk
-        self._special_in_text = layout.special_in_text
+        self._chunk = format.chunk
+        self._special_in_text = format.special_in_text
         self._framing = framing
         self._encode = framing.encode
         self._texts: list[str] = []
@@ -114,7 +114,7 @@ class StreamReply:
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is not None:
             self.finished = True
-            return self._encode(self._layout.stream_failure(delta.error))
+            return self._encode(self._format.stream_failure(delta.error))
         if self._bare and delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly all
             token = delta.tokens[0]
             self._num_tokens += 1
@@ -139,10 +139,10 @@ class StreamReply:
         return self._encode(self._chunk(token, self._num_tokens, self._beside(token)))
 
     def _beside(self, token: Token) -> dict[str, Any] | None:
-        """What the line of a token has beside it."""
+        """Return the fields beside a token."""
         if self._bare:
             return None
-        tops = {"top_tokens": self._layout.top_tokens(token)} if self._request.sampling.top_logprobs else {}
+        tops = {"top_tokens": self._format.top_tokens(token)} if self._request.sampling.top_logprobs else {}
         return tops if self._outputs is None else {**tops, "outputs": self._outputs.line(token)}
 
     def _last(self, token: Token, finish: Finish) -> Any:
@@ -154,17 +154,17 @@ class StreamReply:
         text = (request.prompt if request.full_text else "") + "".join(self._texts)
         details = None
         if request.details:
-            details = self._layout.stream_details(request, finish, self._num_tokens, self._num_prompt_tokens)
+            details = self._format.stream_details(request, finish, self._num_tokens, self._num_prompt_tokens)
             if self._prefill is not None:
-                details["prefill"] = [self._layout.prompt_token(token) for token in self._prefill]
-        return self._layout.last_chunk(token, self._num_tokens, text, details, self._beside(token))
+                details["prefill"] = [self._format.prompt_token(token) for token in self._prefill]
+        return self._format.last_chunk(token, self._num_tokens, text, details, self._beside(token))
 
     def refused(self, error: ServingError) -> HttpResponse:
-        return self._layout.refused_as(error, self._framing)
+        return self._format.refused_as(error, self._framing)
 
 
 class WholeReply:
-    """One JSON document, written when all sequences have ended; a subclass says what stands in it."""
+    """One JSON document, written when all sequences have ended. Subclasses render it."""
 
     content_type = JSON.content_type
 
@@ -195,11 +195,11 @@ class WholeReply:
         return JSON.encode(self._document()) if self.finished else b""
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
-        """The sequence that a delta of request number `index` is of."""
+        """Return the sequence of a delta of request number `index`."""
         return self._sequences[delta.sequence]
 
     def _finish(self, delta: Delta) -> Finish | None:
-        """Why the delta's sequence ended, as the client sees it."""
+        """Return the reason that the client sees for the end of the delta's sequence."""
         return delta.finish
 
     def _document(self) -> Any:
@@ -207,11 +207,11 @@ class WholeReply:
 
 
 class DocumentReply(WholeReply):
-    """LMI's and TGI's whole answer."""
+    """The whole answer of LMI and TGI."""
 
-    def __init__(self, layout: ResponseFormat, request: Request, outputs: Wanted | None = None) -> None:
-        super().__init__(request.sampling.num_sequences, special_in_text=layout.special_in_text)
-        self._layout = layout
+    def __init__(self, format: ResponseFormat, request: Request, outputs: OutputTensors | None = None) -> None:
+        super().__init__(request.sampling.num_sequences, special_in_text=format.special_in_text)
+        self._format = format
         self._request = request
         self._outputs = outputs
 
@@ -220,30 +220,32 @@ class DocumentReply(WholeReply):
 
     def _document(self) -> Any:
         scores = [self._score(sequence) for sequence in self._sequences]
-        best, *others = [self._sequences[index] for index in returned(scores, self._request.sampling)]
+        best, *others = [self._sequences[index] for index in rank_sequences(scores, self._request.sampling)]
         best.prefill = self._sequences[0].prefill
         request = self._request
         text = (request.prompt if request.full_text else "") + best.text
         details = None
         if request.details:
-            details = self._layout.details(request, best, others, self._num_prompt_tokens)
-        return self._layout.document(text, details, self._tensors(best, *others))
+            details = self._format.details(request, best, others, self._num_prompt_tokens)
+        return self._format.document(text, details, self._tensors(best, *others))
 
     def _score(self, sequence: SequenceOutput) -> float:
-        """By which the sequences are ranked."""
+        """Return the score that ranks a sequence."""
         return sequence.logprob
 
     def _tensors(self, *sequences: SequenceOutput) -> dict[str, Any] | None:
         if self._outputs is None:
             return None
-        return document(self._outputs, [Generated(one.tokens, one.rows) for one in sequences], self._context)
+        return document(
+            self._outputs, [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences], self._context
+        )
 
     def refused(self, error: ServingError) -> HttpResponse:
-        return self._layout.refused_as(error, JSON)
+        return self._format.refused_as(error, JSON)
 
 
-def returned(scores: Sequence[float], sampling: Sampling) -> list[int]:
-    """The sequences that the client gets, by index, the best first; beams come ranked by the engine."""
+def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
+    """Return the indices of the sequences for the client, the best first; the engine has ranked beams already."""
     ranked = list(range(len(scores)))
     if sampling.num_beams == 1:
         ranked.sort(key=lambda index: -scores[index])

@@ -1,4 +1,4 @@
-"""What parameters must be to each other, and to the engine; and how a refusal names one."""
+"""Cross-field validation of sampling parameters, and checks against the engine's support and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from handler.core.values import Sampling
 from handler.protocols.base import ServerContext
 
 SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
-"""Sampling fields that have no effect on a greedy choice."""
+"""Sampling fields without effect on a greedy choice."""
 
 _NOT_WITH_BEAMS: Sequence[str] = (
     "prompt_logprobs", "top_logprobs", "min_new_tokens", "ignore_eos", "structured_output", "logit_bias",
@@ -40,7 +40,7 @@ class Named(NamedTuple):
 
 
 def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: ServerContext) -> None:
-    """What parameters must be to each other."""
+    """Check parameters against each other."""
 
     def named(field: str) -> Named:
         return names.get(field) or Named(field, getattr(sampling, field))
@@ -55,7 +55,9 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
     if sampling.structured_output is not None:
         for field in ("ignore_eos", "min_new_tokens"):
             if getattr(sampling, field) != DEFAULTS[field]:
-                raise named(field).refused(f"a guide says itself where an answer ends; leave out {named('guide').name}")
+                raise named(field).refused(
+                    f"a guide says itself where an answer ends; leave out {named('structured_output').name}"
+                )
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")
@@ -70,7 +72,7 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
 
 
 def check_support(sampling: Sampling, names: Mapping[str, Named], context: ServerContext) -> None:
-    """What the engine lacks must not be asked for."""
+    """Refuse what the engine does not support."""
     for field, why in context.unsupported.items():
         value = getattr(sampling, field)
         greedy = field in SAMPLED and not sampling.do_sample
@@ -89,7 +91,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 def show(value: Any) -> str:
-    """A value in a message, cut short."""
+    """Render a value for a message, at most 80 characters."""
     text = ""
     for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # millions would take seconds
         text += piece

@@ -1,1 +1,1 @@
-"""Requests in flight on one engine."""
+"""Schedules the requests of one engine."""

@@ -1,4 +1,4 @@
-"""Requests in flight on one engine: a synchronous core without I/O of its own. Hosts drive it, one `step` at a time."""
+"""Batcher of the requests on one engine: synchronous and without I/O of its own; hosts call `step`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from handler.core.errors import GenerationFailed, Overloaded, ServingError
 from handler.core.sequence import SequenceState, alternatives
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Delta, Finish, Request, Token
+from handler.core.values import Delta, Finish, Request, Token
 from handler.engines.base import Output, Step, SteppedEngine
-from handler.scheduler.lora.engine_adapters import EngineAdapters
+from handler.scheduler.lora.registry import AdapterRegistry
 
 log = logging.getLogger("handler.batcher")
 
-_LOOK = 0.25  # seconds between looks for requests past their time, as far as somebody steps this as often
+_EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
 
 
 @dataclass
@@ -36,36 +36,37 @@ class _Active:
     unfinished: int = 0
 
 
-class _Place:
-    """One request of the engine's: a sequence of ours, or a beam search with several of them."""
+class _EngineRequest:
+    """A request in the engine: one sequence, or a beam search with several."""
 
-    __slots__ = ("active", "first", "generations", "single")
+    __slots__ = ("active", "first", "sequences", "single")
 
-    def __init__(self, active: _Active, first: int, generations: list[SequenceState]) -> None:
+    def __init__(self, active: _Active, first: int, sequences: list[SequenceState]) -> None:
         self.active = active
-        self.first = first  # the number of its first sequence
-        self.generations: list[SequenceState | None] = list(generations)  # None: that sequence has ended
-        self.single = generations[0]
+        self.first = first  # number of its first sequence
+        self.sequences: list[SequenceState | None] = list(sequences)  # None: the sequence has ended
+        self.single = sequences[0]
 
 
 class Batcher:
-    """Submit, step, cancel, reset; load and drop adapters.
+    """Submit, step, cancel, reset.
 
-    Ids are unique for the life of the process. Each request needs as many places in the engine as it has sequences;
-    requests wait in order until there is room. A request's failure ends that request; an engine's failure ends those
-    in the engine, and those that wait go on waiting for the next one.
+    Ids are unique for the life of the process. Requests wait in order until all their sequences fit into the engine. A
+    request's failure ends that request. An engine's failure ends the requests in it; others wait for the next engine.
 
     Args:
-        engine: where the requests go.
+        engine: runs the requests.
+        adapters: the model's; by default none.
         max_active: sequences in the engine at once (`option.max_rolling_batch_size`).
         max_queued: requests that may wait (`job_queue_size`).
         queue_timeout: seconds that a request may wait for its first step (`option.predict_timeout`).
-        time_limit: seconds that a request may take in all (`option.request_time_limit`); 0 is no limit.
+        time_limit: seconds that a request may take from its arrival (`option.request_time_limit`); 0 is no limit.
     """
 
     def __init__(
         self,
         engine: SteppedEngine,
+        adapters: AdapterRegistry | None = None,
         *,
         max_active: int = 32,
         max_queued: int = 1000,
@@ -77,17 +78,22 @@ class Batcher:
         self._max_queued = max_queued
         self._queue_timeout = queue_timeout
         self._time_limit = time_limit or math.inf
-        self._look_at = 0.0  # when to look for requests past their time again
+        self._expire_at = 0.0  # time of the next check for requests past their time
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
         self._queue: dict[int, _Active] = {}  # in order of arrival
-        self._places: dict[int, _Place] = {}  # by the engine's key
+        self._in_engine: dict[int, _EngineRequest] = {}  # by the engine's key
         self._running: dict[int, _Active] = {}
-        self._adapters = EngineAdapters(engine, self._ids, self._keys)
+        self._adapters = AdapterRegistry() if adapters is None else adapters
+        self._adapters.bind(
+            engine,
+            self._keys,
+            lambda: [active.request for active in (*self._running.values(), *self._queue.values())],
+        )
 
     @property
     def ready(self) -> bool:
-        """The engine takes requests."""
+        """Whether the engine takes requests."""
         return self._engine.ready
 
     @property
@@ -96,27 +102,27 @@ class Batcher:
 
     @property
     def num_active(self) -> int:
-        """Sequences in the engine."""
-        return len(self._places)
+        """Number of the engine's requests: sequences and beam searches."""
+        return len(self._in_engine)
 
     @property
     def idle(self) -> bool:
         return not self._running and not self._queue
 
     def check_room(self) -> None:
-        """Raises `Overloaded` when one more request would not even be queued."""
+        """Raise `Overloaded` if the queue is full."""
         if len(self._queue) >= self._max_queued:
             raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
 
     def submit(self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None) -> int:
-        """Accept a request; its deltas come from later steps under the id returned.
+        """Accept a request; later steps return its deltas under the returned id.
 
         Args:
-            started: called when the engine gets it, perhaps before this returns.
+            started: called when the engine gets the request, perhaps before this returns.
 
         Raises:
             Overloaded: the queue is full.
-            InvalidPayload: its adapter was dropped since it was read.
+            InvalidPayload: its adapter was unregistered since the request was read.
         """
         self.check_room()
         request = self._adapters.current(request)
@@ -127,7 +133,7 @@ class Batcher:
         return active.id
 
     def cancel(self, id: int) -> None:
-        """Forget a request; nothing more comes for it. Unknown ids are ignored."""
+        """Forget a request, without a further delta; unknown ids are ignored."""
         active = self._running.get(id)
         if active is not None:
             for key in active.keys:
@@ -143,29 +149,11 @@ class Batcher:
         for active in list(self._running.values()):
             self.cancel(active.id)
 
-    def load_adapter(self, adapter: Adapter) -> int:
-        """Have the engine load an adapter, beside the requests: one last delta comes under the id returned, with an
-        error where the adapter could not be loaded.
-
-        Raises:
-            Unavailable: there is no engine at the moment.
-        """
-        return self._adapters.load(adapter)
-
-    def drop_adapter(self, adapter: Adapter, successor: Adapter | None = None) -> None:
-        """Have the engine drop an adapter when the requests that use it have ended.
-
-        Args:
-            successor: what requests that come with it from now on get in its place; None: they are refused.
-        """
-        self._adapters.drop(adapter, successor)
-        self._drop_unused()
-
     def step(self, timeout: float = 0.0) -> list[Delta]:
-        """What the engine's steps have brought, waiting up to `timeout` seconds for it."""
+        """Return the deltas of the engine's steps, waiting up to `timeout` seconds for one."""
         try:
             steps = self._engine.step(timeout)
-        except Exception as error:  # the engine is foreign code: tell every client once, keep serving
+        except Exception as error:  # the engine is foreign code: fail its requests and keep serving
             return self._fail_all(error)
         deltas: list[Delta] = []
         for step in steps:
@@ -173,64 +161,58 @@ class Batcher:
             for output in step.others:
                 self._deliver(output, deltas)
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK
+        if now >= self._expire_at:
+            self._expire_at = now + _EXPIRY_INTERVAL
             deltas += self._expire(now)
         if self._queue:
             self._admit()
-        if self._adapters.leaving:
-            self._drop_unused()
+        self._adapters.drop_unused()
         return deltas
 
     def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:
-        """The hot path: one token more for each of many sequences."""
-        places = self._places
+        """Deliver one token to each of many sequences; the hot path."""
+        in_engine = self._in_engine
         for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
-            place = places.get(key)
-            if place is None:  # cancelled while the step was under way
+            request = in_engine.get(key)
+            if request is None:  # cancelled during the step
                 continue
-            token = place.single.push(id, logprob)
-            if place.single.stopped:
+            token = request.single.push(id, logprob)
+            if request.single.stopped:
                 self._engine.cancel(key)  # a stop string, which the engine does not know
-                deltas.append(Delta(place.active.id, place.first, (token,), Finish.STOP))
-                self._end_sequence(place, key, 0)
+                deltas.append(Delta(request.active.id, request.first, (token,), Finish.STOP))
+                self._end_sequence(request, key, 0)
             else:
-                deltas.append(Delta(place.active.id, place.first, (token,)))
+                deltas.append(Delta(request.active.id, request.first, (token,)))
 
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
-        place = self._places.get(output.key)
-        if place is None:
-            if delta := self._adapters.delta(output):
-                deltas.append(delta)
-            return
-        id, sequence = place.active.id, place.first + output.sequence
+        request = self._in_engine.get(output.key)
+        if request is None:
+            return self._adapters.take(output)
+        id, sequence = request.active.id, request.first + output.sequence
         if output.finish is Finish.ERROR:
             self.cancel(id)
             error = GenerationFailed(f"request failed in the engine: {output.error}")
             deltas.append(Delta(id, sequence, (), Finish.ERROR, error))
             return
-        generation = place.generations[output.sequence]
-        if generation is None:
+        state = request.sequences[output.sequence]
+        if state is None:
             return
-        tokens, finish = generation.feed(output.ids, output.logprobs, output.finish, output.tops)
+        tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
         prefill = None
         if output.prompt_logprobs is not None and sequence == 0:
-            prefill = _prompt_tokens(place.active.prompt, output)
+            prefill = _prompt_tokens(request.active.prompt, output)
         if finish is not None:
             if output.finish is None:
                 self._engine.cancel(output.key)
-            self._end_sequence(place, output.key, output.sequence)
+            self._end_sequence(request, output.key, output.sequence)
         deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits))
 
-    def _drop_unused(self) -> None:
-        self._adapters.drop_unused(active.request for active in (*self._running.values(), *self._queue.values()))
-
     def _admit(self) -> None:
-        """Move waiting requests into the engine, in order, as long as they fit."""
+        """Start waiting requests, in order, as long as they fit into the engine."""
         while self._queue and self._engine.ready:
             active = next(iter(self._queue.values()))
             need = active.request.sampling.num_sequences
-            if self._places and len(self._places) + need > self._max_active:
+            if self._in_engine and len(self._in_engine) + need > self._max_active:
                 return
             del self._queue[active.id]
             self._start(active)
@@ -242,12 +224,14 @@ class Batcher:
             sampling = replace(sampling, seed=random.getrandbits(53))
         active.unfinished = sampling.num_sequences
         self._running[active.id] = active
-        # Beams are one search; several samples are that many requests, each with a seed of its own.
+        # Beams are one request of the engine; several samples are several, each with its own seed.
         width = active.unfinished if sampling.num_beams > 1 else 1
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._places[key] = _Place(active, first, [SequenceState(active.prompt, sampling) for _ in range(width)])
+            self._in_engine[key] = _EngineRequest(
+                active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
+            )
             own = replace(
                 sampling,
                 seed=sampling.seed_of(first),
@@ -255,18 +239,18 @@ class Batcher:
             )
             self._engine.add(key, active.prompt.ids, own, active.request.adapter)
 
-    def _end_sequence(self, place: _Place, key: int, index: int) -> None:
-        place.generations[index] = None
-        if not any(place.generations):
-            del self._places[key]
-        place.active.unfinished -= 1
-        if not place.active.unfinished:
-            del self._running[place.active.id]
+    def _end_sequence(self, request: _EngineRequest, key: int, index: int) -> None:
+        request.sequences[index] = None
+        if not any(request.sequences):
+            del self._in_engine[key]
+        request.active.unfinished -= 1
+        if not request.active.unfinished:
+            del self._running[request.active.id]
 
     def _forget(self, active: _Active) -> None:
         self._running.pop(active.id, None)
         for key in active.keys:
-            self._places.pop(key, None)
+            self._in_engine.pop(key, None)
 
     def _fail_all(self, error: Exception) -> list[Delta]:
         if not isinstance(error, ServingError):
@@ -275,19 +259,19 @@ class Batcher:
         lost = list(self._running.values())
         for active in lost:
             self._forget(active)
-        ids = [active.id for active in lost] + self._adapters.lost(active.request for active in self._queue.values())
-        return [Delta(id, 0, (), Finish.ERROR, error) for id in ids]
+        self._adapters.lose_engine(error)
+        return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
-        """End requests that waited too long, or took too long."""
+        """Fail requests that waited too long, or took too long."""
         late = [active for active in self._queue.values() if active.start_by < now]
-        endless = [active for active in self._running.values() if active.end_by < now]
-        waited = Overloaded(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
-        took = GenerationFailed(f"not finished within {self._time_limit:g} s (option.request_time_limit)")
-        for active in late + endless:
+        overdue = [active for active in self._running.values() if active.end_by < now]
+        not_started = Overloaded(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
+        not_finished = GenerationFailed(f"not finished within {self._time_limit:g} s (option.request_time_limit)")
+        for active in late + overdue:
             self.cancel(active.id)
-        return [Delta(active.id, 0, (), Finish.ERROR, waited) for active in late] + [
-            Delta(active.id, 0, (), Finish.ERROR, took) for active in endless
+        return [Delta(active.id, 0, (), Finish.ERROR, not_started) for active in late] + [
+            Delta(active.id, 0, (), Finish.ERROR, not_finished) for active in overdue
         ]
 
 

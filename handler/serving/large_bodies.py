@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from handler.core.errors import NotJson, Overloaded, TooLarge, Unavailable
 from handler.core.values import Request
-from handler.engines.structured_output.sandbox import NotTried, Purpose, TooMuch, TooMuchMemory, TrialProcess
+from handler.engines.structured_output.sandbox import LimitExceeded, MemoryLimitExceeded, NotRun, Purpose, Sandbox
 from handler.engines.structured_output.sandbox_tasks import Job, Limits, Work
-from handler.protocols.readers import decode, decode_text
+from handler.protocols.readers.body import decode, decode_text
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class LargeBodies:
     """Reads large bodies, on threads that wait for the process. It is started by the first one. Thread-safe."""
 
     def __init__(self) -> None:
-        self._process = TrialProcess(_make, _PURPOSE)
+        self._process = Sandbox(_make, _PURPOSE)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="large-bodies")
         self._lock = threading.Lock()
         self._num_waiting = 0
@@ -84,12 +84,12 @@ class LargeBodies:
         memory = _MEMORY + _MEMORY_FACTOR * len(body)
         job = Job(plain, Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
         try:
-            parts, _ = self._process.done(job, body)
-        except TooMuchMemory:
+            parts, _ = self._process.run(job, body)
+        except MemoryLimitExceeded:
             raise TooLarge(f"the body needs more than {memory >> 20} MiB to be read") from None
-        except TooMuch:
+        except LimitExceeded:
             raise TooLarge(f"the body needs more than {SECONDS:g} s to be read, or breaks what reads it") from None
-        except NotTried as error:
+        except NotRun as error:
             raise Unavailable(f"the body cannot be read: {error}") from None
         return _Unpickler(parts.pop(), parts).load()
 

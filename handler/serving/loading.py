@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from handler import __version__, engines
+from handler.config import environment
 from handler.config.loader import BY_ROLLING_BATCH, Config
 from handler.core.daemon_thread import run_in_daemon_thread
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.process.supervisor import EngineSupervisor
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.loading import Formatters, choose, find_formatters
 from handler.protocols.base import ServerContext
-from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry, adapters_of
+from handler.scheduler.lora.files import adapters_of
+from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.launch")
-
-_MOST_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
-"""How many adapters SageMaker means to have in the container at once."""
 
 
 async def load_model(
@@ -56,8 +54,8 @@ async def load_model(
     try:
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = schema_context(config, spec, adapters.registry)
-        guides = guide_checks(spec, engine)
-        return ServedModel(config, engine, tokenizer, context, adapters, formatters, guides, stepped=stepped)
+        validator = make_validator(spec, engine)
+        return ServedModel(config, engine, tokenizer, context, adapters, formatters, validator, stepped=stepped)
     except BaseException:
         engine.close()
         raise
@@ -109,26 +107,28 @@ def engine_spec(config: Config) -> Spec:
     )
 
 
-def start_engine(config: Config, spec: Spec) -> RemoteEngine:
+def start_engine(config: Config, spec: Spec) -> EngineSupervisor:
     isolated = engines.entry(spec.engine).isolated
     if config.engine_isolation != "auto":
         isolated = config.engine_isolation == "process"
-    return RemoteEngine(
+    return EngineSupervisor(
         spec, isolated=isolated, timeout=config.engine_timeout, load_timeout=config.model_loading_timeout
     )
 
 
-def guide_checks(spec: Spec, engine: RemoteEngine | None = None) -> GuideChecks | None:
+def make_validator(spec: Spec, engine: EngineSupervisor | None = None) -> StructuredOutputValidator | None:
     """What tries clients' guides; None where the engine takes none, or none can harm it."""
     if (
-        not engines.tries_guides(spec.engine)
+        not engines.checks_structured_output(spec.engine)
         or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
     ):
         return None
     seconds = spec.config.options["guide_timeout"]
     if not seconds:
         return None
-    return GuideChecks(functools.partial(engines.guide_trial, spec.engine, spec.config), seconds=seconds, engine=engine)
+    return StructuredOutputValidator(
+        functools.partial(engines.structured_output_check, spec.engine, spec.config), seconds=seconds, engine=engine
+    )
 
 
 def load_tokenizer(spec: Spec) -> Tokenizer:
@@ -193,31 +193,21 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
     Raises:
         ConfigError: one of them cannot be used; or the environment's number of adapters is none.
     """
-    registry = AdapterRegistry(_most_adapters())
+    limit = environment.max_adapters()
     places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
     homes = [path for place in dict.fromkeys(places) if place and (path := place.absolute() / "adapters").is_dir()]
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
         if homes:
             log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
-        return AdapterHome(registry)
+        return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
     at_start: dict[str, Path] = {}
     for home in homes:
         for name, path in adapters_of(home).items():
             if (other := at_start.setdefault(name, path)).resolve() != path.resolve():
                 raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
     first = next((place for place in places if place and place.is_dir()), None)
-    return AdapterHome(
-        registry, homes[0] if homes else first and first.absolute() / "adapters", dict(sorted(at_start.items()))
-    )
-
-
-def _most_adapters() -> int | None:
-    text = os.environ.get(_MOST_ADAPTERS)
-    if text is None:
-        return None
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(f"environment variable {_MOST_ADAPTERS}={text}: must be a whole number of at least 1")
-    return int(text)
+    base = homes[0] if homes else first and first.absolute() / "adapters"
+    return AdapterHome(AdapterRegistry(limit, base), dict(sorted(at_start.items())))
 
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:

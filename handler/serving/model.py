@@ -13,14 +13,13 @@ from handler.config.loader import Config
 from handler.core.daemon_thread import run_in_daemon_thread
 from handler.core.errors import ConfigError, ServingError, Unavailable, serving_error
 from handler.engines.base import EngineInfo, Tokenizer
-from handler.engines.process.supervisor import RemoteEngine, State
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.loading import Formatters
 from handler.protocols import registry
 from handler.protocols.base import Schema, ServerContext
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.lora.changes import AdapterChanges, Change, Outcome
-from handler.scheduler.lora.registry import AdapterHome, Registered
+from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Registered
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
@@ -42,19 +41,19 @@ class ServedModel:
     Args:
         engine: started, perhaps still loading.
         tokenizer: used on threads.
-        guides: what tries clients' structured output; None where nothing has to be tried.
+        validator: tries clients' structured output; None where nothing has to be tried.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
     """
 
     def __init__(
         self,
         config: Config,
-        engine: RemoteEngine,
+        engine: EngineSupervisor,
         tokenizer: Tokenizer,
         context: ServerContext,
         adapters: AdapterHome,
         formatters: Formatters = NO_FORMATTERS,
-        guides: GuideChecks | None = None,
+        validator: StructuredOutputValidator | None = None,
         *,
         stepped: bool = False,
     ) -> None:
@@ -62,7 +61,7 @@ class ServedModel:
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
         self.routes = InferenceRoutes(config.model_name, self.schema.name, registry.routes(config.root_schema))
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, guides=guides
+            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, validator=validator
         )
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
@@ -76,7 +75,7 @@ class ServedModel:
         self._closing = False
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._engine = engine
-        self._guides = guides
+        self._validator = validator
         self._batches: DynamicBatcher | None = None
         if config.rolling_batch == "disable" and not stepped:
             self._batches = DynamicBatcher(
@@ -84,6 +83,7 @@ class ServedModel:
             )
         self._batcher = Batcher(
             engine,
+            adapters.registry,
             max_active=config.max_rolling_batch_size,
             max_queued=config.job_queue_size,
             queue_timeout=config.predict_timeout,
@@ -91,10 +91,7 @@ class ServedModel:
         )
         self._driver = EngineDriver(self._batcher)
         self._adapters_at_start = adapters.at_start
-        no_adapters = context.no_adapters and f"{context.engine}: {context.no_adapters}"
-        self.adapter_changes = AdapterChanges(
-            adapters.registry, self._batcher, self._driver.sinks, adapters.base, no_adapters
-        )
+        self.adapters = adapters.registry
         self.metrics = Metrics(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
@@ -178,8 +175,8 @@ class ServedModel:
             if state is State.CLOSED and not self.opened.done() and not self._closing:
                 self.opened.set_exception(ConfigError(f"the engine could not start: {self.reason}"))
             self.metrics.ready.set(state is State.READY)
-            if state is State.READY and self._guides is not None:
-                self._guides.start()
+            if state is State.READY and self._validator is not None:
+                self._validator.start()
             if state is State.RESTARTING:
                 self.metrics.restarts.inc()
             on_state(state)
@@ -202,8 +199,8 @@ class ServedModel:
         self._closing = True
         self._driver.close()
         self._engine.close()
-        if self._guides is not None:
-            self._guides.close()
+        if self._validator is not None:
+            self._validator.close()
         self.admission.close()
 
     @property
@@ -255,8 +252,8 @@ class ServedModel:
             ServingError: nothing has changed.
         """
         self._check_open()
-        path = await run_in_daemon_thread(functools.partial(self.adapter_changes.path, src))
-        begin = functools.partial(self.adapter_changes.register, name, path, preload=preload)
+        path = await run_in_daemon_thread(functools.partial(self.adapters.path, src))
+        begin = functools.partial(self.adapters.register, name, path, preload=preload)
         registered = await self.change_adapter(begin)
         assert registered is not None, "what was registered is there"
         return registered
@@ -267,9 +264,9 @@ class ServedModel:
         Raises:
             ServingError: nothing has changed.
         """
-        src = self.adapter_changes.registry.get(name).adapter.path if src is None else src
-        path = await run_in_daemon_thread(functools.partial(self.adapter_changes.path, src))
-        await self.change_adapter(functools.partial(self.adapter_changes.update, name, path=path, preload=preload))
+        src = self.adapters.get(name).adapter.path if src is None else src
+        path = await run_in_daemon_thread(functools.partial(self.adapters.path, src))
+        await self.change_adapter(functools.partial(self.adapters.update, name, path=path, preload=preload))
 
     async def change_adapter(self, begin: Change) -> Registered | None:
         """Return what stands under the name then. The change goes on when its awaiter is cancelled.
@@ -287,7 +284,7 @@ class ServedModel:
     async def _load_adapters(self) -> None:
         for name, path in self._adapters_at_start.items():
             try:
-                await self.change_adapter(functools.partial(self.adapter_changes.register, name, path))
+                await self.change_adapter(functools.partial(self.adapters.register, name, path))
             except Exception as error:  # whatever is wrong with it keeps the model from being served
                 message = f"the adapter {name} cannot be used: {serving_error(error).message}"
                 return self.opened.set_exception(ConfigError(message))

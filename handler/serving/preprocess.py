@@ -12,13 +12,13 @@ from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload,
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, Tokenizer
-from handler.engines.structured_output.validator import GuideChecks
+from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.loading import Formatters
-from handler.protocols.adapters import agreed, named_adapter, shown
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
-from handler.protocols.readers import decode, decode_text
+from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
+from handler.protocols.readers.body import decode, decode_text
 from handler.serving.headers import Headers, media_type
 from handler.serving.large_bodies import LARGE, LargeBodies
 
@@ -55,7 +55,7 @@ class Preprocessor:
         tokenizer: the engine's.
         engine_info: what the engine says of itself; None while it has not been loaded.
         formatters: what a model.py has the bodies read and the answers written by.
-        guides: tries what clients send; None where nothing has to be tried.
+        validator: tries what clients send; None where nothing has to be tried.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Preprocessor:
         tokenizer: Tokenizer,
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
-        guides: GuideChecks | None = None,
+        validator: StructuredOutputValidator | None = None,
     ) -> None:
         self.schema = schema
         self.large_bodies = LargeBodies()
@@ -85,7 +85,7 @@ class Preprocessor:
         )
         self._tokenizer = tokenizer
         self._engine_info = engine_info
-        self._guides = guides
+        self._validator = validator
 
     def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
@@ -173,8 +173,8 @@ class Preprocessor:
 
     def try_guide(self, request: Request) -> Future[str] | None:
         """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""
-        structured_output = request.sampling.structured_output
-        return None if structured_output is None or self._guides is None else self._guides.check(structured_output)
+        output = request.sampling.structured_output
+        return None if output is None or self._validator is None else self._validator.check(output)
 
     def _given(self, request: Request, ids: Sequence[int]) -> Prompt:
         """A prompt that came as ids."""
@@ -192,8 +192,8 @@ class Preprocessor:
             try:
                 one = named_adapter(given, self.context)
             except ValueError as error:
-                raise InvalidPayload(f"header {name}: {shown(given)}: {error}") from None
-            found = agreed(found, one, f"header {name}")
+                raise InvalidPayload(f"header {name}: {quote(given)}: {error}") from None
+            found = merge_adapters(found, one, f"header {name}")
         return found
 
     def _check(self, request: Request, prompt: Prompt) -> None:
@@ -242,7 +242,7 @@ def check_guide(request: Request, why: str) -> None:
 
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
-    return replace(request, adapter=agreed(adapter, request.adapter, "the body"))
+    return replace(request, adapter=merge_adapters(adapter, request.adapter, "the body"))
 
 
 def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:

@@ -13,9 +13,9 @@ from handler import engines
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.supervisor import RemoteEngine, State
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from tests.engines.processes import descendants
+from tests.process_tree import descendants
 
 PROMPT = "Once upon a time"
 
@@ -53,7 +53,7 @@ class Answer:
 
 class Served:
     def __init__(self, config: EngineConfig, load_timeout: float) -> None:
-        self.engine = RemoteEngine(Spec("trtllm", config), load_timeout=load_timeout)
+        self.engine = EngineSupervisor(Spec("trtllm", config), load_timeout=load_timeout)
         try:
             while self.engine.state is State.LOADING:
                 self.engine.step(timeout=1)

@@ -13,7 +13,7 @@ from deploy.errors import DeployError
 from deploy.spec.reading import read_spec
 from tests.accept import aws
 from tests.accept.aws import FAIL, PASS, Ran, accept
-from tests.deploy.aws import ACCOUNT
+from tests.deploy.doubles.aws import ACCOUNT
 
 CONTENT = {
     "name": "accepted",

@@ -14,6 +14,8 @@ from tests.adapter_files import write_adapter
 from tests.doubles import tiny
 from tests.doubles.requests import environment
 
+pytestmark = pytest.mark.timeout(300)  # each runs a whole acceptance, which itself notices a hang
+
 
 def run(model: Path, manners: str, *arguments: str) -> tuple[int, list[str], dict[str, object]]:
     """Exit status, lines, and the verdict that is the last of them."""
@@ -22,7 +24,7 @@ def run(model: Path, manners: str, *arguments: str) -> tuple[int, list[str], dic
         env={**os.environ, **environment(manners)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     *lines, last = done.stdout.splitlines()
     return done.returncode, lines, json.loads(last)

@@ -12,23 +12,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import install
+
 ROOT = Path(__file__).parents[2]
-TESTS = (
-    "protocol", "upgrade", "connections", "body", "listen", "http", "allowed_hosts"
-)  # fmt: skip
+TESTS = ("tests/app/http", "tests/app/test_http.py", "tests/app/security", "tests/process/http/test_connections.py")
 
 
 def main(directory: Path) -> None:
     lowest, bounds = requirement((ROOT / "pyproject.toml").read_text())
     for name, wanted in (("lowest", f"uvicorn=={lowest}"), ("newest", f"uvicorn{bounds}")):
         target = directory / name
-        _run("pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade", "--target", str(target), wanted)
+        install.packages("--python", sys.executable, "--upgrade", "--target", str(target), wanted)
         environment = {**os.environ, "PYTHONPATH": str(target)}
         version, file = _run("-c", _VERSION, env=environment, capture=True).split(" ", 1)
         if not Path(file).is_relative_to(target) or (name == "lowest" and version != lowest):
             sys.exit(f"the tests would run on uvicorn {version} in {file}")
         print(f"the HTTP tests on uvicorn {version}", flush=True)
-        _run("pytest", "-q", *(f"tests/hosts/test_{name}.py" for name in TESTS), env=environment)
+        _run("pytest", "-q", *TESTS, env=environment)
 
 
 _VERSION = "import uvicorn; print(uvicorn.__version__, uvicorn.__file__)"

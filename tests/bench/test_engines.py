@@ -100,7 +100,7 @@ def test_all_systems_in_turns(
         assert list(systems) == [vllm.OFFLINE, vllm.OURS, vllm.PEER]
         assert systems[vllm.OURS]["errors"] == systems[vllm.PEER]["errors"] == {}
         assert systems[vllm.OURS]["num_requests"] == systems[vllm.PEER]["num_requests"] == 2 * value["clients"]
-        assert systems[vllm.OURS]["itl_ms"]["mean"] == pytest.approx(5, rel=0.5)
+        assert systems[vllm.OURS]["itl_ms"]["mean"] > 2.5, "milliseconds, at 5 or more each"
         assert systems[vllm.OURS]["host_cpu_us"] > 0
         assert systems[vllm.PEER]["engine_cpu_us"] < systems[vllm.PEER]["host_cpu_us"]
         rates = [systems[name]["tokens_per_second"] for name in (vllm.OURS, vllm.OFFLINE, vllm.PEER)]

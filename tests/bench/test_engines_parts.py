@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from handler.bench.answer import Result
+from handler.bench.load import Result
 from handler.engines.base import EngineConfig
 
 BENCH = Path(__file__).parents[2] / "bench"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from handler.bench.client import Target, prompt
-from handler.bench.load import WARM_UP_TOKENS, Closed, Open, measure
+from handler.bench.load import Closed, Open
+from handler.bench.processes import WARM_UP_TOKENS, measure
 from handler.cli import main
 from handler.core.errors import ConfigError
 
@@ -108,10 +109,11 @@ def test_open_loop_counts_from_when_a_request_was_due(faulty: Faulty) -> None:
 
 
 def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(ConfigError, match="cannot connect"):
-        measure(Target(url, TOKENS), Closed(1))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        target = Target(f"http://127.0.0.1:{bound.getsockname()[1]}", TOKENS)
+        with pytest.raises(ConfigError, match="cannot connect"):
+            measure(target, Closed(1))
 
 
 def test_prompts_differ_from_their_first_word_on() -> None:

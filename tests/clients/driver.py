@@ -97,10 +97,9 @@ class Driver:
 def driving(environment: str, script: str, mode: str) -> Iterator[Driver]:
     """A Python client's script; `mode` is sync or async."""
     python = venvs.python(environment)
-    variables = {"PYTHONUTF8": "1", "HF_HOME": str(python.parents[1] / "hub")}
-    with _closing(
-        Driver([str(python), str(_SCRIPTS / f"{script}.py")], variables, asynchronous=mode == "async")
-    ) as one:
+    variables = {"PYTHONUTF8": "1", "PYTHONPATH": str(_SCRIPTS), "HF_HOME": str(python.parents[1] / "hub")}
+    [path] = _SCRIPTS.rglob(f"{script}.py")
+    with _closing(Driver([str(python), str(path)], variables, asynchronous=mode == "async")) as one:
         yield one
 
 

@@ -1,6 +1,6 @@
 """Triton's generate extension as its users call it: by requests and sseclient-py, by aiohttp, and by tritonclient.
 
-What Triton's own tests of the extension check is here or in tests/hosts/test_triton.py.
+What Triton's own tests of the extension check is here or in tests/app/test_triton.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_an_answer_and_its_stream(triton: Driver, triton_url: str) -> None:
 
 
 def test_the_documents_own_example(triton: Driver, triton_url: str) -> None:
-    """Seed 002's."""
+    """The request in Triton's documentation of its generate extension."""
     answer = triton.generate(triton_url, "client input", id="42", parameters={"stream": False, "temperature": 0})
     assert answer.pop("text_output").startswith("client input")
     assert answer == {"id": "42", **MODEL}

@@ -9,12 +9,12 @@ import contextlib
 import fcntl
 import hashlib
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from handler.config.model_files import cache_directory
+from tests import install
 
 _HERE = Path(__file__).parent
 
@@ -55,14 +55,8 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def _build(directory: Path, requirements: Path, *, bare: bool) -> None:
-    _run(sys.executable, "-m", "venv", str(directory))
-    pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    _run(*pip, "--only-binary=:all:", *(["--no-deps"] if bare else []), "-r", str(requirements))
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert not done.returncode, f"{' '.join(command)} ended with status {done.returncode}:\n{done.stdout[-4000:]}"
+    dependencies = ["--no-deps"] if bare else []
+    install.environment(directory, "--only-binary=:all:", *dependencies, "-r", str(requirements))
 
 
 def environments() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.environment import clean_environment
+from tests.ports import free_port
 from tests.servers import wait_for
 
 
@@ -61,10 +61,8 @@ class Container:
 @contextmanager
 def container(scratch: Path, environment: Mapping[str, str]) -> Iterator[Container]:
     """`scratch` holds SageMaker's directories and the one to write in."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     places = {"SAGEMAKER_MODEL_PATH": str(scratch / "ml" / "model"), "LMI_SCRATCH": str(scratch / "scratch")}
-    found = Container(port, {**places, **environment})
+    found = Container(free_port(), {**places, **environment})
     try:
         yield found
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from handler.container.aliases import translate
+from handler.container.arguments import translate
 from handler.core.errors import ConfigError
 
 

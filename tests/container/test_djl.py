@@ -17,7 +17,7 @@ import pytest
 from handler.config.loader import load_config
 from handler.container import djl
 from handler.container.arguments import Arguments
-from handler.container.model import Found
+from handler.container.model import ModelSource
 from handler.core.errors import ConfigError
 from tests.container.processes import Container, container, model_data
 from tests.djl import jars
@@ -42,7 +42,7 @@ def test_model_directory_holds_links_and_the_file_s_own_lines(tmp_path: Path, ta
     for name in ("config.json", "model.safetensors", "requirements.txt"):
         (data / name).touch()
     arguments = Arguments(8080, ("option.max_model_len=99",))
-    assert djl.make_model(arguments, Found(data, str(data), {}), {}, target, (0, 36, 0)) == "llama"
+    assert djl.make_model(arguments, ModelSource(data, str(data), {}), {}, target, (0, 36, 0)) == "llama"
     assert properties(target) == [
         "engine=Python",
         "minWorkers=1",
@@ -57,7 +57,7 @@ def test_model_directory_holds_links_and_the_file_s_own_lines(tmp_path: Path, ta
     ]
     links = {entry.name: entry.readlink() for entry in target.iterdir() if entry.is_symlink()}
     assert links == {name: data / name for name in ("config.json", "model.safetensors")}
-    djl.make_model(arguments, Found(data, str(data), {}), {}, target, (0, 36, 0))  # a second start finds the first's
+    djl.make_model(arguments, ModelSource(data, str(data), {}), {}, target, (0, 36, 0))  # a second start
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_mode_is_the_user_s_where_one_is_named(
     tmp_path: Path, target: Path, own: str, environ: dict[str, str], since: tuple[int, ...]
 ) -> None:
     data = model_data(tmp_path, own)
-    djl.make_model(NOTHING, Found(data, "a/b", {}), environ, target, since)
+    djl.make_model(NOTHING, ModelSource(data, "a/b", {}), environ, target, since)
     assert "option.async_mode=true" not in properties(target)
 
 
@@ -87,33 +87,33 @@ def test_java_gets_a_rolling_batch_that_it_leaves_alone(
     """Where there is a config.json it would make dynamic batching of `auto`, and MPI of `trtllm`."""
     data = model_data(tmp_path, f"option.rolling_batch={asked}\n" if in_file else "")
     environ = {} if in_file else {"OPTION_ROLLING_BATCH": asked}
-    djl.make_model(NOTHING, Found(data, "a/b", {}), environ, target, (0, 36, 0))
+    djl.make_model(NOTHING, ModelSource(data, "a/b", {}), environ, target, (0, 36, 0))
     assert properties(target)[-1 - len(engine) :] == ["option.rolling_batch=scheduler", *engine]
 
 
 @pytest.mark.parametrize("asked", ["vllm", "disable"])
 def test_other_modes_are_handed_to_java_as_they_are(tmp_path: Path, target: Path, asked: str) -> None:
     data = model_data(tmp_path, f"option.rolling_batch={asked}\n")
-    djl.make_model(NOTHING, Found(data, "a/b", {}), {}, target, (0, 36, 0))
+    djl.make_model(NOTHING, ModelSource(data, "a/b", {}), {}, target, (0, 36, 0))
     assert properties(target)[-1] == f"option.rolling_batch={asked}"
 
 
 def test_before_async_mode_it_is_rolling_batch(tmp_path: Path, target: Path) -> None:
-    djl.make_model(NOTHING, Found(None, "a/b", {}), {}, target, (0, 28, 0))
+    djl.make_model(NOTHING, ModelSource(None, "a/b", {}), {}, target, (0, 28, 0))
     assert properties(target)[-1] == "option.rolling_batch=scheduler"
     assert "option.async_mode=true" not in properties(target)
 
 
 def test_tgi_compat_goes_with_async_mode(tmp_path: Path, target: Path) -> None:
     data = model_data(tmp_path, "option.tgi_compat=true\n")
-    djl.make_model(NOTHING, Found(data, "a/b", {}), {}, target, (0, 36, 0))
+    djl.make_model(NOTHING, ModelSource(data, "a/b", {}), {}, target, (0, 36, 0))
     assert "option.async_mode=true" in properties(target)
 
 
 def test_a_file_is_linked_into_a_directory(tmp_path: Path, target: Path) -> None:
     model = tmp_path / "model.gguf"
     model.touch()
-    djl.make_model(NOTHING, Found(None, str(model), {}), {}, target, (0, 36, 0))
+    djl.make_model(NOTHING, ModelSource(None, str(model), {}), {}, target, (0, 36, 0))
     config = load_config(properties=target / "serving.properties", environ={}, java=True)
     assert config.model_id == str(target.parent / "weights")
     assert (target.parent / "weights" / "model.gguf").resolve() == model
@@ -122,7 +122,7 @@ def test_a_file_is_linked_into_a_directory(tmp_path: Path, target: Path) -> None
 def test_wrong_options_are_refused_before_java(tmp_path: Path, target: Path) -> None:
     data = model_data(tmp_path, "option.max_rolling_batch_sise=4\n")
     with pytest.raises(ConfigError, match=r"did you mean 'option\.max_rolling_batch_size'"):
-        djl.make_model(NOTHING, Found(data, "a/b", {}), {}, target, (0, 36, 0))
+        djl.make_model(NOTHING, ModelSource(data, "a/b", {}), {}, target, (0, 36, 0))
 
 
 def test_both_of_java_s_interfaces_are_on_sagemaker_s_port(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.djl.processes import group_members
+from tests.ports import free_port
 from tests.servers import wait_for
 
 # It answers /SECONDS in two parts, so many seconds apart, and dies of SIGTERM at once. /orphan leaves a child behind.
@@ -41,8 +41,7 @@ sys.exit(supervise(sys.argv[4:], os.environ, port, drain=drain, end=end))
 def supervised(
     *, code: str = _SERVER, drain: float = 20, end: float = 28
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-c", _SUPERVISE, str(port), str(drain), str(end), sys.executable, "-c", code, str(port)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -80,7 +79,7 @@ def test_answers_are_finished_before_the_server_is_told() -> None:
             assert answer.read(6) == b"first "
             process.send_signal(signal.SIGTERM)
             assert answer.read() == b"second"
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         assert process.stderr is not None
         assert "SIGTERM: stopping; answers to finish: 1" in process.stderr.read()
 
@@ -90,7 +89,7 @@ def test_an_answer_that_takes_too_long_is_cut_off() -> None:
         with open_when_listening(port, "/60") as answer:
             assert answer.read(6) == b"first "
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(30) == 0
         assert process.stderr is not None
         assert "answers that are cut off after" in process.stderr.read()
 
@@ -101,7 +100,7 @@ def test_a_second_signal_ends_the_waiting() -> None:
         process.send_signal(signal.SIGTERM)
         assert "answers to finish: 1" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 def test_a_server_that_does_not_end_is_killed_in_time() -> None:
@@ -109,7 +108,7 @@ def test_a_server_that_does_not_end_is_killed_in_time() -> None:
     with supervised(code=deaf, end=1) as (process, port):
         open_when_listening(port, "/0").close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         assert process.stderr is not None
         assert "the server did not end within" in process.stderr.read()
 
@@ -120,11 +119,11 @@ def test_nothing_is_left_of_its_group() -> None:
         server = group(process)
         assert len(group_members(server)) == 2
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         wait_for(lambda: not group_members(server), 5, "something is left")
 
 
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
 def test_the_server_s_own_end_is_the_container_s(code: str, status: int) -> None:
     with supervised(code=code) as (process, _):
-        assert process.wait(10) == status
+        assert process.wait(30) == status

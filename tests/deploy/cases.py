@@ -1,10 +1,10 @@
-"""Specifications of every kind, settled by hand: what the builders, the exports and the permissions are tested with."""
+"""Specifications of every kind with decisions made by hand, for the tests of builders, exports and permissions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from deploy.settled import Settled
+from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 
 ROLE = "arn:aws:iam::123456789012:role/lmi"
@@ -109,11 +109,11 @@ def spec(case: str, **changes: Any) -> Spec:
     return Spec.model_validate({**_SPECS[case], **changes})
 
 
-def settled(case: str, **changes: Any) -> Settled:
-    """As settling would have it, with figures that are easy to read."""
+def decision(case: str, **changes: Any) -> Decision:
+    """As `resolve` would decide, with figures that are easy to read."""
     said = spec(case)
     cpu = case == "cpu"
-    return Settled(
+    return Decision(
         **{
             "region": "eu-west-1",
             "account": "123456789012",

@@ -1,4 +1,4 @@
-"""AWS on loopback for every test below: no call can leave the machine."""
+"""Keep every test below away from AWS: fake credentials, and an address where nothing listens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 from botocore.loaders import JSONFileLoader
-
-from tests.deploy.aws import Cloud
 
 _NOWHERE = "http://127.0.0.1:9"  # where nothing listens: a test that asks AWS without `cloud` fails at once
 
@@ -48,26 +46,11 @@ def _models_read_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def _cloud() -> Iterator[Cloud]:
-    cloud = Cloud()
-    yield cloud
-    cloud.stop()
-
-
-@pytest.fixture
-def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    """AWS, empty; boto3 goes there."""
-    _cloud.reset()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", _cloud.url)
-    return _cloud
-
-
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds for which `calls.call` would have waited."""
     waited: list[float] = []
-    monkeypatch.setattr("deploy.changes.calls.pause", waited.append)
+    monkeypatch.setattr("deploy.deployer.calls.pause", waited.append)
     return waited
 
 

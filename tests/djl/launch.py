@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing_extensions import Self
 
 from tests.djl import home, jars
 from tests.djl.processes import group_members
+from tests.ports import free_port
 
 MODEL = "model"  # the name it is served under: /predictions/model
 _VAGUE = ("prediction failure", "invoke handler failure", "service.invoke_handler_async() failure")
@@ -58,9 +58,9 @@ class Djl:
             jars.Unavailable: what it needs is not there and cannot be had.
         """
         if serving:
-            port = port or _free_port()
+            port = port or free_port()
             config = scratch / "config.properties"
-            config.write_text(home.config(port, _free_port()))
+            config.write_text(home.config(port, free_port()))
             command = home.command(serving, config, MODEL, model)
             more, url = home.environment(serving, scratch), f"http://127.0.0.1:{port}"
         else:
@@ -173,8 +173,3 @@ def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

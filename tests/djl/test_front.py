@@ -154,7 +154,7 @@ def test_dynamic_batch_of_three(dynamic: DjlServer) -> None:
 def test_dynamic_batch_sends_a_lone_request_after_the_delay(dynamic: DjlServer) -> None:
     began = time.monotonic()
     assert dynamic.post({"inputs": "alone"}).text == "1 alone"
-    assert 0.9 < time.monotonic() - began < 5
+    assert 0.9 < time.monotonic() - began < 30
 
 
 def test_exception_outside_the_rolling_batch_is_424(dynamic: DjlServer) -> None:
@@ -213,9 +213,9 @@ def test_async_mode(asynchronous: DjlServer) -> None:
 def test_async_mode_serves_many_at_once(asynchronous: DjlServer) -> None:
     began = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
-        replies = list(pool.map(lambda i: asynchronous.post({"inputs": f"w{i}", "wait": 0.5}).text, range(8)))
+        replies = list(pool.map(lambda i: asynchronous.post({"inputs": f"w{i}", "wait": 1}).text, range(8)))
     assert replies == [f"data: w{i}\n\n" for i in range(8)]
-    assert time.monotonic() - began < 3  # four seconds one after another
+    assert time.monotonic() - began < 6  # eight seconds one after another
 
 
 @pytest.mark.parametrize("version", versions())
@@ -232,7 +232,7 @@ def test_failing_start_ends_at_once_with_the_reason(version: str, model: str, re
     with pytest.raises(StartFailed, match=reason), djl(version, ROLLING, {"model.py": model}):
         pass
     if "DJL_SERVING_HOME" not in os.environ:  # which tries again for 30 s
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 25
 
 
 @pytest.mark.parametrize("version", versions("0.30"))

@@ -33,7 +33,7 @@ def test_a_wrong_start_says_why_at_once(version: str, properties: dict[str, str]
     with pytest.raises(StartFailed) as failed, djl(version, properties):
         pass
     assert told in str(failed.value)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize("version", versions())

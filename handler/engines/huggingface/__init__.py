@@ -1,1 +1,1 @@
-"""Hugging Face directories, for the GPU engines."""
+"""Hugging Face model directories."""

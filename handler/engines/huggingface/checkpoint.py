@@ -1,4 +1,4 @@
-"""Hugging Face model directories as the GPU engines load them: where they are, and what they say of themselves."""
+"""Hugging Face model directories for the GPU engines: location, conversion of the demo model, end tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
-from handler.engines.model_cache import fingerprint, make_once, run_apart
+from handler.engines.model_cache import fingerprint, make_once, run_converter
 
 log = logging.getLogger("handler.engine")
 
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
-_RECIPE = b"hf 1"  # part of every fingerprint: raise it when _FROM_GGUF makes something else of the same file
+_RECIPE = b"hf 1"  # part of every fingerprint: change it with _FROM_GGUF
 
-# transformers makes a tokenizer of what the GGUF file says, but loses that digits stand by themselves; and it would
-# save the weights twice, as the two ends of the model share theirs.
+# transformers makes a tokenizer from the GGUF file, but does not split digits; and it would save the weights twice, as
+# the embeddings and the last matrix are the same.
 _FROM_GGUF = """
 import json, sys
 from pathlib import Path
@@ -49,19 +49,19 @@ file.write_text(json.dumps(tokenizer))
 """
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_WANTED = f"a Hugging Face model directory, a hub's name (owner/model), or {model_files.DEMO!r}"
+_EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {model_files.DEMO!r}"
 
 
-def prepared(model_id: str | None, options: Mapping[str, Any]) -> Path:
-    """The directory that `option.model_id` names: a local one, the hub's, fetched, or the demo model's, made once.
+def prepare_checkpoint(model_id: str | None, options: Mapping[str, Any]) -> Path:
+    """Return the directory of `option.model_id`: local, fetched from the hub, or made from the demo model, once.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such model, or no directory of Hugging Face's format.
     """
     model_id = model_id or model_files.DEMO
     if model_id != model_files.DEMO and not Path(model_id).exists() and _HUB_ID.fullmatch(model_id):
-        return _fetched(model_id, options.get("revision"))
-    model = model_files.locate(model_id, _WANTED)
+        return _fetch(model_id, options.get("revision"))
+    model = model_files.locate(model_id, _EXPECTED)
     if model_id == model_files.DEMO:
         return _demo_checkpoint(model.path)
     if model.kind != "huggingface":
@@ -71,16 +71,16 @@ def prepared(model_id: str | None, options: Mapping[str, Any]) -> Path:
 
 
 def _demo_checkpoint(source: Path) -> Path:
-    """SmolLM2 as a Hugging Face directory in bf16; needs torch, transformers, gguf and accelerate."""
+    """Make SmolLM2 a Hugging Face directory in bf16; needs torch, transformers, gguf and accelerate."""
 
     def make(directory: Path, lock: int) -> None:
         log.info("making a Hugging Face directory of the demo model, once; this takes half a minute")
-        run_apart(_FROM_GGUF, source, directory, lock, _NEEDED, "Hugging Face's format")
+        run_converter(_FROM_GGUF, source, directory, lock, _NEEDED, "Hugging Face's format")
 
     return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
 
 
-def _fetched(model_id: str, revision: str | None) -> Path:
+def _fetch(model_id: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -97,25 +97,25 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 
 
 def eos_ids(model: Path) -> frozenset[int]:
-    """Ids that end an answer: generation_config.json's where it names any, else config.json's; and the tokenizer's."""
+    """Return the ids that end an answer: generation_config.json's, else config.json's; and the tokenizer's."""
     own = tokenizer_eos_id(model)
     of_tokenizer = frozenset() if own is None else frozenset({own})
     for name in ("generation_config.json", "config.json"):
-        found = model_files.read_json(model / name).get("eos_token_id")
-        if found is not None:
-            return of_tokenizer | frozenset(found if isinstance(found, list) else [found])
+        ids = model_files.read_json(model / name).get("eos_token_id")
+        if ids is not None:
+            return of_tokenizer | frozenset(ids if isinstance(ids, list) else [ids])
     return of_tokenizer
 
 
 def tokenizer_eos_id(model: Path) -> int | None:
-    """The id of the EOS that tokenizer_config.json or special_tokens_map.json names; None where there is none."""
+    """Return the id of the EOS in tokenizer_config.json or special_tokens_map.json; None where there is none."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = model_files.read_json(model / name).get("eos_token")
         text = token.get("content") if isinstance(token, dict) else token
         if text is not None:
             tokenizer = model_files.read_json(model / "tokenizer.json")
-            added = {each["content"]: each["id"] for each in tokenizer.get("added_tokens") or ()}
+            added = {token_entry["content"]: token_entry["id"] for token_entry in tokenizer.get("added_tokens") or ()}
             vocabulary = (tokenizer.get("model") or {}).get("vocab")
-            found = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
-            return None if found is None else int(found)
+            id = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
+            return None if id is None else int(id)
     return None

@@ -1,4 +1,4 @@
-"""Checks of a Hugging Face directory's files before anything loads them: each message names the file and the fault."""
+"""Checks a Hugging Face directory's files before an engine loads them; messages name the file and the fault."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _TOKENIZERS = (
 )  # fmt: skip
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
-_MAX_HEADER = 100_000_000  # bytes; safetensors itself reads no longer one
+_MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
 def check_checkpoint(directory: Path) -> None:
-    """Raises ConfigError where a file is missing, cut short or not of its format."""
+    """Raise ConfigError where a file is missing, cut short or of a wrong format."""
     check_json(directory, *_JSON_FILES)
-    if not (directory / _WHOLE).is_file():  # transformers looks at no index beside it
-        listed = model_files.read_json(directory / _INDEX).get("weight_map", {})
-        for name in sorted(set(listed.values())) if isinstance(listed, dict) else ():
+    if not (directory / _WHOLE).is_file():  # transformers ignores an index beside it
+        weight_map = model_files.read_json(directory / _INDEX).get("weight_map", {})
+        for name in sorted(set(weight_map.values())) if isinstance(weight_map, dict) else ():
             if not (directory / str(name)).is_file():
                 raise ConfigError(f"{directory / str(name)} is missing; {_INDEX} names it")
     for path in sorted(directory.glob("*.safetensors")):
@@ -35,13 +35,13 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def check_json(directory: Path, *names: str) -> None:
-    """Raises ConfigError where one of the files is there and holds no JSON object."""
+    """Raise ConfigError where one of the files exists and holds no JSON object."""
     for name in names:
         model_files.read_json(directory / name)
 
 
 def check_safetensors(path: Path) -> None:
-    """Raises ConfigError unless the file is as long as its header says.
+    """Raise ConfigError unless the file has the length that its header describes.
 
     Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
     """

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face model directory, for the engines that serve one."""
+"""Tokenizer of a Hugging Face model directory."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import Any
 
 from handler.core.errors import ConfigError, InvalidPayload
 from handler.core.text import Prompt, Vocabulary
-from handler.engines.long_texts import check_tokens
+from handler.core.token_limit import check_tokens
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_MOST_TOKENS = 1 << 20  # of a prompt, whatever the engine takes: to make Python objects of more holds the GIL for long
-_PART = 1 << 20  # characters that are counted at a time, where there are more
-_SPACE = "▁"  # what SentencePiece writes for a space
+_MOST_TOKENS = 1 << 20  # of a prompt; making Python objects of more would hold the GIL for long
+_PART = 1 << 20  # characters of a part of a long text
+_SPACE = "▁"  # SentencePiece's space
 
 
 class HfTokenizer:
-    """`encode` runs in Rust, outside the GIL, and on several threads at once.
+    """See `engines.base.Tokenizer`. `encode` runs in Rust, outside the GIL, on several threads at once.
 
     Args:
-        model: a directory with tokenizer.json, or what transformers makes one of.
-        max_tokens: what no prompt can have more of.
+        model: a directory with tokenizer.json, or files that transformers can convert to one.
         trust_remote_code: run tokenizer code that comes with the model.
 
     Raises:
-        ConfigError: its vocabulary cannot be given as bytes.
+        ConfigError: the vocabulary cannot be given as bytes.
     """
 
     def __init__(self, model: Path, *, trust_remote_code: bool = False) -> None:
@@ -46,7 +45,7 @@ class HfTokenizer:
         return self._encode(text, "inputs", add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """As transformers and vLLM do it: the text is laid out, then read like any other (docs/wire.md, Chat)."""
+        """Apply the chat template and encode its text, as transformers and vLLM do (docs/wire.md, Chat)."""
         from jinja2 import TemplateError
 
         if not self._tokenizer.chat_template:
@@ -58,7 +57,12 @@ class HfTokenizer:
                 tokenize=False,
                 add_generation_prompt=True,
             )
-        except (TemplateError, ValueError, TypeError, KeyError) as error:  # its raise_exception, or a fault in it
+        except (
+            TemplateError,
+            ValueError,
+            TypeError,
+            KeyError,
+        ) as error:  # raise_exception, or a fault
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {error}"[:400]) from None
         return self._encode(str(text), "messages", add_special_tokens=False)
 
@@ -72,16 +76,16 @@ class HfTokenizer:
 
 
 def _chat_template(tokenizer: Any) -> str:
-    """A tokenizer may have several by name, of which transformers takes `tool_use` where there are tools."""
-    found = tokenizer.chat_template or ""
-    return found if isinstance(found, str) else "\n".join(found.values())
+    """Return the template, or all of them; transformers uses the one named `tool_use` for tools."""
+    template = tokenizer.chat_template or ""
+    return template if isinstance(template, str) else "\n".join(template.values())
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """The raw bytes of every id, checked against the tokenizer's own decoding.
+    """Return the bytes of every id, checked against the tokenizer's own decoding.
 
-    Two kinds of vocabulary are written as text: byte-level BPE has a letter for each byte, SentencePiece marks spaces
-    and spells single bytes out. Tokens that were added stand for their own text in both.
+    Byte-level BPE writes a letter for each byte; SentencePiece marks spaces and spells single bytes out. In both, an
+    added token means its own text.
     """
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
     added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
@@ -92,9 +96,9 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     ]
     special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = tokenizer.backend_tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
-    told = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    found = b"".join(pieces[id] for id in ids).decode("utf-8", "replace")
-    if told not in (found, found.removeprefix(" ")):  # SentencePiece takes the space off that it put in front
+    expected = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text = b"".join(pieces[id] for id in ids).decode("utf-8", "replace")
+    if expected not in (text, text.removeprefix(" ")):  # SentencePiece removes the space that it put in front
         raise ConfigError("this model's tokenizer is of a kind whose vocabulary cannot be given as bytes")
     return Vocabulary(pieces, special)
 
@@ -114,7 +118,7 @@ def _sentence_piece(piece: str) -> bytes:
 
 
 def _letters() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for letters from 256 on."""
+    """Return GPT-2's alphabet: printable Latin-1 bytes are their own letters, the others get those from 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,5 +1,6 @@
-"""A language model that knows nothing: to it every token is as likely as any other. It is made in milliseconds, holds
-a few megabytes, and runs in a continuous-batching pipeline with any model's tokenizer in that model's place.
+"""Writes a blank model, to which all tokens are equally likely, for checks of structured output.
+
+It is made in milliseconds, takes a few megabytes, and runs in a pipeline with another model's tokenizer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _SIZE = 32  # of its one attention head: the CPU plugin's smallest
 def write_blank_model(directory: Path, num_logits: int) -> None:
     """Write `openvino_model.xml` and `.bin`, with inputs and state named as in a model that optimum-intel exports.
 
-    GenAI puts paged attention in place of the attention, which it knows by the cache around it: that has to be there.
+    GenAI replaces the attention by paged attention, and finds it by its cache, so there must be one.
     """
     import numpy as np
     import openvino
@@ -37,7 +38,7 @@ def write_blank_model(directory: Path, num_logits: int) -> None:
     def zeros(*shape: int) -> Any:
         return np.zeros(shape, dtype=np.float32)
 
-    # Nothing of the inputs gets through, but the graph must hang together.
+    # The inputs are multiplied by zero, but must be connected.
     used = ops.add(ops.convert(inputs["input_ids"], "f32"), ops.convert(inputs["position_ids"], "f32"))
     hidden = ops.multiply(ops.unsqueeze(used, whole(-1)), zeros(1, 1, _SIZE))  # [batch, tokens, _SIZE]
     sinks: list[Any] = []
@@ -66,7 +67,7 @@ def _heads(hidden: Any, whole: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def _cached(ops: Any, name: str, new: Any, empty: Any, beams: Any, sinks: list[Any]) -> Any:
-    """`new` after all that came before it, of which a variable is kept."""
+    """Append `new` to the earlier values, which a variable keeps."""
     import numpy as np
     from openvino import PartialShape, Type
     from openvino.op.util import Variable, VariableInfo

@@ -1,8 +1,7 @@
-"""Hugging Face checkpoints made into OpenVINO directories, once, and kept.
+"""Converts Hugging Face checkpoints to OpenVINO directories, once.
 
-OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. The converter (optimum-intel with
-torch) is heavy and needed once a model: it is an optional extra, runs in a process of its own and frees its
-memory at the end, and a checkpoint that was converted before loads without it.
+OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. The converter (optimum-intel with torch)
+is a large optional extra, needed once a model. It runs in a process of its own, which frees its memory.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from handler.core.errors import ConfigError
-from handler.engines.model_cache import fingerprint, make_once, run_apart
+from handler.engines.model_cache import fingerprint, make_once, run_converter
 
 log = logging.getLogger(__name__)
 
-RECIPE = b"1"  # part of every fingerprint: raise it when CONVERTER makes something else of the same source
+RECIPE = b"1"  # part of every fingerprint: change it with CONVERTER
 
 # Not `optimum-cli`: it offers fp32 (twice the size of a bf16 checkpoint), fp16 (rounds its small weights) or,
 # with no format given, int8 from 1e9 parameters on. An empty OVConfig keeps the checkpoint's own type.
@@ -33,11 +32,11 @@ main_export(sys.argv[1], sys.argv[2], task="text-generation-with-past", library_
 
 
 def convert(source: Path, cache: Path) -> Path:
-    """The OpenVINO directory made from `source`, below `cache`: an earlier one of the same files or new."""
+    """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
     files = sorted(path for path in source.iterdir() if path.is_file())
     target = cache / fingerprint(RECIPE, files, read=["config.json"])
-    found = find_spec("optimum") and find_spec("optimum.intel")  # the second alone would raise
-    if not found and not target.is_dir():
+    installed = find_spec("optimum") and find_spec("optimum.intel")  # the second alone would raise
+    if not installed and not target.is_dir():
         raise ConfigError(
             f"{source} has to be converted first, which needs: pip install '.[convert]' in lmi-handler's directory; "
             "then start again"
@@ -45,6 +44,6 @@ def convert(source: Path, cache: Path) -> Path:
 
     def make(directory: Path, lock: int) -> None:
         log.info("converting %s to OpenVINO's format, once; this takes minutes", source)
-        run_apart(CONVERTER, source, directory, lock)
+        run_converter(CONVERTER, source, directory, lock)
 
     return make_once(target, make)

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching on a CPU; its faults are designed around (contract engines.md, section 1)."""
+"""OpenVINO GenAI's continuous batching on a CPU, with its faults worked around."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.openvino.grammar_compiler import GuideCompiler
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
+from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
-from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepared
+from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepare_model
 from handler.engines.openvino.scorer import NO_TOPS, Scorer
-from handler.engines.openvino.structured_output import OpenVinoGuideTrial, genai_arguments, guide_trial
-from handler.engines.process.warm_up import warm_up
+from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments, structured_output_check
 
-__all__ = ["OpenVino", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
+__all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
@@ -38,10 +37,8 @@ _CAPABILITIES = Capabilities(
 )
 
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
-_TOKENS_PER_STEP = (
-    256  # all prompts that arrive together prefill in one step: a bound keeps the neighbours' tokens coming
-)
-_DEFAULT_CONTEXT = 2048  # tokens, where a model does not say
+_TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming
+_DEFAULT_CONTEXT = 2048  # tokens, where a model names none
 _MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
 
 
@@ -68,11 +65,11 @@ class OpenVino:
         self._ignored = openvino_genai.GenerationStatus.IGNORED
         self._max_beams = config.max_tokens_per_step or _TOKENS_PER_STEP
         self._pipeline = _pipeline(config)
-        self._guides = GuideCompiler(partial(self._compile, config.model))
-        self._trial: OpenVinoGuideTrial | None = None
-        self._unguided: dict[int, Callable[[], None]] = {}  # what starts them, once their guides are ready
+        self._compiler = GrammarCompiler(partial(self._compile, config.model))
+        self._check: OpenVinoCheck | None = None
+        self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests, once compiled
         self._scorer = _scorer(config, config.model)
-        self._unscored: dict[int, Callable[[Scores], None]] = {}  # what starts them, given the scores
+        self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
         self._eos = eos_ids(config.model, self._pipeline.get_tokenizer())
         self._running: dict[int, _Running] = {}
         self.info = EngineInfo(
@@ -91,13 +88,13 @@ class OpenVino:
         if sampling.num_beams > self._max_beams:
             raise ValueError(f"num_beams must be at most {self._max_beams} (option.max_num_batched_tokens)")
         tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
-        # Made and checked here, where an exception refuses this request only.
+        # Made here, where an exception refuses this request only.
         if sampling.prompt_logprobs:
             self._scorer.check(sampling.prompt_top_logprobs)
         start = partial(self._start, key, tensor, self._generation_config(sampling), sampling)
         if sampling.structured_output is not None:
-            self._unguided[key] = partial(self._score, key, ids, sampling, start)
-            self._guides.add(key, sampling.structured_output)
+            self._uncompiled[key] = partial(self._score, key, ids, sampling, start)
+            self._compiler.add(key, sampling.structured_output)
         else:
             self._score(key, ids, sampling, start)
 
@@ -109,10 +106,10 @@ class OpenVino:
             start(None)
 
     def _compile(self, model: Path, structured_output: StructuredOutput) -> None:
-        """On a thread; the trial, which costs a quarter of a second to make, is made for the first guide."""
-        if self._trial is None:
-            self._trial = OpenVinoGuideTrial(model, self._pipeline.get_tokenizer())
-        self._trial.compile(structured_output)
+        """Compile on a thread; making the check takes a quarter of a second, so the first text does it."""
+        if self._check is None:
+            self._check = OpenVinoCheck(model, self._pipeline.get_tokenizer())
+        self._check.compile(structured_output)
 
     def _start(self, key: int, tensor: Any, config: Any, sampling: Sampling, scores: Scores | None) -> None:
         self._running[key] = _Running(
@@ -125,8 +122,8 @@ class OpenVino:
         )
 
     def cancel(self, key: int) -> None:
-        if self._unguided.pop(key, None) is not None:
-            self._guides.cancel(key)
+        if self._uncompiled.pop(key, None) is not None:
+            self._compiler.cancel(key)
         if self._unscored.pop(key, None) is not None:
             self._scorer.cancel(key)
         running = self._running.pop(key, None)
@@ -135,8 +132,8 @@ class OpenVino:
 
     def step(self) -> Step:
         step = Step([], [], [], [])
-        if self._unguided:
-            self._begin_guided(step)
+        if self._uncompiled:
+            self._start_compiled(step)
         if self._unscored and (scored := self._scorer.step()) is not None:
             self._unscored.pop(scored.key)(scored)
         if self._pipeline.has_non_finished_requests():
@@ -155,9 +152,9 @@ class OpenVino:
             del self._running[key]
         return step
 
-    def _begin_guided(self, step: Step) -> None:
-        for key, error in self._guides.step(idle=not self._running and not self._unscored):
-            begin = self._unguided.pop(key, None)
+    def _start_compiled(self, step: Step) -> None:
+        for key, error in self._compiler.step(idle=not self._running and not self._unscored):
+            begin = self._uncompiled.pop(key, None)
             if begin is None:  # cancelled
                 continue
             if error:
@@ -172,39 +169,41 @@ class OpenVino:
 
     def close(self) -> None:
         self._running.clear()
-        if self._pipeline.has_non_finished_requests():  # cancelled ones give their memory back in a step
+        if self._pipeline.has_non_finished_requests():  # a step frees the memory of cancelled requests
             self._pipeline.step()
 
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _read(self, key: int, running: _Running, step: Step) -> bool:
-        """Take all that lies ready for one request; true when it has ended. Beams arrive together, at the end."""
+        """Take a request's results; return whether it has ended. Beams come together, at the end."""
         sequences: dict[int, int] = {}
         ended = False
         while running.handle.can_read():
-            found = running.handle.read()
-            best_first = sorted(found.items(), key=lambda item: -item[1].score) if len(found) > 1 else found.items()
-            for sequence, output in best_first:
-                one = self._output(key, sequences.setdefault(sequence, len(sequences)), running, output)
-                ended = ended or one.finish is not None
-                if one.finish is None and len(one.ids) == 1 and one.prompt_logprobs is None and not one.sequence:
+            results = running.handle.read()
+            best_first = (
+                sorted(results.items(), key=lambda item: -item[1].score) if len(results) > 1 else results.items()
+            )
+            for sequence, result in best_first:
+                output = self._output(key, sequences.setdefault(sequence, len(sequences)), running, result)
+                ended = ended or output.finish is not None
+                if _is_one_token(output):
                     step.keys.append(key)
-                    step.ids.append(one.ids[0])
-                    step.logprobs.append(one.logprobs[0])
+                    step.ids.append(output.ids[0])
+                    step.logprobs.append(output.logprobs[0])
                 else:
-                    step.others.append(one)
+                    step.others.append(output)
         return ended
 
-    def _output(self, key: int, sequence: int, running: _Running, output: Any) -> Output:
-        ids, logprobs = output.generated_ids, output.generated_log_probs
+    def _output(self, key: int, sequence: int, running: _Running, result: Any) -> Output:
+        ids, logprobs = result.generated_ids, result.generated_log_probs
         scores, running.scores = running.scores, None
-        finish = self._finish(running, ids, output.finish_reason)
+        finish = self._finish(running, ids, result.finish_reason)
         if (at := self._own_stop(running, ids)) is not None:
             ids, logprobs, finish = ids[: at + 1], logprobs[: at + 1], Finish.STOP
             running.handle.cancel()
         running.num_tokens += len(ids)
-        found = Output(key, ids, logprobs, finish, sequence)
-        return found if scores is None else found._replace(prompt_logprobs=scores.logprobs, prompt_tops=scores.tops)
+        output = Output(key, ids, logprobs, finish, sequence)
+        return output if scores is None else output._replace(prompt_logprobs=scores.logprobs, prompt_tops=scores.tops)
 
     def _finish(self, running: _Running, ids: Sequence[int], reason: Any) -> Finish | None:
         reasons = self._genai.GenerationFinishReason
@@ -215,7 +214,7 @@ class OpenVino:
         return Finish.EOS if ids and ids[-1] in running.eos and ids[-1] not in running.stops else Finish.STOP
 
     def _own_stop(self, running: _Running, ids: Sequence[int]) -> int | None:
-        """Where among `ids` a stop id stands that the engine does not look for, not before `least` tokens."""
+        """Find a stop id that the engine does not stop at, after the first `least` tokens."""
         if running.own_stops:
             for index, id in enumerate(ids):
                 if id in running.stops and running.num_tokens + index >= running.least:
@@ -229,11 +228,11 @@ class OpenVino:
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
         if sampling.ignore_eos:
-            # It switches off every stop id, so the ones that were asked for are looked for in _output.
+            # GenAI then ignores every stop id, so _output finds the request's own.
             config.ignore_eos = True
         else:
             config.eos_token_id = min(self._eos) if self._eos else -1
-            # To xgrammar stop ids mean nothing but the end, so with a guide, too, the others are looked for in _output.
+            # To xgrammar every stop id is an end, so with a schema _output finds the request's own.
             others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
             config.stop_token_ids = set(self._eos) | others
         if sampling.structured_output is not None:
@@ -262,6 +261,10 @@ class OpenVino:
         return config
 
 
+def _is_one_token(output: Output) -> bool:
+    return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
+
+
 def _scorer(config: EngineConfig, model: Path) -> LogitScorer | Scorer:
     if has_logits(model):
         return LogitScorer(model, _properties(config.dtype))
@@ -282,18 +285,18 @@ def _pipeline(config: EngineConfig) -> Any:
 
 
 def _properties(dtype: str) -> dict[str, str]:
-    """What the CPU plugin is told.
+    """Make the CPU plugin's properties.
 
-    fp32 is f32 throughout: by its own hint alone activations would still be quantized wherever weights are compressed,
-    and the KV cache too. Only then are greedy answers the same in any company, and those of transformers.
+    fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
+    still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
     """
     if dtype == "auto":
         return {}
     import openvino
 
-    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if dtype.upper() not in able:
-        raise ConfigError(f"option.dtype={dtype}: this CPU computes in {', '.join(able)}")
+    precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if dtype.upper() not in precisions:
+        raise ConfigError(f"option.dtype={dtype}: this CPU computes in {', '.join(precisions)}")
     if dtype == "fp32":
         return {
             "EXECUTION_MODE_HINT": "ACCURACY",
@@ -304,7 +307,7 @@ def _properties(dtype: str) -> dict[str, str]:
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
-    return prepared(model_id, dtype)
+    return prepare_model(model_id, dtype)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -1,6 +1,6 @@
-"""Reads a GGUF file's header, as far as it is needed.
+"""Reads parts of a GGUF file's header.
 
-The `gguf` package parses all of it, 50,000 tokens and their merges included, which takes 1.8 s of a 3 s start.
+The `gguf` package parses all of it, with 50,000 tokens and their merges, which takes 1.8 s of a 3 s start.
 Format: github.com/ggml-org/ggml, docs/gguf.md, version 2 and 3, little-endian.
 """
 
@@ -16,11 +16,11 @@ _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has some thousands
 _NEEDED = {b"general.architecture": "model", b"tokenizer.ggml.tokens": "tokenizer"}
 _MAX_DIMENSIONS = 4  # ggml's own limit
-_LFS_POINTER = b"version https://git-lfs"  # how a file begins that a clone without Git LFS has in the model's place
+_LFS_POINTER = b"version https://git-lfs"  # start of the file that a clone without Git LFS has instead
 
 
 def context_length(path: Path) -> int | None:
-    """Tokens that the model was trained to attend to, None when the file does not say.
+    """Return the context length, in tokens; None where the file has none.
 
     Raises:
         ValueError: not a GGUF file of a known version.
@@ -36,7 +36,7 @@ def context_length(path: Path) -> int | None:
 
 
 def check_complete(path: Path) -> None:
-    """OpenVINO reads past the end of a file that was cut short, and crashes.
+    """Check that the file is not cut short: OpenVINO would read past its end, and crash.
 
     Raises:
         ValueError: not a GGUF file, or its header describes more than the file holds.
@@ -63,7 +63,7 @@ def check_complete(path: Path) -> None:
 
 
 def _begin(file: BinaryIO) -> tuple[int, int]:
-    """Numbers of tensors and of key-value pairs, which come next."""
+    """Read the start of the header; return the numbers of tensors and of key-value pairs, which follow."""
     magic = file.read(4)
     if magic + file.read(len(_LFS_POINTER) - 4) == _LFS_POINTER:
         raise ValueError(f"{file.name} is a Git LFS pointer, not the model: fetch it with `git lfs pull`")
@@ -88,10 +88,10 @@ def _string(file: BinaryIO) -> bytes:
     length = _read(file, "Q")
     if length > _MAX_STRING:
         raise ValueError(f"{file.name} is broken: its header has a string of {length:,} bytes")
-    found = file.read(length)
-    if len(found) < length:
+    data = file.read(length)
+    if len(data) < length:
         raise ValueError(f"{file.name} ends inside its header")
-    return found
+    return data
 
 
 def _skip(file: BinaryIO, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The graph that OpenVINO GenAI makes of a GGUF file, with the file's own weights put in place of the rounded ones."""
+"""Replaces the rounded weights in OpenVINO GenAI's graph of a GGUF file by the file's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from handler.core.errors import ConfigError
 
 
 def replace_weights(model: Any, source: Path, weights: str) -> None:
-    """Put the file's matrices in the place of the graph's, each in the one place where it fits."""
+    """Replace each of the graph's matrices by the one of the file that fits."""
     import numpy as np
     from gguf import GGUFReader
     from gguf.quants import dequantize
@@ -21,10 +21,10 @@ def replace_weights(model: Any, source: Path, weights: str) -> None:
     vectors = {n: dequantize(t.data, t.tensor_type) for n, t in tensors.items() if len(t.shape) == 1}
     first = {n: dequantize(t.data[:1], t.tensor_type)[0] for n, t in tensors.items() if len(t.shape) == 2}
     odd = _replace_vectors(nodes, {**vectors, "rotary frequencies": _rotary(reader)})
-    odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]  # the reader does not reorder them
+    odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
     for root, values, slack, period in _matrices(nodes):
         rows, columns = root.get_output_shape(0)
-        row = values[0].reshape(columns)  # first in either order of rows; it tells all but twins apart
+        row = values[0].reshape(columns)  # the first in either order of rows; only equal matrices share it
         fitting = [n for n in first if list(tensors[n].shape) == [columns, rows]]
         for name in sorted(fitting, key=lambda n: float(np.abs(first[n] - row).max()))[:2]:
             exact = dequantize(tensors[name].data, tensors[name].tensor_type)
@@ -36,7 +36,7 @@ def replace_weights(model: Any, source: Path, weights: str) -> None:
         else:
             raise ConfigError(f"no matrix of {source} is what OpenVINO GenAI has as {root.get_friendly_name()}")
         del first[name]
-        # Scales and values that were only rounded to f16 are closer than `i8` would be.
+        # Weights that were only rounded to f16 are closer than `i8` would be.
         if weights == "f32" or np.abs(moved).max() > np.abs(exact).max() * 2**-9:
             root.output(0).replace(_constant(exact, weights).output(0))
     if odd or first:
@@ -44,7 +44,7 @@ def replace_weights(model: Any, source: Path, weights: str) -> None:
 
 
 def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]:
-    """Put vectors in place of what is the same up to f16, in which a F16 file's graph is saved; name the unused."""
+    """Replace vectors that are equal up to f16, in which a F16 file's graph is saved; return the unused names."""
     import numpy as np
     from openvino import opset13
 
@@ -61,8 +61,8 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any]) -> list[str]
 
 
 def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """The graph's matrices: node, values, how far rounding may have moved them (a scale of 0: anywhere), and what a
-    zero point that wrapped in its bits has moved them by a multiple of.
+    """Yield the graph's matrices: node, values, the largest difference by rounding (unlimited for a scale of 0), and
+    the period of differences by a zero point that overflowed its bits.
     """
     import numpy as np
 
@@ -72,13 +72,13 @@ def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
             continue
         node = _input(root)
         node = _input(node) if node.get_type_name() == "Reshape" else node
-        if node.get_type_name() == "Constant":  # F16, and what the reader makes f16 of (Q6_K)
+        if node.get_type_name() == "Constant":  # F16, and Q6_K, which GenAI's reader turns into f16
             values = node.data.astype(np.float32)
             yield root, values, np.abs(values) * 2**-10 + 2**-24, 1e30
         else:  # Multiply(Subtract(Convert(whole), Convert(zero)), scale)
             whole, zero = (_input(_input(_input(node), port)) for port in (0, 1))
             scale = _input(node, 1).data.astype(np.float32)
-            # Half a step for the zero point; the rest is for scales and minimums that were rounded themselves (Q4_K).
+            # Half a step for the zero point, and the rounding of scales and minimums (Q4_K).
             slack = np.where(scale == 0, np.inf, np.abs(scale) * 0.52 + 1e-6)
             period = np.where(scale == 0, 1, scale * {"u4": 16, "u8": 256}[_type(whole)])
             yield root, (_whole(whole) - _whole(zero)) * scale, slack, period
@@ -93,7 +93,7 @@ def _type(node: Any) -> str:
 
 
 def _whole(constant: Any) -> Any:
-    """Whole numbers; of two with 4 bits in a byte the lower half comes first."""
+    """Return the integers of a constant; of two 4-bit ones in a byte the lower half comes first."""
     import numpy as np
 
     data = constant.data
@@ -105,7 +105,7 @@ def _whole(constant: Any) -> Any:
 
 
 def _constant(exact: Any, weights: str) -> Any:
-    """A matrix as nodes; `i8`, 32 weights a scale, in the pattern that the CPU plugin multiplies without unpacking."""
+    """Make a matrix's nodes; `i8` has 32 weights a scale, in the pattern that the CPU plugin multiplies directly."""
     import numpy as np
     from openvino import opset13
 
@@ -119,7 +119,7 @@ def _constant(exact: Any, weights: str) -> Any:
 
 
 def _interleaved(reader: Any) -> dict[str, int]:
-    """Matrices whose rows llama.cpp pairs otherwise than the graph, and their numbers of heads."""
+    """Return the matrices whose rows llama.cpp pairs in another way than the graph, with their numbers of heads."""
     if reader.get_field("general.architecture").contents() != "llama":
         return {}
     heads = reader.get_field("llama.attention.head_count")
@@ -128,7 +128,7 @@ def _interleaved(reader: Any) -> dict[str, int]:
 
 
 def _rotary(reader: Any) -> Any:
-    """The frequencies that the reader makes from the file's numbers."""
+    """Compute the rotary frequencies as GenAI's reader does."""
     import numpy as np
 
     prefix = reader.get_field("general.architecture").contents()

@@ -1,10 +1,9 @@
-"""OpenVINO directories with a GGUF file's own weights, made once and kept.
+"""Converts GGUF files to OpenVINO directories with the file's exact weights, once.
 
-OpenVINO GenAI reads a GGUF file, but not its weights: a Q4_1 or Q4_K block means `scale * q + minimum`, and the
-reader keeps `scale * (q - zero)` with `zero` a whole number of 4 bits. SmolLM2's perplexity rises by a quarter from
-that. Here the reader's graph is saved and its matrices are replaced by what the file says. Which is which is found by
-value: what stands in the graph must differ from the file by that rounding and by nothing more, so a file or a graph
-that is laid out otherwise than we think is refused, not served wrong.
+OpenVINO GenAI rounds the weights of a GGUF file. A Q4_1 or Q4_K block means `scale * q + minimum`, and GenAI keeps
+`scale * (q - zero)` with `zero` an integer of 4 bits, which raises SmolLM2's perplexity by a quarter. Here we save
+GenAI's graph and replace its matrices by the file's. They are matched by value: a matrix may differ from the file by
+that rounding only, so a file or graph of another layout is refused, not served wrong.
 """
 
 from __future__ import annotations
@@ -17,45 +16,48 @@ import sys
 from pathlib import Path
 
 from handler.core.errors import ConfigError
-from handler.engines.model_cache import UNKNOWN_LAYOUT, fingerprint, make_once, run_apart
+from handler.engines.model_cache import UNKNOWN_LAYOUT, fingerprint, make_once, run_converter
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf_graph import replace_weights
 
 log = logging.getLogger(__name__)
 
-RECIPE = "1"  # part of every fingerprint: raise it when something else is made of the same file
+RECIPE = "1"  # part of every fingerprint: change it with the conversion
 SCRIPT = "import sys; from handler.engines.openvino.gguf_weights import main; main(*sys.argv[1:], weights={!r})"
 
 
 def exact_model(source: Path, cache: Path, weights: str) -> Path:
-    """The OpenVINO directory made from a GGUF file: an earlier one of the same file, or a new one below `cache`.
+    """Return the OpenVINO directory of a GGUF file, making it below `cache` where there is none yet.
 
-    An earlier one may also lie in `converted/` beside the file, where an image brings both.
+    An image may also have it in `converted/` beside the file.
 
-    `weights` is `f32`, all in full, or `i8`: what loses by the reader's rounding in 8 bits, the rest as it is read.
+    Args:
+        weights: `f32`, or `i8`: 8 bits for weights that GenAI rounds, others as GenAI reads them.
 
     Raises:
-        ConfigError: it is no GGUF file, or not one that is understood.
+        ConfigError: it is no GGUF file, or its layout is unknown.
     """
     try:
         name = fingerprint(f"{RECIPE} {weights}".encode(), [source])
         for place in (source.parent / "converted", cache):
             if (place / name).is_dir():
                 return place / name
-        gguf.context_length(source)  # refuses what is no GGUF file
+        gguf.context_length(source)  # raises for other files
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {source}: {error}") from error
 
     def make(directory: Path, lock: int) -> None:
         log.info("making a model with %s weights of %s, once", weights, source)
-        run_apart(SCRIPT.format(weights), source, directory, lock)
+        run_converter(SCRIPT.format(weights), source, directory, lock)
 
     return make_once(cache / name, make)
 
 
 def writable(source: Path, cache: Path) -> Path:
-    """The GGUF file, or a copy of it below `cache`: OpenVINO's reader opens it for writing, though it writes nothing,
-    and so cannot have one on a file system that is mounted read only, as SageMaker's model data are."""
+    """Return the GGUF file, or a copy of it below `cache` where it is read-only, as SageMaker's model data are.
+
+    OpenVINO's reader opens it for writing, though it writes nothing.
+    """
     if os.access(source, os.W_OK):
         return source
 
@@ -68,7 +70,7 @@ def writable(source: Path, cache: Path) -> Path:
 
 
 def main(source: str, target: str, weights: str) -> None:
-    """The process apart: its status tells a file of another layout from a failure, its output what went wrong."""
+    """Run the converter; the exit status tells an unknown layout from a failure, stderr has the error."""
     try:
         write_model(Path(source), Path(target), weights)
     except ConfigError as error:
@@ -79,15 +81,15 @@ def main(source: str, target: str, weights: str) -> None:
 
 
 def write_model(source: Path, target: Path, weights: str) -> None:
-    """Have OpenVINO GenAI save what it reads, give it the file's weights, add the files that a directory needs.
+    """Save OpenVINO GenAI's graph of the file, replace its weights, and add the other files of a model directory.
 
     Raises:
-        ConfigError: the file's matrices and the graph's are laid out otherwise than we think.
+        ConfigError: the layout of the file or the graph is unknown.
     """
     import openvino
     import openvino_genai
 
-    scratch = target / "scratch"  # the reader saves next to the file that it reads
+    scratch = target / "scratch"  # GenAI saves beside the file that it reads
     scratch.mkdir(parents=True)
     link = scratch / "model.gguf"
     if os.access(source, os.W_OK):
@@ -97,18 +99,18 @@ def write_model(source: Path, target: Path, weights: str) -> None:
     tokenizer = openvino_genai.Tokenizer(str(link), enable_save_ov_model=True)
     scheduler, save = openvino_genai.SchedulerConfig(), {"enable_save_ov_model": True}
     openvino_genai.ContinuousBatchingPipeline(str(link), scheduler, "CPU", save)
-    for path in scratch.glob("openvino_*tokenizer.*"):  # they hold the chat template, too
+    for path in scratch.glob("openvino_*tokenizer.*"):  # with the chat template
         path.rename(target / path.name)
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
     try:
         replace_weights(model, source, weights)
     except (ConfigError, MemoryError, OSError):
         raise
-    except Exception as error:  # the package reads no such file
+    except Exception as error:  # foreign code: the gguf package cannot read the file
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
     shutil.rmtree(scratch)
-    named = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}
-    ids = {key: id for key, id in named.items() if id >= 0}
+    special = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}
+    ids = {key: id for key, id in special.items() if id >= 0}
     (target / "generation_config.json").write_text(json.dumps(ids))
     (target / "config.json").write_text(json.dumps(ids | {"max_position_embeddings": gguf.context_length(source)}))

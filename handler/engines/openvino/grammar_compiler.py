@@ -1,4 +1,4 @@
-"""Guides made ready on a thread beside the engine's, so that no other request waits for it."""
+"""Compiles schemas, expressions and grammars on a thread, so that no other request waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from handler.core.values import StructuredOutput
 
-_NICE = 10  # those who get tokens go first
+_NICE = 10  # token generation goes first
 _MAX_KNOWN = 1024
-_SOON = 0.005  # seconds that one step waits for a guide: those which are known to GenAI are ready by then
+_SOON = 0.005  # seconds that a step waits for a text: GenAI has those that it knows by then
 _IDLE = 0.05  # seconds, where a step has nothing else to do
 
 
@@ -22,14 +22,14 @@ class _Waiting(NamedTuple):
     structured_output: StructuredOutput
 
 
-class GuideCompiler:
+class GrammarCompiler:
     """Used by the engine's thread only.
 
-    GenAI locks what it has compiled while it compiles, and a request with a guide needs that when it begins. So one
-    guide is compiled at a time, and not before the requests that are ready have begun.
+    GenAI locks its compiled grammars while it compiles, and a request needs them when it starts. So one text is
+    compiled at a time, after the start of all requests that are ready.
 
     Args:
-        compile: makes a guide ready, or raises ValueError; called on a thread.
+        compile: compiles a text, or raises ValueError; called on a thread.
     """
 
     def __init__(self, compile: Callable[[StructuredOutput], None]) -> None:
@@ -45,25 +45,25 @@ class GuideCompiler:
         self._waiting.append(_Waiting(key, structured_output))
 
     def cancel(self, key: int) -> None:
-        """Nobody waits for it any more; what is being compiled goes on, others may ask for it."""
-        self._waiting = deque(one for one in self._waiting if one.key != key)
+        """Forget a request; its text still gets compiled, as others may need it."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.key != key)
 
     def step(self, *, idle: bool) -> list[tuple[int, str]]:
-        """Requests whose guides are ready, or what is wrong with those; one of them may have been cancelled.
+        """Return the requests whose texts are ready, with an error or "", perhaps cancelled ones too.
 
         Args:
-            idle: the engine has nothing else to do.
+            idle: the engine has no other work.
         """
-        found: list[tuple[int, str]] = []
-        patience = 0.0  # in the step that has it compiled only: those after that are other requests' tokens
+        ready: list[tuple[int, str]] = []
+        patience = 0.0  # only in the step that starts a compilation: later ones would delay other requests
         while self._current is not None or self._waiting:
             if self._current is None:
                 if self._waiting[0].structured_output in self._known:
                     key, structured_output = self._waiting.popleft()
                     self._known.move_to_end(structured_output)
-                    found.append((key, ""))
+                    ready.append((key, ""))
                     continue
-                if found:
+                if ready:
                     break
                 self._current = self._waiting.popleft()
                 self._start(self._current.structured_output)
@@ -74,12 +74,12 @@ class GuideCompiler:
                 break
             key, structured_output = self._current
             self._current = None
-            found.append((key, error))
+            ready.append((key, error))
             if not error:
                 self._known[structured_output] = None
                 if len(self._known) > _MAX_KNOWN:
                     self._known.popitem(last=False)
-        return found
+        return ready
 
     def _start(self, structured_output: StructuredOutput) -> None:
         if not self._started:
@@ -88,12 +88,12 @@ class GuideCompiler:
         self._jobs.put(structured_output)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # xgrammar's own threads get it, too
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # xgrammar's threads inherit it
         while True:
             structured_output = self._jobs.get()
             try:
                 self._compile(structured_output)
-            except Exception as error:  # foreign code; the request is told
+            except Exception as error:  # foreign code: it refuses this request
                 self._results.put(str(error) or type(error).__name__)
             else:
                 self._results.put("")

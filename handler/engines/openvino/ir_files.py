@@ -1,4 +1,4 @@
-"""Checks of an OpenVINO model directory before OpenVINO loads it, which names no file in its errors."""
+"""Checks an OpenVINO model directory before OpenVINO loads it, whose errors name no file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS = ("openvino_model", "openvino_tokenizer", "openvino_detokenizer")
 
 
 def check_directory(directory: Path) -> None:
-    """Raises ConfigError where a file is missing, cut short or not of its format."""
+    """Raise ConfigError where a file is missing, cut short or of a wrong format."""
     for part in PARTS:
         _check_part(directory / f"{part}.xml", directory / f"{part}.bin")
     check_json(directory, "config.json", "generation_config.json")
@@ -23,7 +23,7 @@ def check_directory(directory: Path) -> None:
 
 
 def context_of(directory: Path) -> object:
-    """Tokens that the model attends to, as its config.json says."""
+    """Read the context length, in tokens, from config.json."""
     config = model_files.read_json(directory / "config.json")
     return config.get("max_position_embeddings") or config.get("n_positions")
 
@@ -41,8 +41,8 @@ def _check_part(xml: Path, weights: Path) -> None:
 
 
 def _bytes_needed(xml: Path) -> int:
-    """The end of the last constant that a graph has in its .bin file."""
-    kinds: list[str] = []  # of the layers and of what stands in them
+    """Return the end of the last constant in the graph's .bin file."""
+    kinds: list[str] = []  # of the open layers and elements
     needed = 0
 
     def start(tag: str, attributes: dict[str, str]) -> None:

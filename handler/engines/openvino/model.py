@@ -1,4 +1,4 @@
-"""A model's files as OpenVINO needs them: made ready, its tokenizer, and what they say of it."""
+"""Model files for OpenVINO: preparation, tokenizer, context length and end tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.text import Prompt, Vocabulary
+from handler.core.token_limit import check_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
-from handler.engines.long_texts import check_tokens
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
 from handler.engines.openvino.convert import convert
@@ -22,20 +22,20 @@ from handler.engines.openvino.ir_files import check_directory, context_of
 log = logging.getLogger("handler.engine")
 
 _LONG = 1 << 18  # tokens, more than any context here
-_PART = 1 << 15  # characters that are counted at a time, where there are more: it holds the GIL meanwhile
+_PART = 1 << 15  # characters of a part of a long text: the tokenizer holds the GIL meanwhile
 
-# Bytes of a GGUF file up to which its weights are kept in 8 bits by default: OpenVINO's rounding of 4-bit weights
-# raises a small model's perplexity by a quarter, and in 8 bits it is as fast. A large model would lose speed.
+# Bytes of a GGUF file up to which its weights get 8 bits by default: OpenVINO's rounding of 4-bit weights raises a
+# small model's perplexity by a quarter, and 8 bits are as fast. A large model would lose speed.
 _SMALL_GGUF = 256 << 20
 
 
-def prepared(model_id: str | None, dtype: str) -> Path:
-    """The model's own files, or what was made of them once and kept."""
+def prepare_model(model_id: str | None, dtype: str) -> Path:
+    """Check the model's files, and return them or their cached conversion."""
     model = model_files.locate(model_id or model_files.DEMO)
-    made = model_files.cache_directory() / "converted"
+    cache = model_files.cache_directory() / "converted"
     if model.kind == "huggingface":
         check_checkpoint(model.path)
-        return convert(model.path, made)
+        return convert(model.path, cache)
     if model.kind == "openvino":
         check_directory(model.path)
     if model.kind == "gguf":
@@ -44,17 +44,17 @@ def prepared(model_id: str | None, dtype: str) -> Path:
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
     if model.kind == "gguf" and dtype == "fp32":
-        return exact_model(model.path, made, "f32")
+        return exact_model(model.path, cache, "f32")
     if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
         try:
-            return exact_model(model.path, made, "i8")
-        except UnknownLayout as error:  # it can still be served as OpenVINO reads it
+            return exact_model(model.path, cache, "i8")
+        except UnknownLayout as error:  # OpenVINO can still serve it, with rounded weights
             log.warning("its weights will be rounded: %s", error)
-    return writable(model.path, made) if model.kind == "gguf" else model.path
+    return writable(model.path, cache) if model.kind == "gguf" else model.path
 
 
 class OpenVinoTokenizer:
-    """The model's own tokenizer; `encode` releases nothing that is shared and may run on several threads."""
+    """See `engines.base.Tokenizer`."""
 
     def __init__(self, model: Path) -> None:
         import openvino_genai
@@ -62,7 +62,7 @@ class OpenVinoTokenizer:
         self._tokenizer = openvino_genai.Tokenizer(str(model))
         self.vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = str(self._tokenizer.chat_template or "")
-        # A limit is built into some tokenizers, at which they cut a prompt's end off without a word.
+        # Some tokenizers have a built-in limit, and silently cut a longer prompt.
         self._longest = max(map(len, self.vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
 
@@ -71,10 +71,10 @@ class OpenVinoTokenizer:
         return self._encode(text, "inputs", add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """As transformers and vLLM do it: the text is laid out, then read like any other.
+        """Apply the chat template and encode its text, as transformers and vLLM do.
 
-        So a special mark that a message itself contains counts as one, and its author can pretend to other roles. No
-        server escapes them today, and to do so would change what clients rely on (docs/wire.md, Chat).
+        A special token in a message counts as one, so its author can pretend to another role. No server escapes them
+        today, and clients rely on that (docs/wire.md, Chat).
         """
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
@@ -82,15 +82,16 @@ class OpenVinoTokenizer:
         self._check_size(sum(_size(message) + self._longest for message in messages), "messages")
         self._check_size(sum(map(_size, tools)), "tools")
         try:
-            shown = [dict(tool) for tool in tools] or None
-            text = self._tokenizer.apply_chat_template([dict(message) for message in messages], True, tools=shown)
-        except RuntimeError as error:  # the template's raise_exception, or a fault in it
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], True, tools=[dict(tool) for tool in tools] or None
+            )
+        except RuntimeError as error:  # by raise_exception, or a fault in the template
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
         self._check_size(len(text), "messages")
         return self._encode(text, "messages", add_special_tokens=False)
 
     def _check_size(self, num_characters: int, name: str) -> None:
-        """The tokenizer holds the GIL for seconds on megabytes: what cannot fit is not given to it."""
+        """Refuse a text that cannot fit: the tokenizer would hold the GIL for seconds."""
         if num_characters > self._limit * self._longest:
             raise PromptTooLong(name, -(-num_characters // self._longest), self._limit - 1, exact=False)
 
@@ -106,7 +107,7 @@ class OpenVinoTokenizer:
 
 
 def _size(value: Any) -> int:
-    """Characters of the texts in a value, names aside."""
+    """Count the characters of the texts in a value, except names."""
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     if isinstance(value, list | tuple):
@@ -115,19 +116,19 @@ def _size(value: Any) -> int:
 
 
 def _reason(error: RuntimeError) -> str:
-    """What a template itself says, out of what GenAI says around it: its source file, advice, the template's text."""
-    found = re.search(r"Minja's error: (.*?)(?: at row \d+|$)", str(error), re.DOTALL)
-    return (found[1] if found else str(error).partition(" at row")[0]).strip()[:300]
+    """Take the template's own message out of GenAI's, which adds a source file, advice and the template."""
+    match = re.search(r"Minja's error: (.*?)(?: at row \d+|$)", str(error), re.DOTALL)
+    return (match[1] if match else str(error).partition(" at row")[0]).strip()[:300]
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """The raw bytes of every id: OpenVINO's own `decode` loses characters whose bytes come with several tokens."""
+    """Return the bytes of every id: OpenVINO's `decode` loses characters whose bytes lie in several tokens."""
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
     pieces = [by_id.get(id, b"") for id in range(max(by_id) + 1)]
-    every = [[id] for id in range(len(pieces))]
-    hidden = tokenizer.decode(every, skip_special_tokens=True)
-    shown = tokenizer.decode(every, skip_special_tokens=False)
-    special = [id for id, (short, long) in enumerate(zip(hidden, shown, strict=True)) if short != long]
+    ids_alone = [[id] for id in range(len(pieces))]
+    hidden = tokenizer.decode(ids_alone, skip_special_tokens=True)
+    visible = tokenizer.decode(ids_alone, skip_special_tokens=False)
+    special = [id for id, (short, long) in enumerate(zip(hidden, visible, strict=True)) if short != long]
     sample = "Hello world, 12 times\n  indented"
     ids = tokenizer.encode(sample, add_special_tokens=False).input_ids.data[0].tolist()
     if b"".join(pieces[id] for id in ids) != sample.encode():
@@ -136,7 +137,7 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
 
 
 def context_length(model: Path) -> int | None:
-    """Tokens that the model attends to, from the file or directory itself."""
+    """Return the context length, in tokens, from the file or directory itself."""
     if model.suffix == ".gguf":
         return gguf.context_length(model)
     context = context_of(model)
@@ -144,8 +145,8 @@ def context_length(model: Path) -> int | None:
 
 
 def eos_ids(model: Path, tokenizer: Any) -> frozenset[int]:
-    """Ids that end an answer: the tokenizer's, and those that the model's generation_config.json names."""
+    """Return the ids that end an answer: the tokenizer's and generation_config.json's."""
     eos = tokenizer.get_eos_token_id()
-    named = model_files.read_json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
-    ids = [eos, *(named if isinstance(named, list) else [named])]
+    more = model_files.read_json(model / "generation_config.json").get("eos_token_id", []) if model.is_dir() else []
+    ids = [eos, *(more if isinstance(more, list) else [more])]
     return frozenset(id for id in ids if isinstance(id, int) and id >= 0)

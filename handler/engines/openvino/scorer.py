@@ -1,7 +1,7 @@
-"""Log-probabilities of prompts from a second GenAI pipeline: for GGUF files, which GenAI alone can read.
+"""Log-probabilities of prompts from a second GenAI pipeline, for GGUF files, which only GenAI reads.
 
-`logit_scorer.py` says why the engine's own pipeline cannot score them. Prompts are scored one at a time, a step of
-theirs for a step of the engine, and only then generated from. The pipeline is made when it is first needed.
+`logit_scorer.py` says why the engine's own pipeline cannot score them. Prompts are scored one at a time, a step in
+each of the engine's steps. The pipeline is loaded for the first one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scorer:
         self._logprobs: list[float] = []
 
     def check(self, num_tops: int) -> None:
-        """Raises ValueError where prompts cannot be scored."""
+        """Raise ValueError where prompts cannot be scored."""
         if num_tops:
             raise ValueError(NO_TOPS)
 
@@ -44,7 +44,7 @@ class Scorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """One step of the prompt at hand; its scores when it is done."""
+        """Make one step of the current prompt; return its scores at its end."""
         if self._current is None:
             if not self._waiting:
                 return None

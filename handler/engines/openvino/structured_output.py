@@ -1,9 +1,8 @@
-"""Guides as OpenVINO GenAI's structured output (xgrammar inside it), and one tried out before a model has it.
+"""Structured output by OpenVINO GenAI (xgrammar inside it), and the check of a text before the engine gets it.
 
-GenAI compiles a guide in the first step that its request is in, and looks for the allowed tokens in every later one:
-what goes wrong there goes wrong for everybody in the batch. So a guide is first put through a pipeline of its own, of
-a model that costs nothing, with the tokenizer of the real one. What is compiled for a tokenizer is kept with it, so the
-real pipeline finds it made.
+GenAI compiles a text in its request's first step, and finds the allowed tokens in every later one: a failure there
+fails the whole batch. So a text first runs in a pipeline of a blank model with the real tokenizer. GenAI keeps compiled
+grammars with the tokenizer, so the real pipeline finds them.
 """
 
 from __future__ import annotations
@@ -20,30 +19,34 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
-from handler.engines.structured_output.schema_keywords import Follows, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 
 MASK_SECONDS = 0.05
-"""Of computing that finding a step's allowed tokens may take on average: all in the batch wait for it."""
+"""CPU time of finding a step's allowed tokens, on average; the whole batch waits for it."""
 
-_GRAMMAR = Follows(bounds=True, others=True)
-_CONVERTER = Follows(bounds=False, others=False)
-"""What is lost in a grammar of ours, which takes only what it follows, and in GenAI's xgrammar."""
+_GRAMMAR = XgrammarSupport(bounds=True, others=True)
+_CONVERTER = XgrammarSupport(bounds=False, others=False)
+"""Support of our own grammars, which refuse what they do not follow, and of GenAI's xgrammar."""
 
 _WALKS = (1, 2)  # seeds
-_STEPS = 64  # that each of them goes at most
+_STEPS = 64  # of each walk, at most
 
 _FIRST = StructuredOutput("choice", '["a"]')
-"""Compiled before a guide is measured: what all guides share is made then."""
+"""Compiled before a measurement, to make what all texts share."""
 
 
 def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
-    """What `openvino_genai.StructuredOutputConfig` is told; ValueError where it has no such thing."""
+    """Make the keywords of `openvino_genai.StructuredOutputConfig`.
+
+    Raises:
+        ValueError: it cannot follow the text.
+    """
     match structured_output.kind:
         case "json_schema":
             schema = json.loads(structured_output.value)
             grammar = json_grammar(schema)
-            if found := dropped(schema, _CONVERTER if grammar is None else _GRAMMAR):
-                raise ValueError(f"the schema's {found} cannot be followed by OpenVINO GenAI's xgrammar")
+            if keyword := ignored(schema, _CONVERTER if grammar is None else _GRAMMAR):
+                raise ValueError(f"the schema's {keyword} cannot be followed by OpenVINO GenAI's xgrammar")
             return {"json_schema": structured_output.value} if grammar is None else {"grammar": grammar}
         case "json_object":
             return genai_arguments(StructuredOutput("json_schema", '{"type": "object"}'))
@@ -54,13 +57,13 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
         case "choice":
             choices = json.loads(structured_output.value)
             if any("\0" in choice for choice in choices):
-                raise ValueError("xgrammar has no NUL")  # it would leave it out
+                raise ValueError("xgrammar has no NUL")  # it would ignore it
             return {"grammar": f"root ::= {one_of(choices)}"}
     raise ValueError(f"OpenVINO GenAI has no guide of the kind {structured_output.kind!r}")
 
 
-class OpenVinoGuideTrial:
-    """See `engines.base.GuideTrial`. A process may be forked from the one that made it, before its first use.
+class OpenVinoCheck:
+    """See `engines.base.StructuredOutputCheck`. A process may be forked from its own before the first call.
 
     Args:
         model: the model's files.
@@ -74,13 +77,13 @@ class OpenVinoGuideTrial:
         self._tokenizer = openvino_genai.Tokenizer(str(model)) if tokenizer is None else tokenizer
         self._eos = eos_ids(model, self._tokenizer)
         self._num_logits = _num_logits(model) or len(self._tokenizer.get_vocab())
-        self._pipeline: Any = None  # it has threads, which no fork takes along
+        self._pipeline: Any = None  # not at once: a fork would lose its threads
 
     def __call__(self, structured_output: StructuredOutput) -> int:
-        """Bytes that the engine will keep of it: GenAI never frees what it has compiled.
+        """Return the bytes that the engine will keep: GenAI never frees a compiled grammar.
 
         Raises:
-            ValueError: it cannot be followed, or its allowed tokens take too long to find.
+            ValueError: it cannot follow the text, or needs too long for a step's allowed tokens.
         """
         self.compile(_FIRST)
         before = _anonymous_bytes()
@@ -91,10 +94,10 @@ class OpenVinoGuideTrial:
         return kept
 
     def compile(self, structured_output: StructuredOutput) -> None:
-        """Have the guide made ready for all pipelines that have this tokenizer; other threads run meanwhile.
+        """Compile a text for all pipelines with this tokenizer, without the GIL.
 
         Raises:
-            ValueError: it cannot be followed.
+            ValueError: GenAI cannot follow it.
         """
         if not self._eos:
             raise ValueError("the model names no end token, which a guide needs")
@@ -105,7 +108,7 @@ class OpenVinoGuideTrial:
             raise ValueError(_reason(error)) from None
 
     def _walk(self, structured_output: StructuredOutput, seed: int) -> None:
-        """Some of the way along an answer: each of its states may need an allowed set of its own."""
+        """Generate the start of an answer: each state may need a mask of its own."""
         pipeline = self._blank_pipeline()
         handle = pipeline.add_request(0, self._prompt(), self._config(structured_output, seed, max_new_tokens=_STEPS))
         began, steps = time.process_time(), 0
@@ -114,7 +117,7 @@ class OpenVinoGuideTrial:
             steps += 1
             if time.process_time() - began > MASK_SECONDS * max(steps, 8):
                 handle.cancel()
-                pipeline.step()  # it goes
+                pipeline.step()  # frees the request
                 raise ValueError(f"each token takes the engine more than {MASK_SECONDS:g} s")
 
     def _blank_pipeline(self) -> Any:
@@ -134,7 +137,7 @@ class OpenVinoGuideTrial:
         return openvino.Tensor(numpy.zeros((1, 1), dtype=numpy.int64))
 
     def _config(self, structured_output: StructuredOutput, seed: int, *, max_new_tokens: int) -> Any:
-        """All that is allowed is as likely, so walks go where a model might not, too."""
+        """Sample: all allowed tokens are equally likely, so a walk reaches states that a model might not."""
         config = self._genai.GenerationConfig(max_new_tokens=max_new_tokens, do_sample=True, rng_seed=seed)
         config.eos_token_id = min(self._eos)
         config.stop_token_ids = set(self._eos)
@@ -142,17 +145,17 @@ class OpenVinoGuideTrial:
         return config
 
 
-def guide_trial(config: EngineConfig) -> OpenVinoGuideTrial:
+def structured_output_check(config: EngineConfig) -> OpenVinoCheck:
     assert config.model is not None
-    return OpenVinoGuideTrial(config.model)
+    return OpenVinoCheck(config.model)
 
 
 def _num_logits(model: Path) -> int | None:
-    """As many as the model's last matrix has rows, which may be more than there are tokens."""
+    """Count the rows of the model's last matrix, which may be more than the tokens."""
     import openvino
 
     if not model.is_dir():
-        return None  # a GGUF file, where they are as many
+        return None  # a GGUF file, which has as many rows as tokens
     last = openvino.Core().read_model(model / "openvino_model.xml").output("logits").get_partial_shape()[-1]
     return int(last.get_length()) if last.is_static else None
 

@@ -1,7 +1,7 @@
-"""The loop that owns an engine: commands in, one message a step out.
+"""The loop that owns an engine: it receives commands and sends one message a step.
 
-It runs in a process of its own (`engines/process/engine_process.py`), because engines hold the GIL while they step
-and must be killable, or on a thread for engines that cost nothing. The other end is `engines/process/supervisor.py`.
+An engine holds the GIL while it steps and must be killable, so the loop runs in a process of its own
+(`engine_process.py`); for engines that cost nothing it runs on a thread. The other end is `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import Engine, EngineConfig, EngineInfo, Interrupted, Interruptible, Output, Step
-from handler.engines.process.ipc import FrameReader, HostGone, send
+from handler.engines.process.ipc import ChannelClosed, MessageReader, send
 
 
 class Add(NamedTuple):
+    """Start a request."""
+
     key: int
     ids: Sequence[int]
     sampling: Sampling
@@ -25,7 +27,7 @@ class Add(NamedTuple):
 
 
 class ChangeAdapter(NamedTuple):
-    """Load an adapter, or drop it; answered by an Output that is nothing but an end, with an error where it failed."""
+    """Load or drop an adapter; answered by an empty Output with `finish`, and `error` where it failed."""
 
     key: int
     adapter: Adapter
@@ -33,33 +35,37 @@ class ChangeAdapter(NamedTuple):
 
 
 class Cancel(NamedTuple):
+    """Forget a request."""
+
     key: int
 
 
 class Ready(NamedTuple):
+    """The engine is loaded."""
+
     info: EngineInfo
 
 
 class Failed(NamedTuple):
-    """The engine raised while it loaded or stepped; the worker ends after this. A ConfigError has no `trace`."""
+    """The engine raised while it loaded or stepped; the loop ends after this. A ConfigError has no `trace`."""
 
     reason: str
     trace: str
 
 
 class Spec(NamedTuple):
-    """What to load: the name of an engine and its configuration; the first message that a worker process gets."""
+    """An engine's name and configuration; the first message to an engine process."""
 
     engine: str
     config: EngineConfig
 
 
 def run(load: Callable[[], Engine], channel: socket.socket) -> None:
-    """Load the engine, then step it until the other end of `channel` closes."""
+    """Load the engine, then step it until the other end closes `channel`."""
     try:
         _load_and_step(load, channel)
-    except HostGone:
-        pass  # or it has given this worker up
+    except ChannelClosed:
+        pass  # the host has ended, or has given this engine up
     finally:
         channel.close()
 
@@ -70,26 +76,28 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
         engine = load()
         send(channel, Ready(engine.info))
         _step_forever(engine, channel)
-    except HostGone:
+    except ChannelClosed:
         raise
-    except Exception as error:  # the engine is foreign code: say why, then make room for a new one
-        known = isinstance(error, ConfigError)  # it says what to change, and where
-        send(channel, Failed(str(error) if known else _reason(error), "" if known else traceback.format_exc()))
+    except Exception as error:  # the engine is foreign code: report it, so that the host can start another
+        if isinstance(error, ConfigError):  # its message is written for the user
+            send(channel, Failed(str(error), ""))
+        else:
+            send(channel, Failed(_reason(error), traceback.format_exc()))
     finally:
         if engine is not None:
             engine.close()
 
 
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
-    reader = FrameReader()
+    reader = MessageReader()
     active: set[int] = set()
     interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
-    look = True  # for commands
+    receive = True
     while True:
         answers: list[Output] = []
         commands: list[Any] | None = None
-        if look or not active:
-            # Wait for them only when there is nothing to do; between steps take what lies there.
+        if receive or not active:
+            # Wait only while there is nothing to do; between steps take the commands that are there.
             commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
         while commands is not None:
             for command in commands:
@@ -101,31 +109,33 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                 else:
                     answers.append(output)
             commands = reader.receive(channel, socket.MSG_DONTWAIT)
-        look = not interruptible  # else the engine says when
+        receive = not interruptible  # an interruptible engine raises Interrupted instead
         try:
             step = engine.step() if active else Step([], [], [], [])
         except Interrupted:
-            look = True
+            receive = True
             if not answers:
-                continue  # no sign of life of the engine's
+                continue  # no step was made, so none is reported
             step = Step([], [], [], [])
-        look = look or not (step.keys or step.others)  # it did not wait, and may never
+        receive = receive or not (step.keys or step.others)  # it did not wait, and may never
         step.others.extend(answers)
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
-        send(channel, tuple(step))  # bare (`remote.py`); also when it holds nothing: every command is answered
+        # A plain tuple is cheaper to pickle. Empty steps are sent too: every command must be acknowledged, or the
+        # hang timer of the supervisor fires.
+        send(channel, tuple(step))
 
 
 def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:
-    """Do what is asked; None when its outputs are to come. What the engine refuses ends alone."""
+    """Run a command; returns its answer, or None where outputs will follow."""
     try:
         if isinstance(command, Add):
             engine.add(*command)
             return None
         change = engine.drop_adapter if command.drop else engine.load_adapter
         change(command.adapter)
-    except Exception as error:
+    except Exception as error:  # the engine is foreign code: a refusal ends this request only
         return Output(command.key, (), (), Finish.ERROR, error=_reason(error))
     return Output(command.key, (), (), Finish.STOP)
 

@@ -1,4 +1,4 @@
-"""The worker's loop as a process that ends with its host; `engines/process/supervisor.py` starts it."""
+"""The engine loop as a process that ends with its host; `supervisor.py` starts it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,23 @@ from handler.core import garbage
 from handler.engines import load
 from handler.engines.base import Engine
 from handler.engines.process.engine_loop import Spec, run
-from handler.engines.process.ipc import FrameReader
+from handler.engines.process.ipc import Messages
 
 
 def main(fd: int) -> None:
-    """Read the Spec from the host's socket, then run. Signals to the terminal's group are the host's business."""
+    """Read the Spec from the host's socket, then run the loop. The host handles signals to the terminal's group."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     channel = socket.socket(fileno=fd)
-    reader = FrameReader()
-    messages: list[Spec] = []
-    while not messages:
-        messages = reader.receive(channel) or []
-    spec = messages[0]
+    spec: Spec = Messages(channel).next()
 
-    def loaded() -> Engine:
+    def load_engine() -> Engine:
         engine = load(spec.engine, spec.config)
         garbage.keep_collecting()
         return engine
 
-    run(loaded, channel)
+    run(load_engine, channel)
     # Native threads of an engine may outlive its close(); nothing is left to save.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -39,7 +35,7 @@ def main(fd: int) -> None:
 
 
 def die_with_parent() -> None:
-    """A hung engine cannot notice that its host is gone; Linux can tell it."""
+    """Have Linux kill this process when its parent ends: a hung engine would not notice."""
     if sys.platform == "linux":
         import ctypes
 

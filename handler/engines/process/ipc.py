@@ -1,4 +1,4 @@
-"""Messages on a byte stream: four bytes of length, then a pickle. Both ends are our own processes."""
+"""Messages on a byte stream between our own processes: four bytes of length, then a pickle."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 _LENGTH = struct.Struct("!I")
 
 
-class HostGone(Exception):
+class ChannelClosed(Exception):
     """The other end of the channel is closed."""
 
 
 def wait(channel: socket.socket, *, writable: bool = False, timeout: float | None = None) -> bool:
-    """Whether `channel` can be read (or written) within `timeout` seconds; None waits for ever.
+    """Wait until `channel` can be read or written; False after `timeout` seconds, None being no limit.
 
-    Not `select.select`: a server with a thousand clients has file descriptors that it cannot name.
+    `select.select` cannot name file descriptors above 1023, which a server with many clients has.
     """
     poll = select.poll()
     poll.register(channel, select.POLLOUT if writable else select.POLLIN)
@@ -26,20 +26,24 @@ def wait(channel: socket.socket, *, writable: bool = False, timeout: float | Non
 
 
 def send(channel: socket.socket, message: Any) -> None:
-    """Send a whole message, whether the socket blocks or not: an event loop that reads from it makes it not to."""
+    """Send a whole message on a blocking or non-blocking socket.
+
+    Raises:
+        ChannelClosed: the other end is closed.
+    """
     data: bytes | memoryview = encode(message)
     try:
         while True:
             try:
-                sent = channel.send(data, socket.MSG_DONTWAIT)
+                size = channel.send(data, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 wait(channel, writable=True)
                 continue
-            if sent == len(data):  # nearly always there is room
+            if size == len(data):  # nearly always there is room
                 return
-            data = memoryview(data)[sent:]
+            data = memoryview(data)[size:]
     except OSError as error:
-        raise HostGone from error
+        raise ChannelClosed from error
 
 
 def encode(message: Any) -> bytes:
@@ -47,48 +51,48 @@ def encode(message: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
-    """Bytes in any pieces in, whole messages out; a message that is cut off by the sender's death never appears."""
+class MessageReader:
+    """Collects bytes in any pieces into whole messages; a message that the sender's death cuts off never appears."""
 
     def __init__(self) -> None:
-        # Kept: to make and give back as much at each call costs the allocator more than all that is done with it.
-        self._room = memoryview(bytearray(1 << 16))
-        self._rest = bytearray()  # of a message that has not come whole
-        self._wanted = 0  # bytes that it has at least
+        # One buffer for all calls: allocating it each time would cost more than everything else here.
+        self._buffer = memoryview(bytearray(1 << 16))
+        self._rest = bytearray()  # of an incomplete message
+        self._needed = 0  # least bytes that complete it
 
     def receive(self, channel: socket.socket, flags: int = 0) -> list[Any] | None:
-        """What came whole with what lies in the channel; None where nothing does and the call must not wait.
+        """Read once and return the messages that are complete; None where the call would have to wait.
 
         Raises:
-            HostGone: the other end is closed.
+            ChannelClosed: the other end is closed.
         """
         try:
-            size = channel.recv_into(self._room, 0, flags)
+            size = channel.recv_into(self._buffer, 0, flags)
         except BlockingIOError:
             return None
         except OSError as error:
-            raise HostGone from error
+            raise ChannelClosed from error
         if not size:
-            raise HostGone
-        room = self._room
-        if not self._rest and size == _LENGTH.size + _LENGTH.unpack_from(room)[0]:  # nearly always: one, and whole
-            return [pickle.loads(room[_LENGTH.size : size])]
-        return self.feed(room[:size])
+            raise ChannelClosed
+        data = self._buffer
+        if not self._rest and size == _LENGTH.size + _LENGTH.unpack_from(data)[0]:  # nearly always: one whole message
+            return [pickle.loads(data[_LENGTH.size : size])]
+        return self.feed(data[:size])
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Any]:
         if self._rest:
             self._rest += data
-            if len(self._rest) < self._wanted:
+            if len(self._rest) < self._needed:
                 return []
             data = self._rest
         messages = []
         start, size = 0, len(data)
-        self._wanted = _LENGTH.size
-        view = memoryview(data)  # slices of it are no copies
+        self._needed = _LENGTH.size
+        view = memoryview(data)  # its slices are no copies
         while size - start >= _LENGTH.size:
             end = start + _LENGTH.size + _LENGTH.unpack_from(view, start)[0]
             if size < end:
-                self._wanted = end - start
+                self._needed = end - start
                 break
             messages.append(pickle.loads(view[start + _LENGTH.size : end]))
             start = end
@@ -97,15 +101,19 @@ class FrameReader:
 
 
 class Messages:
-    """What comes on a channel, one at a time, waited for as long as the channel's own timeout says."""
+    """The messages of a channel, one at a time; waits as long as the channel's own timeout allows."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._reader = FrameReader()
-        self._found: list[Any] = []
+        self._reader = MessageReader()
+        self._queue: list[Any] = []
 
     def next(self) -> Any:
-        """Raises HostGone when there will be none, or none in time."""
-        while not self._found:
-            self._found = self._reader.receive(self._channel) or []
-        return self._found.pop(0)
+        """Return the next message.
+
+        Raises:
+            ChannelClosed: there will be none, or none in time.
+        """
+        while not self._queue:
+            self._queue = self._reader.receive(self._channel) or []
+        return self._queue.pop(0)

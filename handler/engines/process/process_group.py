@@ -1,4 +1,4 @@
-"""The processes that an engine starts for itself: they and the engine live and end together."""
+"""Process group of an engine: the engine and the processes that it starts end together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-# Linux tells a process of its parent's death by a signal. The watcher ignores all others: what ends the engine may be
-# sent to its whole group. It selects by the session, which the engine's process leads: Open MPI 5 gives each MPI worker
-# a process group of its own, but leaves it in the session. It spares Python's resource trackers: they end by themselves
-# and then free the shared memory that the killed ones have left. Several passes, as processes may be starting others.
+# Linux signals its parent's death to the watcher, which blocks all other signals: the one that ends the engine may go
+# to its whole group. It kills by session, which the engine's process leads: Open MPI 5 gives each MPI worker a process
+# group of its own, but not a session. It spares Python's resource trackers, which free the shared memory of killed
+# processes and then end by themselves. It makes several passes, as processes may be starting others.
 _WATCHER = """
 import ctypes, os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
@@ -36,43 +36,44 @@ for _ in range(20):
 
 
 def end_with_this_process() -> None:
-    """Have this process's session end when this process does, killed or not.
+    """End this process's session when this process ends, killed or not.
 
-    An engine that is killed, by its host or for want of memory, cannot stop its own workers, and those hold the GPU's
-    memory that the next engine needs. Only for the leader of a session (`supervisor.py` makes the worker one):
-    another's session would hold processes that are not the engine's.
+    An engine that is killed cannot stop its own workers, and they hold the GPU memory that the next engine needs.
+    Without effect unless this process leads its session, as `supervisor.py` arranges: another session would also have
+    foreign processes.
     """
     if sys.platform == "linux" and os.getsid(0) == os.getpid():
         subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid())], stdin=subprocess.DEVNULL)
 
 
 def end_with_children() -> Callable[[], None]:
-    """Have this process end when one of the processes that it has started by `multiprocessing` does.
+    """End this process when one of its `multiprocessing` children ends: an engine may wait for it for ever.
 
-    An engine may wait for ever for what a dead process of its own should send. Returns what calls the watch off.
+    Returns:
+        A function that stops the watch.
     """
     return _end_with({child.sentinel: child.name for child in multiprocessing.active_children()})
 
 
 def end_with_descendants(command: str) -> Callable[[], None]:
-    """The same for the processes below this one whose command line holds `command`.
+    """End this process when a descendant whose command line holds `command` ends.
 
-    MPI workers are no children of this process: a daemon of Open MPI's starts them. Others are let be, as a compiler
-    that a worker runs may end at any time.
+    MPI workers are not children of this process: a daemon of Open MPI starts them. Other descendants, as a worker's
+    compiler, may end at any time.
+
+    Returns:
+        A function that stops the watch.
     """
-    watched = {}
+    names = {}
     for pid in _descendants(os.getpid()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and (fd := _opened(pid)) is not None:
-                watched[fd] = f"{command} (pid {pid})"
-    return _end_with(watched)
+            if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and (fd := _open(pid)) is not None:
+                names[fd] = f"{command} (pid {pid})"
+    return _end_with(names)
 
 
 def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
-    """
-    Args:
-        processes: their names, by a file descriptor that becomes readable when the process ends.
-    """
+    """Watch processes, given as names by file descriptors that become readable when the process ends."""
     closing = threading.Event()
 
     def watch() -> None:
@@ -83,15 +84,15 @@ def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
             os._exit(1)
 
     if processes:
-        threading.Thread(target=watch, name="engine-family", daemon=True).start()
+        threading.Thread(target=watch, name="engine-processes", daemon=True).start()
     return closing.set
 
 
-def _opened(pid: int) -> int | None:
-    """A descriptor of the process.
+def _open(pid: int) -> int | None:
+    """Open a descriptor of the process; None where the system forbids it.
 
     Raises:
-        ProcessLookupError: it has ended.
+        ProcessLookupError: the process has ended.
     """
     try:
         return os.pidfd_open(pid)
@@ -109,8 +110,8 @@ def _descendants(parent: int) -> Iterator[int]:
             # pid (command) state ppid ...; a command may hold anything.
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(pid)
-    waiting = [parent]
-    while waiting:
-        found = children.get(waiting.pop(), [])
-        yield from found
-        waiting += found
+    parents = [parent]
+    while parents:
+        pids = children.get(parents.pop(), [])
+        yield from pids
+        parents += pids

@@ -1,6 +1,6 @@
-"""The host's end of an engine that runs elsewhere: starts it, talks to it, notices its death or hang, starts it again.
+"""Supervisor of an engine: starts it, sends commands, detects a crash or hang, and restarts it.
 
-Nothing here waits for the engine unless asked to: the host may be an event loop.
+Calls do not block unless they are given a timeout: the host may be an event loop.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Adapter, Sampling
 from handler.engines.base import EngineInfo, Step
 from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec, run
-from handler.engines.process.ipc import FrameReader, HostGone, send, wait
+from handler.engines.process.ipc import ChannelClosed, MessageReader, send, wait
 
 log = logging.getLogger("handler.engine")
 
-_MAX_BACKOFF = 30.0  # seconds between attempts to start a broken engine
-_BACKOFF = 0.5
+_BACKOFF = 0.5  # seconds before the first restart, doubled by each failure in a row
+_MAX_BACKOFF = 30.0
 
-
-# The worker imports from where its host does: `python -m` would put the working directory first.
+# The process imports from the same paths as its host: `python -m` would put the working directory first.
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.process.engine_process import main; "
     "main(int(sys.argv[1]))"
@@ -37,14 +36,16 @@ _BOOT = (
 
 
 class State(str, Enum):
-    LOADING = "loading"  # the first start
+    """State of the engine; RESTARTING means that it was ready before."""
+
+    LOADING = "loading"
     READY = "ready"
-    RESTARTING = "restarting"  # it was ready before
+    RESTARTING = "restarting"
     CLOSED = "closed"
 
 
-class Worker:
-    """One life of an engine: a channel, and the process or thread at its other end."""
+class EngineInstance:
+    """One start of an engine: a channel, and the process or thread at its other end."""
 
     def __init__(self, spec: Spec, *, isolated: bool) -> None:
         self.channel, theirs = socket.socketpair()
@@ -58,7 +59,7 @@ class Worker:
                     [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # its own processes are in its session, to be ended with it (family.py)
+                    start_new_session=True,  # for `process_group.py`, which ends the session with the engine
                 )
                 on_failure.pop_all()
             self._commands.put(spec)
@@ -66,7 +67,7 @@ class Worker:
             from handler.engines import load
 
             threading.Thread(target=run, args=(lambda: load(*spec), theirs), name="engine", daemon=True).start()
-        # Sending has a thread of its own: an engine busy with a long step reads nothing, and the host must not wait.
+        # A thread sends: an engine in a long step reads nothing, and the host must not wait for it.
         threading.Thread(target=self._send_all, name="engine-commands", daemon=True).start()
 
     @property
@@ -77,12 +78,12 @@ class Worker:
         self._commands.put(command)
 
     def _send_all(self) -> None:
-        with contextlib.suppress(HostGone, OSError, ValueError):  # closed, by its end or by ours
+        with contextlib.suppress(ChannelClosed, OSError, ValueError):  # closed, by its end or by ours
             while (command := self._commands.get()) is not None:
                 send(self.channel, command)
 
     def stop(self, grace: float = 0.0) -> None:
-        """End it: politely for `grace` seconds, then for good. A thread that hangs is left behind, unheard."""
+        """Close the channel, wait `grace` seconds, then kill the process. A hung thread stays, but is not heard."""
         self._commands.put(None)
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)
@@ -92,11 +93,11 @@ class Worker:
                 if grace:
                     self._process.wait(grace)
             self._process.kill()
-            # A large process takes its time to go, and whoever calls this has none.
+            # A large process takes long to end, and the caller must not wait for it.
             threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()
 
     def exit_reason(self) -> str:
-        """How it ended, for the log and the clients."""
+        """Say how it ended, for the log and the clients."""
         if self._process is None:
             return "its thread ended"
         try:
@@ -106,16 +107,16 @@ class Worker:
         return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
 
 
-class RemoteEngine:
-    """An engine in a worker, supervised.
+class EngineSupervisor:
+    """An engine in a process or thread, restarted when it fails.
 
-    `step` returns what arrived and raises `GenerationFailed` once for each death: every request that was in flight is
-    lost then. A new worker is started with growing pauses; until it is ready `ready` is False and `add` must wait.
+    `step` returns the engine's steps. It raises `GenerationFailed` once for each failure, which loses every request in
+    flight. Restarts come after growing pauses; until the engine is ready `ready` is False and `add` is not allowed.
 
     Args:
-        spec: what the worker loads.
-        isolated: in a process of its own, else on a thread.
-        timeout: seconds without a step, while requests are in flight, after which the engine counts as hung.
+        spec: the engine and its configuration.
+        isolated: run it in a process of its own, else on a thread.
+        timeout: seconds without a step after which an engine with requests counts as hung.
         load_timeout: seconds that loading may take.
     """
 
@@ -133,22 +134,22 @@ class RemoteEngine:
         self._load_timeout = load_timeout
         self._on_change: Callable[[State], None] = lambda state: None
         self._watch: Callable[[int | None], None] = lambda fd: None
-        self._worker: Worker | None = None
-        self._reader = FrameReader()
+        self._instance: EngineInstance | None = None
+        self._reader = MessageReader()
         self._active: set[int] = set()
-        self._deaths = 0  # in a row, for the backoff
-        self._since = 0.0  # last sign of life, or start of the load
+        self._num_failures = 0  # in a row
+        self._heard_at = 0.0  # of the last message, or of the start
         self._start_at = 0.0
-        self._expecting = False  # a step is due
-        self._failed: str | None = None  # what the worker said before it ended
-        self._worn = False  # it is to be replaced
+        self._expects_step = False
+        self._failure: str | None = None  # the engine's own last message
+        self._restart_wanted = False
         self.info: EngineInfo | None = None
         self.restarts = 0
         self.reason = ""
         self.state = State.LOADING
         self._start()
 
-    # -- what the batcher uses ---------------------------------------------------------------------------------
+    # -- the batcher's side --------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -168,101 +169,101 @@ class RemoteEngine:
             self._send(Cancel(key))
 
     def step(self, timeout: float = 0.0) -> list[Step]:
-        """What the engine's steps brought, waiting up to `timeout` seconds for it; also the place where time passes.
+        """Return the engine's steps, waiting up to `timeout` seconds for one; also check timers and restart.
 
         Raises:
-            GenerationFailed: the engine died, hung or raised; nothing that was in flight will come back.
+            GenerationFailed: the engine died, hung or raised; every request in flight is lost.
         """
-        if self._worker is None:
+        if self._instance is None:
             self._wait_for_start(timeout)
             return []
         if timeout > 0:
-            wait(self._worker.channel, timeout=timeout)
-        if self._failed is not None:
-            self._died(self._failed)
+            wait(self._instance.channel, timeout=timeout)
+        if self._failure is not None:
+            self._fail(self._failure)
         steps: list[Step] = []
         try:
-            messages = self._reader.receive(self._worker.channel)
-        except HostGone:
-            self._died(self._worker.exit_reason())
+            messages = self._reader.receive(self._instance.channel)
+        except ChannelClosed:
+            self._fail(self._instance.exit_reason())
         if messages is None:
             self._check_clock()
-            if self._worn:
-                self._replace_worn()
+            if self._restart_wanted:
+                self._restart_if_idle()
             return steps
-        self._since = time.monotonic()
+        self._heard_at = time.monotonic()
         for message in messages:
-            if type(message) is tuple:  # a Step: to name its class in each message costs more than all that is in it
+            if type(message) is tuple:  # a Step without its class name, which would cost more than its content
                 step = Step(*message)
                 steps.append(step)
-                self._deaths = 0
+                self._num_failures = 0
                 for output in step.others:
                     if output.finish is not None:
                         self._active.discard(output.key)
             elif isinstance(message, Ready):
-                self._loaded(message.info)
+                self._set_ready(message.info)
             elif isinstance(message, Failed):
                 if message.trace:
                     log.error("engine failed\n%s", message.trace.rstrip())
-                self._failed = message.reason  # what came before it is still good: it is delivered first
-        self._expecting = bool(self._active)
-        if self._failed is not None and not steps:
-            self._died(self._failed)
-        if self._worn:
-            self._replace_worn()
+                self._failure = message.reason  # the steps before it are delivered first
+        self._expects_step = bool(self._active)
+        if self._failure is not None and not steps:
+            self._fail(self._failure)
+        if self._restart_wanted:
+            self._restart_if_idle()
         return steps
 
-    def renew(self) -> None:
-        """Have a new worker as soon as nothing is in flight; requests wait while it loads. Thread-safe."""
-        self._worn = True
+    def restart_when_idle(self) -> None:
+        """Restart the engine as soon as no request is in flight; others wait while it loads. Thread-safe."""
+        self._restart_wanted = True
 
     def close(self, grace: float = 2.0) -> None:
-        if self._worker is not None:
+        if self._instance is not None:
             self._watch(None)
-            self._worker.stop(grace)
-            self._worker = None
+            self._instance.stop(grace)
+            self._instance = None
         if self.state is not State.CLOSED:
             self._change(State.CLOSED)
 
     def attach(self, *, watch: Callable[[int | None], None], on_change: Callable[[State], None]) -> None:
-        """Tell an event loop what to wait for.
+        """Connect an event loop.
 
         Args:
-            watch: called with the file descriptor that is readable when `step` has something to do, now and at every
-                start, and with None before it is closed.
-            on_change: called with the state: now, after every change, and for every engine that is lost.
+            watch: called with the file descriptor that is readable when `step` should be called: now and at every
+                start; with None before it is closed.
+            on_change: called with the state: now, after every change, and for every engine failure.
         """
         self._watch, self._on_change = watch, on_change
-        if self._worker is not None:
-            watch(self._worker.channel.fileno())
+        if self._instance is not None:
+            watch(self._instance.channel.fileno())
         on_change(self.state)
 
     @property
     def pid(self) -> int | None:
-        """Of the worker's process, where it has one."""
-        return self._worker.pid if self._worker is not None else None
+        """Process id of the engine, where it has a process."""
+        return self._instance.pid if self._instance is not None else None
 
-    # -- lives ---------------------------------------------------------------------------------------------------
+    # -- starts and failures -------------------------------------------------------------------------------------
 
     def _send(self, command: Any) -> None:
-        """Every command is answered by a step: from now on silence counts, whatever becomes of the request."""
-        if self._worker is not None:
-            if not self._expecting:
-                self._expecting, self._since = True, time.monotonic()
-            self._worker.send(command)
+        """Send a command and start the hang timer: the engine answers every command by a step."""
+        if self._instance is not None:
+            if not self._expects_step:
+                self._expects_step, self._heard_at = True, time.monotonic()
+            self._instance.send(command)
 
     def _start(self) -> None:
-        self._reader = FrameReader()
-        self._failed = None
-        self._worn = False
-        self._expecting = False
-        self._since = time.monotonic()
+        self._reader = MessageReader()
+        self._failure = None
+        self._restart_wanted = False
+        self._expects_step = False
+        self._heard_at = time.monotonic()
         try:
-            self._worker = Worker(self._spec, isolated=self._isolated)
-        except OSError as error:  # no memory, no file descriptors: perhaps later
-            self._lost(f"it could not be started: {error}")
+            self._instance = EngineInstance(self._spec, isolated=self._isolated)
+        except OSError as error:  # no memory or no file descriptors: try again later
+            self._schedule_restart(f"it could not be started: {error}")
         else:
-            self._watch(self._worker.channel.fileno())
+            self._watch(self._instance.channel.fileno())
 
     def _wait_for_start(self, timeout: float) -> None:
         pause = self._start_at - time.monotonic()
@@ -271,49 +272,48 @@ class RemoteEngine:
         if self.state is State.RESTARTING and time.monotonic() >= self._start_at:
             self._start()
 
-    def _loaded(self, info: EngineInfo) -> None:
+    def _set_ready(self, info: EngineInfo) -> None:
         self.info = info
         self.reason = ""
         self._change(State.READY)
 
     def _check_clock(self) -> None:
-        silent = time.monotonic() - self._since
-        if self.ready and self._expecting and silent > self._timeout:
-            self._died(f"no step for {self._timeout:g} s (option.engine_timeout)")
-        elif not self.ready and silent > self._load_timeout:
-            self._died(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
+        silence = time.monotonic() - self._heard_at
+        if self.ready and self._expects_step and silence > self._timeout:
+            self._fail(f"no step for {self._timeout:g} s (option.engine_timeout)")
+        elif not self.ready and silence > self._load_timeout:
+            self._fail(f"not loaded after {self._load_timeout:g} s (option.model_loading_timeout)")
 
-    def _replace_worn(self) -> None:
-        if self._active or not self.ready or self._worker is None or self._failed is not None:
+    def _restart_if_idle(self) -> None:
+        if self._active or not self.ready or self._instance is None or self._failure is not None:
             return
         log.info("nothing is in flight: the engine is started anew, as it holds memory that it does not give back")
         self._watch(None)
-        self._worker.stop()
-        self._worker = None
+        self._instance.stop()
+        self._instance = None
         self.restarts += 1
         self._start_at = time.monotonic()
         self._change(State.RESTARTING)
 
-    def _died(self, reason: str) -> NoReturn:
-        """Give this life up and plan the next; raises what the requests in flight are told."""
-        assert self._worker is not None
+    def _fail(self, reason: str) -> NoReturn:
+        """Give this instance up and plan the next; raises the error of the requests in flight."""
+        assert self._instance is not None
         self._watch(None)
-        self._worker.stop()
-        self._worker = None
+        self._instance.stop()
+        self._instance = None
         self._active.clear()
-        self._lost(reason)
+        self._schedule_restart(reason)
         raise GenerationFailed(f"engine failure: {reason}")
 
-    def _lost(self, reason: str) -> None:
+    def _schedule_restart(self, reason: str) -> None:
         self.reason = reason
-        pause = min(_BACKOFF * 2**self._deaths, _MAX_BACKOFF)
-        self._deaths += 1
+        pause = min(_BACKOFF * 2**self._num_failures, _MAX_BACKOFF)
+        self._num_failures += 1
         self._start_at = time.monotonic() + pause
-        # A first load that fails is for the host to judge; what has been ready once is worth another attempt.
-        again = self.info is not None
-        self.restarts += again
-        log.error("engine lost: %s%s", reason, f"; starting it again in {pause:g} s" if again else "")
-        self._change(State.RESTARTING if again else State.CLOSED)
+        was_ready = self.info is not None  # else the host ends: its first engine cannot be loaded
+        self.restarts += was_ready
+        log.error("engine lost: %s%s", reason, f"; starting it again in {pause:g} s" if was_ready else "")
+        self._change(State.RESTARTING if was_ready else State.CLOSED)
 
     def _change(self, state: State) -> None:
         self.state = state

@@ -1,1 +1,1 @@
-"""Structured output: schemas checked before the engine gets them, and as grammars."""
+"""Structured output: validation of clients' texts in a sandbox, and JSON schemas as grammars."""

@@ -1,8 +1,8 @@
-"""JSON schemas as grammars that leave no room for white space, for xgrammar's EBNF.
+"""Converts JSON schemas to xgrammar's EBNF without free white space.
 
-GenAI has xgrammar take white space of any length between JSON's marks, and offers no other way. A small model often
-goes on with nothing else until its tokens are spent. Here answers are written as Python's `json.dumps` does it, and
-numbers have no more digits than a double can tell apart. What this does not know is left to xgrammar's own converter.
+GenAI lets xgrammar accept white space of any length, with no option against it, and a small model often generates
+nothing else. These grammars follow Python's `json.dumps`, with numbers of at most a double's digits. A schema with
+unsupported keywords is left to xgrammar's own converter.
 """
 
 from __future__ import annotations
@@ -14,30 +14,16 @@ from typing import Any
 
 from handler.engines.structured_output.number_grammar import integers, numbers
 
-_NOTES = frozenset(
-    (
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$schema",
-        "$id",
-        "$comment",
-        "$defs",
-        "definitions",
-        "discriminator",
-    )
-)
-"""Keywords that say nothing of what is valid."""
+_ANNOTATIONS = frozenset((
+    "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$schema", "$id",
+    "$comment", "$defs", "definitions", "discriminator",
+))  # fmt: skip
+"""Keywords without effect on validity."""
 
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 
-# A string's rest calls itself, and says what comes after it, as xgrammar is much faster then: `char*`, with a rule for
-# a character, took 18 ms a token of computing, and this takes less than 1.
+# A string's rest is recursive and has a look-ahead, as xgrammar is much faster then: less than 1 ms a token, against 18
+# for `char*` with a rule for a character.
 _COMMON = r"""
 value ::= string | number | boolean | null | any_array | any_object
 string ::= "\"" string_rest
@@ -52,47 +38,49 @@ any_object ::= "{}" | "{" string ": " value (", " string ": " value)* "}"
 """
 
 
-class Unknown(Exception):
-    """The schema has a keyword, or a value of one, that has no rule here."""
+class Unsupported(Exception):
+    """The schema has an unsupported keyword, or value of one."""
 
 
 def json_grammar(schema: Any) -> str | None:
-    """The grammar of a decoded schema, with the rule `root`; None where the schema is beyond what is known here."""
+    """Convert a decoded schema to a grammar with the rule `root`; None where it is not supported."""
     try:
         return _Grammar(schema).text
-    except (Unknown, RecursionError):
+    except (Unsupported, RecursionError):
         return None
 
 
 def literal(text: str) -> str:
-    """A string in EBNF: what is not plain is escaped by its code point."""
+    """Write a string in EBNF; other than printable ASCII is escaped by code point."""
     plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
     return '"' + "".join(plain) + '"'
 
 
 def one_of(texts: Iterable[str]) -> str:
-    """Any of these, as one element. No two branches begin with the same character: where a dozen do, GenAI's xgrammar
-    takes some for others, and allows what is none of them."""
+    """Write alternatives as one element, in which no two branches begin with the same character.
+
+    With a dozen that do, GenAI's xgrammar confuses them, and allows other texts.
+    """
     branches = []
     for _, group in itertools.groupby(sorted(set(texts)), lambda text: text[:1]):
-        several = list(group)
-        shared = _shared(several[0], several[-1])
-        rests = [text[len(shared) :] for text in several]
-        branches.append(f"{literal(shared)} {one_of(rests)}" if len(rests) > 1 else literal(shared))
+        members = list(group)
+        prefix = _common_prefix(members[0], members[-1])
+        rests = [text[len(prefix) :] for text in members]
+        branches.append(f"{literal(prefix)} {one_of(rests)}" if len(rests) > 1 else literal(prefix))
     return branches[0] if len(branches) == 1 else _either(branches)
 
 
-def _shared(first: str, last: str) -> str:
-    """What both begin with, and so all that come between them."""
+def _common_prefix(first: str, last: str) -> str:
+    """Return the common start of two texts, and so of all that are sorted between them."""
     length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:length]
 
 
 class _Grammar:
     def __init__(self, schema: Any) -> None:
-        self._whole = schema
+        self._root = schema
         self._rules: list[str] = []
-        self._referred: dict[str, str] = {}  # $ref -> rule
+        self._references: dict[str, str] = {}  # $ref -> rule
         root = self._expression(schema)
         self.text = "\n".join([f"root ::= {root}", *self._rules]) + _COMMON
 
@@ -102,68 +90,69 @@ class _Grammar:
         return name
 
     def _expression(self, schema: Any) -> str:
-        """What stands for the schema: one element, which may be repeated or follow others."""
+        """Convert a subschema to one element, which may be repeated or follow others."""
         if schema is True:
             return "value"
         if not isinstance(schema, dict):
-            raise Unknown
-        said = {name: value for name, value in schema.items() if name not in _NOTES}
-        if not said:
+            raise Unsupported
+        schema = {name: value for name, value in schema.items() if name not in _ANNOTATIONS}
+        if not schema:
             return "value"
         for name, make in _BY_KEYWORD.items():
-            if name in said:
-                if not said.keys() <= {name, "type"}:
-                    raise Unknown
-                return make(self, said[name])
-        types = said.get("type")
+            if name in schema:
+                if not schema.keys() <= {name, "type"}:
+                    raise Unsupported
+                return make(self, schema[name])
+        types = schema.get("type")
         if not isinstance(types, list):
-            return self._of_type(types, said)
-        keywords = said.keys() - {"type"}
-        own = {one: keywords & set(_KEYWORDS.get(str(one), ())) for one in map(str, types)}
+            return self._of_type(types, schema)
+        keywords = schema.keys() - {"type"}
+        own = {kind: keywords & set(_KEYWORDS.get(kind, ())) for kind in map(str, types)}
         if not types or keywords != set().union(*own.values()):
-            raise Unknown
-        return _either([self._of_type(one, {"type": one, **{name: said[name] for name in own[one]}}) for one in own])
+            raise Unsupported
+        return _either(
+            [self._of_type(kind, {"type": kind, **{name: schema[name] for name in own[kind]}}) for kind in own]
+        )
 
-    def _of_type(self, kind: Any, said: Mapping[str, Any]) -> str:
-        if kind not in _TYPES or not said.keys() <= {"type", *_KEYWORDS.get(kind, ())}:
-            raise Unknown
-        if kind == "string" and len(said) > 1:
-            # No escapes: they would take a rule, and that is slow.
-            return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(said, "Length")} "\\""')
-        if kind in _RANGES and len(said) > 1:
-            found = _RANGES[kind]({name: value for name, value in said.items() if name != "type"})
-            if found is None:
-                raise Unknown
-            return found
+    def _of_type(self, kind: Any, schema: Mapping[str, Any]) -> str:
+        if kind not in _TYPES or not schema.keys() <= {"type", *_KEYWORDS.get(kind, ())}:
+            raise Unsupported
+        if kind == "string" and len(schema) > 1:
+            # Without escapes, which would need a slow rule.
+            return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(schema, "Length")} "\\""')
+        if kind in _RANGES and len(schema) > 1:
+            element = _RANGES[kind]({name: value for name, value in schema.items() if name != "type"})
+            if element is None:
+                raise Unsupported
+            return element
         if kind == "array":
-            return self._array(said)
+            return self._array(schema)
         if kind == "object":
-            return self._object(said)
+            return self._object(schema)
         return str(kind)
 
-    def _array(self, said: Mapping[str, Any]) -> str:
-        if len(said) == 1:
+    def _array(self, schema: Mapping[str, Any]) -> str:
+        if len(schema) == 1:
             return "any_array"
-        least, most = _limits(said, "Items")
-        item = self._expression(said.get("items", True))
-        filled = f'"[" {item}' + _more(f'", " {item}', max(least, 1) - 1, None if most is None else most - 1) + ' "]"'
-        if most == 0:
+        low, high = _limits(schema, "Items")
+        item = self._expression(schema.get("items", True))
+        filled = f'"[" {item}' + _more(f'", " {item}', max(low, 1) - 1, None if high is None else high - 1) + ' "]"'
+        if high == 0:
             return '"[]"'
-        return self._rule(filled if least else f'"[]" | {filled}')
+        return self._rule(filled if low else f'"[]" | {filled}')
 
-    def _object(self, said: Mapping[str, Any]) -> str:
-        properties, required = said.get("properties", {}), said.get("required", [])
-        others = said.get("additionalProperties", False)
-        # That others are allowed is no more than where nothing is said of them: they do not come beside named ones.
-        if not isinstance(properties, dict) or not (
-            others is False or (properties and (others is True or others == {}))
-        ):
-            raise Unknown
+    def _object(self, schema: Mapping[str, Any]) -> str:
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        others = schema.get("additionalProperties", False)
+        # As without the keyword, no others come beside named properties where they are allowed.
+        closed = others is False or (properties and (others is True or others == {}))
+        if not isinstance(properties, dict) or not closed:
+            raise Unsupported
         if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
-            raise Unknown
+            raise Unsupported
         if not properties:
-            return '"{}"' if "additionalProperties" in said else "any_object"
-        # What may come after each property, from the last one back: when it is the first to be written, or not.
+            return '"{}"' if "additionalProperties" in schema else "any_object"
+        # The rest after each property, from the last one back: where it is the first in the object, or a later one.
         first = later = '"}"'
         for name, schema in reversed(properties.items()):
             pair = f"{literal(json.dumps(name, ensure_ascii=False) + ': ')} {self._expression(schema)} {later}"
@@ -176,25 +165,25 @@ class _Grammar:
 
     def _reference(self, path: Any) -> str:
         if not isinstance(path, str) or not path.startswith("#") or "~" in path or "%" in path:
-            raise Unknown
-        if path not in self._referred:
-            target = self._whole
+            raise Unsupported
+        if path not in self._references:
+            target = self._root
             for part in path[1:].split("/")[1:]:
                 if not isinstance(target, dict) or part not in target:
-                    raise Unknown
+                    raise Unsupported
                 target = target[part]
-            name = self._referred[path] = f"ref{len(self._referred)}"
+            name = self._references[path] = f"ref{len(self._references)}"
             self._rules.append(f"{name} ::= {self._expression(target)}")
-        return self._referred[path]
+        return self._references[path]
 
     def _any_of(self, schemas: Any) -> str:
         if not isinstance(schemas, list) or not schemas:
-            raise Unknown
+            raise Unsupported
         return _either([self._expression(schema) for schema in schemas])
 
     def _values(self, values: Any) -> str:
         if not isinstance(values, list) or not values:
-            raise Unknown
+            raise Unsupported
         return one_of(json.dumps(value, ensure_ascii=False) for value in values)
 
     def _constant(self, value: Any) -> str:
@@ -226,26 +215,26 @@ def _either(expressions: Sequence[str]) -> str:
     return f"({' | '.join(expressions)})"
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Unknown
+        raise Unsupported
     return value
 
 
-def _limits(said: Mapping[str, Any], of: str) -> tuple[int, int | None]:
-    least = _whole(said.get(f"min{of}", 0))
-    most = _whole(said[f"max{of}"]) if f"max{of}" in said else None
-    if least < 0 or (most is not None and most < least):
-        raise Unknown
-    return least, most
+def _limits(schema: Mapping[str, Any], of: str) -> tuple[int, int | None]:
+    low = _integer(schema.get(f"min{of}", 0))
+    high = _integer(schema[f"max{of}"]) if f"max{of}" in schema else None
+    if low < 0 or (high is not None and high < low):
+        raise Unsupported
+    return low, high
 
 
-def _times(said: Mapping[str, Any], of: str) -> str:
-    least, most = _limits(said, of)
-    return f"{{{least},{'' if most is None else most}}}"
+def _times(schema: Mapping[str, Any], of: str) -> str:
+    low, high = _limits(schema, of)
+    return f"{{{low},{'' if high is None else high}}}"
 
 
-def _more(expression: str, least: int, most: int | None) -> str:
-    if most == 0:
+def _more(expression: str, low: int, high: int | None) -> str:
+    if high == 0:
         return ""
-    return f" ({expression}){{{least},{'' if most is None else most}}}"
+    return f" ({expression}){{{low},{'' if high is None else high}}}"

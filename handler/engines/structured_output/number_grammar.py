@@ -1,6 +1,6 @@
-"""Ranges of numbers in xgrammar's EBNF, without exponents, as xgrammar's own of OpenVINO GenAI lets others in.
+"""Converts ranges of numbers to xgrammar's EBNF, without exponents; GenAI's xgrammar accepts numbers outside.
 
-A number with `_DECIMALS` decimals or fewer is a whole number of its last place, so ranges of those are all there is.
+A number with at most `_DECIMALS` decimals is an integer in units of its last decimal, so ranges of integers suffice.
 """
 
 from __future__ import annotations
@@ -10,27 +10,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-_DIGITS = 19  # before the point, where a side is open
+_DIGITS = 19  # before the point, without a bound
 _DECIMALS = 6
-_EXACT = 15  # digits that a double keeps apart: none of the numbers may be rounded onto a bound that excludes it
+_EXACT = 15  # digits of a double: no number may be rounded onto an exclusive bound
 
 
-def integers(said: Mapping[str, Any]) -> str | None:
-    """One element for the integers between `minimum`, `exclusiveMinimum`, `maximum` and `exclusiveMaximum`; None where
-    a bound is no number, or nothing is between them."""
-    return _between(said, 0)
+def integers(limits: Mapping[str, Any]) -> str | None:
+    """Write the integers between `minimum`, `exclusiveMinimum`, `maximum` and `exclusiveMaximum` as one element.
+
+    Returns:
+        None where a bound is no number, or no integer lies between them.
+    """
+    return _between(limits, 0)
 
 
-def numbers(said: Mapping[str, Any]) -> str | None:
-    """As `integers`, with decimals; None also where digits would have to be told apart that a double does not."""
-    bounds = [value for value in said.values() if _is_number(value)]
-    room = _EXACT - max((len(str(math.floor(abs(value)))) for value in bounds), default=0)
+def numbers(limits: Mapping[str, Any]) -> str | None:
+    """Write numbers with decimals, as `integers`; None also where the bounds have more digits than a double."""
+    bounds = [value for value in limits.values() if _is_number(value)]
+    available = _EXACT - max((len(str(math.floor(abs(value)))) for value in bounds), default=0)
     needed = max(map(_decimals, bounds), default=0)
-    return _between(said, max(needed, min(_DECIMALS, room))) if needed <= room else None
+    return _between(limits, max(needed, min(_DECIMALS, available))) if needed <= available else None
 
 
-def _between(said: Mapping[str, Any], decimals: int) -> str | None:
-    bounds = _bounds(said, decimals)
+def _between(limits: Mapping[str, Any], decimals: int) -> str | None:
+    bounds = _bounds(limits, decimals)
     return None if bounds is None else _either(_signed(*bounds, decimals))
 
 
@@ -43,11 +46,11 @@ def _decimals(value: float) -> int:
     return max(0, -int(exponent))
 
 
-def _bounds(said: Mapping[str, Any], decimals: int) -> tuple[int, int] | None:
-    """The least and the largest one, in units of the last decimal."""
-    if not all(map(_is_number, said.values())):
+def _bounds(limits: Mapping[str, Any], decimals: int) -> tuple[int, int] | None:
+    """Return the least and the largest number, in units of the last decimal."""
+    if not all(map(_is_number, limits.values())):
         return None
-    units = {name: Decimal(str(value)).scaleb(decimals) for name, value in said.items()}
+    units = {name: Decimal(str(value)).scaleb(decimals) for name, value in limits.items()}
     low, high = 1 - 10 ** (_DIGITS + decimals), 10 ** (_DIGITS + decimals) - 1
     for name, value in units.items():
         if name == "minimum":
@@ -69,9 +72,9 @@ def _signed(low: int, high: int, decimals: int) -> Iterator[str]:
 
 
 class _Range:
-    """Numbers from 0 on, in units of the last decimal, digit by digit.
+    """Numbers of at least 0, in units of the last decimal, digit by digit.
 
-    No two branches begin with the same digit: where they do, this xgrammar at times allows what neither does.
+    No two branches begin with the same digit: where they do, GenAI's xgrammar sometimes allows other numbers.
     """
 
     def __init__(self, low: int, high: int, decimals: int) -> None:
@@ -84,18 +87,18 @@ class _Range:
         self.grammar = _either(others if zero is None else [f'"0" {zero}', *others])
 
     def _more(self, value: int, length: int) -> str | None:
-        """What may follow digits before the point; None where nothing that does is in the range."""
-        reached = [self._reached(value, more) for more in range(self._digits - length + 1)]
-        if None in reached:
+        """Write the rest after `length` digits before the point; None where no number with them is in the range."""
+        inside = [self._contains(value, more) for more in range(self._digits - length + 1)]
+        if None in inside:
             end = self._end(value)
-            branches = _branches(lambda digit: self._more(value * 10 + digit, length + 1)) if len(reached) > 1 else []
-            found = [*([] if end is None else [end]), *branches]
-            return _either(found) if found else None
-        counts = [more for more, inside in enumerate(reached) if inside]
+            branches = _branches(lambda digit: self._more(value * 10 + digit, length + 1)) if len(inside) > 1 else []
+            rests = [*([] if end is None else [end]), *branches]
+            return _either(rests) if rests else None
+        counts = [more for more, is_inside in enumerate(inside) if is_inside]
         return f"{_any(counts[0], counts[-1])} {self._fraction(0, self._unit - 1)}" if counts else None
 
-    def _reached(self, value: int, more: int) -> bool | None:
-        """Whether all numbers with these digits and so many others before the point are in the range; None: some."""
+    def _contains(self, value: int, more: int) -> bool | None:
+        """Whether all numbers with these digits and `more` others before the point are in the range; None for some."""
         least = value * 10**more * self._unit
         most = (value + 1) * 10**more * self._unit - 1
         if self._low <= least and most <= self._high:
@@ -103,12 +106,12 @@ class _Range:
         return False if most < self._low or least > self._high else None
 
     def _end(self, value: int) -> str | None:
-        """What may follow the last digit before the point."""
+        """Write the rest after the last digit before the point."""
         least, most = max(self._low - value * self._unit, 0), min(self._high - value * self._unit, self._unit - 1)
         return self._fraction(least, most) if least <= most else None
 
     def _fraction(self, low: int, high: int) -> str:
-        """The point and what follows; zeros at its end may be left out, and the point after which there is nothing."""
+        """Write the point and the decimals; zeros at the end are optional, and so is a point without decimals."""
         if not self._decimals:
             return '""'
         after = _either(_branches(lambda digit: self._decimal(digit, 1, low, high)))
@@ -126,19 +129,19 @@ class _Range:
 
 
 def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]:
-    """A digit and what follows it, digits with the same together."""
-    found: list[tuple[int, int, str]] = []
+    """Write each digit with its rest; digits with the same rest share a branch."""
+    groups: list[tuple[int, int, str]] = []
     for digit in range(least, 10):
         after = follows(digit)
-        if after is not None and found and found[-1][1:] == (digit - 1, after):
-            found[-1] = (found[-1][0], digit, after)
+        if after is not None and groups and groups[-1][1:] == (digit - 1, after):
+            groups[-1] = (groups[-1][0], digit, after)
         elif after is not None:
-            found.append((digit, digit, after))
-    return [f"[{first}-{last}] {after}" for first, last, after in found]
+            groups.append((digit, digit, after))
+    return [f"[{first}-{last}] {after}" for first, last, after in groups]
 
 
 def _any(least: int, most: int) -> str:
-    """xgrammar takes a repetition of none for one without end."""
+    """Repeat a digit; xgrammar takes {0,0} for an unlimited repetition."""
     return f"[0-9]{{{least},{most}}}" if most else '""'
 
 

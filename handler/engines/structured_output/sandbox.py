@@ -1,4 +1,7 @@
-"""The host's end of a process that works on untrusted input: started when it is needed, and again when it is gone."""
+"""Sandbox for work on untrusted input: the host's end of a process that is started on demand, and again when it ends.
+
+It compiles clients' schemas and grammars, and parses large request bodies. The other end is `sandbox_tasks.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from handler.engines.process.ipc import HostGone, Messages, send
+from handler.engines.process.ipc import ChannelClosed, Messages, send
 from handler.engines.structured_output.sandbox_tasks import Begun, Done, Job, Loaded, OutOfMemory, Raised, Work
 
 log = logging.getLogger("handler.trials")
@@ -22,30 +25,30 @@ _BOOT = (
     "main(int(sys.argv[1]))"
 )
 _LOAD_SECONDS = 240.0
-_PAUSE = 30.0  # seconds after a start that failed, before the next
-_FORK_SECONDS = 20.0  # to begin a trial, beside its own limit
-_DEATH_SECONDS = 0.01  # from the end of a trial whose process was killed until that can be seen of the process
+_PAUSE = 30.0  # seconds between a start that failed and the next
+_FORK_SECONDS = 20.0  # to begin a job, beside the job's own limit
+_EXIT_SECONDS = 0.01  # from the end of a job whose process was killed until the exit is visible
 _STOPPING = "the server is stopping"
 
 
-class NotTried(Exception):
-    """The job was not done; the message says why."""
+class NotRun(Exception):
+    """The job was not run; the message says why."""
 
 
-class _Lost(NotTried):
-    """The process hung, or ended over another job."""
+class _ProcessLost(NotRun):
+    """The process hung, or ended during another job."""
 
 
-class TooMuch(Exception):
-    """The job went beyond its limits, or broke the copy of the process that did it."""
+class LimitExceeded(Exception):
+    """The job exceeded its limits, or crashed the copy of the process that ran it."""
 
 
-class TooMuchMemory(TooMuch):
-    """It needed more memory than its limit."""
+class MemoryLimitExceeded(LimitExceeded):
+    """The job exceeded its memory limit."""
 
 
 class Purpose(NamedTuple):
-    """How messages name what a process is for: "guides", "are tried", and what to do where it cannot be had."""
+    """Words for messages: the subject ("guides"), the verb ("are tried"), and what to do without a process."""
 
     what: str
     done: str
@@ -56,13 +59,13 @@ class Purpose(NamedTuple):
         return f"{self.what} cannot be {self.done.removeprefix('are ')}"
 
 
-class TrialProcess:
-    """Has one job done a call; several threads may call it at the same time.
+class Sandbox:
+    """Runs one job a call; several threads may call at the same time.
 
-    The process ends with the thread that starts it (PR_SET_PDEATHSIG): call it from threads that stay.
+    The process ends with the thread that starts it (PR_SET_PDEATHSIG): call from threads that stay.
 
     Args:
-        make: gives what does the work; it is pickled, and called in the process.
+        make: returns the function that does the work; it is pickled, and called in the process.
         purpose: for messages.
     """
 
@@ -77,59 +80,33 @@ class TrialProcess:
         self._reason = ""
         self._closed = False
 
-    def done(self, job: Job, data: bytes | memoryview = b"") -> tuple[list[Any], float]:
-        """What the work yielded, and the seconds of computing that it took.
+    def run(self, job: Job, data: bytes | memoryview = b"") -> tuple[list[Any], float]:
+        """Run a job; return its results and the seconds of CPU time that it took.
 
         Args:
             data: `job.size` bytes.
 
         Raises:
-            TooMuch: it was given up.
-            NotTried: the process cannot be had, or the machine is too busy.
-            Exception: what the work raised.
+            LimitExceeded: the job was stopped.
+            NotRun: the process cannot be started, or the machine is too busy.
+            Exception: the job's own.
         """
         try:
-            return self._try(job, data)
-        except _Lost:
-            return self._try(job, data)  # once more, in its successor
+            return self._run(job, data)
+        except _ProcessLost:
+            return self._run(job, data)  # once more, in a new process
 
-    def _try(self, job: Job, data: bytes | memoryview) -> tuple[list[Any], float]:
-        ours, theirs = socket.socketpair()
-        with contextlib.closing(ours):
-            with contextlib.closing(theirs):
-                process = self._hand_over(theirs)  # by now there may be another one
-            try:
-                return self._outcome(ours, job, data)
-            except TooMuch:
-                if self._closed or _ended(process):
-                    raise _Lost(f"{self._name} has ended") from None
-                raise
-            except _Lost:
-                with self._lock:
-                    if self._process is process:
-                        self._forget()
-                raise
+    def start(self) -> None:
+        """Start the process where it does not run, and wait until it is loaded.
 
-    def _outcome(self, channel: socket.socket, job: Job, data: bytes | memoryview) -> tuple[list[Any], float]:
-        channel.settimeout(_FORK_SECONDS)
-        messages = Messages(channel)
-        try:
-            send(channel, job)
-            begun = messages.next()
-        except HostGone:
-            raise _Lost(f"{self._name} does not answer") from None
-        assert isinstance(begun, Begun), "that is its first word"
-        began = time.monotonic()
-        channel.settimeout(job.limits.patience)
-        try:
-            return _results(channel, messages, data)
-        except HostGone:
-            if time.monotonic() - began > 0.99 * job.limits.patience:
-                raise NotTried("the machine is too busy") from None
-            raise TooMuch from None
+        Raises:
+            NotRun: it cannot be started.
+        """
+        with self._lock:
+            self._ensure_started()
 
     def close(self) -> None:
-        """It ends, trials under way too, when it finds its socket closed, or that this process has ended."""
+        """End the process and its jobs: it exits when its socket closes, or when this process ends."""
         self._closed = True
         # Without the lock, which a thread holds for as long as the process takes to load.
         if (control := self._control) is not None:
@@ -137,75 +114,103 @@ class TrialProcess:
                 control.shutdown(socket.SHUT_RDWR)
         threading.Thread(target=self._reap, name="trials-reaper", daemon=True).start()
 
-    def start(self) -> None:
-        """Start it where it is not there; returns when it is loaded.
-
-        Raises:
-            NotTried: it cannot be had.
-        """
-        with self._lock:
-            self._started()
-
     @property
     def pid(self) -> int | None:
         process = self._process
         return None if process is None else process.pid
 
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def _run(self, job: Job, data: bytes | memoryview) -> tuple[list[Any], float]:
+        ours, theirs = socket.socketpair()
+        with contextlib.closing(ours):
+            with contextlib.closing(theirs):
+                process = self._hand_over(theirs)
+            try:
+                return self._outcome(ours, job, data)
+            except LimitExceeded:
+                if self._closed or _has_ended(process):
+                    raise _ProcessLost(f"{self._name} has ended") from None
+                raise
+            except _ProcessLost:
+                with self._lock:
+                    if self._process is process:  # else a new one has been started
+                        self._kill()
+                raise
+
     def _hand_over(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         for _ in range(2):
             with self._lock:
-                control, process = self._started()
+                control, process = self._ensure_started()
                 try:
                     socket.send_fds(control, [b"\0"], [theirs.fileno()])
                     return process
                 except OSError:  # it has died since the last job
-                    self._forget()
-        raise NotTried(f"{self._name} does not live")
+                    self._kill()
+        raise NotRun(f"{self._name} does not live")
 
-    def _started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    def _outcome(self, channel: socket.socket, job: Job, data: bytes | memoryview) -> tuple[list[Any], float]:
+        channel.settimeout(_FORK_SECONDS)
+        messages = Messages(channel)
+        try:
+            send(channel, job)
+            first = messages.next()
+        except ChannelClosed:
+            raise _ProcessLost(f"{self._name} does not answer") from None
+        assert isinstance(first, Begun), "the first message of a job"
+        began = time.monotonic()
+        channel.settimeout(job.limits.patience)
+        try:
+            return _results(channel, messages, data)
+        except ChannelClosed:
+            if time.monotonic() - began > 0.99 * job.limits.patience:
+                raise NotRun("the machine is too busy") from None
+            raise LimitExceeded from None
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    def _ensure_started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         """Called with the lock."""
         if self._closed:
-            raise NotTried(_STOPPING)
-        if self._control is None or self._process is None:
-            if self._failed_at is not None and time.monotonic() - self._failed_at < _PAUSE:
-                raise NotTried(self._reason)
-            try:
-                self._failed_at = None
-                return self._start()
-            except Exception as error:  # the system's, or foreign code's
-                self._forget()
-                if self._closed:
-                    raise NotTried(_STOPPING) from None
-                self._failed_at, self._reason = (
-                    time.monotonic(),
-                    f"{self._purpose.impossible}{self._purpose.otherwise}: {error}",
-                )
-                log.error("%s", self._reason)
-                raise NotTried(self._reason) from None
-        return self._control, self._process
+            raise NotRun(_STOPPING)
+        if self._control is not None and self._process is not None:
+            return self._control, self._process
+        if self._failed_at is not None and time.monotonic() - self._failed_at < _PAUSE:
+            raise NotRun(self._reason)
+        try:
+            self._failed_at = None
+            return self._start()
+        except Exception as error:  # the system's, or of pickling foreign code
+            self._kill()
+            if self._closed:
+                raise NotRun(_STOPPING) from None
+            self._failed_at = time.monotonic()
+            self._reason = f"{self._purpose.impossible}{self._purpose.otherwise}: {error}"
+            log.error("%s", self._reason)
+            raise NotRun(self._reason) from None
 
     def _start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         control, theirs = socket.socketpair()
         self._control = control
         began = time.monotonic()
         with contextlib.closing(theirs):
-            if self._closed:  # which has not seen this socket
-                raise NotTried(_STOPPING)
+            if self._closed:  # `close` has not seen this socket
+                raise NotRun(_STOPPING)
             process = self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # signals to the terminal's group are the host's business
+                start_new_session=True,  # the host handles signals to the terminal's group
             )
         control.settimeout(_LOAD_SECONDS)
         try:
             send(control, self._make)
             loaded: Loaded = Messages(control).next()
-        except HostGone:
-            raise NotTried("the process ended while it was loading") from None
+        except ChannelClosed:
+            raise NotRun("the process ended while it was loading") from None
         if loaded.reason:
             log.error("%s\n%s", self._purpose.impossible, loaded.trace.rstrip())
-            raise NotTried(loaded.reason)
+            raise NotRun(loaded.reason)
         control.settimeout(None)
         seconds = time.monotonic() - began
         log.info("%s %s by process %d, loaded in %.1f s", *self._purpose[:2], process.pid, seconds)
@@ -219,7 +224,7 @@ class TrialProcess:
             if self._process is not None:
                 self._process.wait()
 
-    def _forget(self) -> None:
+    def _kill(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -229,9 +234,9 @@ class TrialProcess:
             self._process = None
 
 
-def _ended(process: subprocess.Popen[bytes]) -> bool:
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     try:
-        process.wait(_DEATH_SECONDS)
+        process.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         return False
     return True
@@ -239,20 +244,20 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _results(channel: socket.socket, messages: Messages, data: bytes | memoryview) -> tuple[list[Any], float]:
     try:
-        if data:  # else the copy may have ended already, and be no failure
+        if data:  # without data the job may have ended already
             channel.sendall(data)  # frees the GIL
     except OSError as error:
-        raise HostGone from error
-    found: list[Any] = []
+        raise ChannelClosed from error
+    results: list[Any] = []
     while True:
         message = messages.next()
         if isinstance(message, Done):
-            return found, message.seconds
+            return results, message.seconds
         if isinstance(message, OutOfMemory):
-            raise TooMuchMemory
+            raise MemoryLimitExceeded
         if isinstance(message, Raised):
             try:
                 raise message.error
             finally:
-                del message  # else the error's traceback, which names it, would keep `data` until it is collected
-        found.append(message)
+                del message  # its traceback refers to this frame, and would keep `data` until a collection
+        results.append(message)

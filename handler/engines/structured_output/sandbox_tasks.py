@@ -1,7 +1,6 @@
-"""The process that works on untrusted input: for each piece a copy (fork) of it, within limits, that may be lost.
+"""Process of the sandbox: it runs each job in a fork of itself, within limits.
 
-A fork costs milliseconds instead of the seconds that loading takes, and all memory goes with it.
-The host's end is `engines/structured_output/sandbox.py`.
+A fork takes milliseconds where loading takes seconds, and its end frees all memory. The host's end is `sandbox.py`.
 """
 
 from __future__ import annotations
@@ -19,16 +18,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from handler.engines.process.engine_process import die_with_parent
-from handler.engines.process.ipc import HostGone, Messages, send, wait
+from handler.engines.process.ipc import ChannelClosed, Messages, send, wait
 
 Work = Callable[[Any, memoryview], Iterator[Any]]
-"""Takes a job's subject and data, and yields what the host gets; what it raises is sent there too."""
+"""Gets a job's subject and data, and yields results for the host; an exception is sent there too."""
 
 
 class Limits(NamedTuple):
-    """What one trial may take: seconds of computing, bytes beyond what is loaded, and seconds by the clock.
+    """Limits of one job.
 
-    `nice` is how far it stands back for those who wait for tokens.
+    Attributes:
+        seconds: of CPU time.
+        memory: bytes, beyond the loaded process.
+        patience: seconds by the clock.
+        nice: added to the process's niceness, so that token generation goes first.
     """
 
     seconds: float
@@ -38,7 +41,7 @@ class Limits(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One piece of work; after it `size` bytes of data follow as they are."""
+    """One piece of work; `size` raw bytes of data follow it."""
 
     subject: Any
     limits: Limits
@@ -46,18 +49,18 @@ class Job(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Jobs can be sent from now on; `reason` says why not, and then the process ends."""
+    """The process is ready for jobs; with a `reason` it is not, and ends."""
 
     reason: str = ""
     trace: str = ""
 
 
 class Begun(NamedTuple):
-    """A job is under way; one that ends without `Done` or `Raised` after this has gone beyond its limits."""
+    """A job runs; if neither `Done` nor `Raised` follows, it has exceeded its limits."""
 
 
 class Done(NamedTuple):
-    """All that a job yielded has been sent; it took so many seconds of computing."""
+    """A job has ended after `seconds` of CPU time; all its results have been sent."""
 
     seconds: float
 
@@ -69,16 +72,16 @@ class Raised(NamedTuple):
 
 
 class OutOfMemory(NamedTuple):
-    """A job needed more memory than its limit."""
+    """A job exceeded its memory limit."""
 
 
 def main(fd: int) -> None:
-    """Load what the first message makes; then every message of one byte brings the socket of one job."""
+    """Call the function in the first message for the work; each further message of one byte carries a job's socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     control = socket.socket(fileno=fd)
-    with contextlib.suppress(HostGone):
+    with contextlib.suppress(ChannelClosed):
         work = _load(control)
         if work is not None:
             _serve(control, work)
@@ -91,14 +94,14 @@ def _load(control: socket.socket) -> Work | None:
     try:
         make: Callable[[], Work] = Messages(control).next()
         work = make()
-    except HostGone:
+    except ChannelClosed:
         raise
-    except Exception as error:  # foreign code: say why
+    except Exception as error:  # foreign code: report it to the host
         send(control, Loaded(f"{type(error).__name__}: {error}", traceback.format_exc()))
         return None
     gc.collect()
-    gc.freeze()  # the copies share what is there, as long as nobody writes to it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    gc.freeze()  # forks share memory that nobody writes to
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     send(control, Loaded())
     return work
 
@@ -111,20 +114,20 @@ def _serve(control: socket.socket, work: Work) -> None:
         with socket.socket(fileno=fds[0]) as channel:
             try:
                 pid = os.fork()
-            except OSError:  # no room for one: the host sees that nothing has begun
+            except OSError:  # out of memory or processes: the host sees that the job has not begun
                 continue
             if pid == 0:
                 control.close()
-                _do_one(channel, work)
+                _run_job(channel, work)
 
 
-def _do_one(channel: socket.socket, work: Work) -> None:
-    """The copy's whole life."""
+def _run_job(channel: socket.socket, work: Work) -> None:
+    """Run one job, then end the process."""
     try:
         die_with_parent()
         job: Job = Messages(channel).next()
-        _be_quiet()
-        _obey(job.limits)
+        _silence()
+        _apply(job.limits)
         send(channel, Begun())
         send(channel, _outcome(channel, work, job))
     finally:
@@ -133,57 +136,57 @@ def _do_one(channel: socket.socket, work: Work) -> None:
 
 def _outcome(channel: socket.socket, work: Work, job: Job) -> Done | Raised | OutOfMemory:
     try:
-        for result in work(job.subject, _received(channel, job.size)):
+        for result in work(job.subject, _receive(channel, job.size)):
             send(channel, result)
         return Done(time.process_time())
     except MemoryError:
         return OutOfMemory()
-    except HostGone:
+    except ChannelClosed:
         raise
-    except Exception as error:
+    except Exception as error:  # foreign code: raised again on the host's side
         return Raised(error.with_traceback(None))
 
 
-def _received(channel: socket.socket, size: int) -> memoryview:
+def _receive(channel: socket.socket, size: int) -> memoryview:
     data = memoryview(bytearray(size))
-    at = 0
-    while at < size:
+    num_received = 0
+    while num_received < size:
         wait(channel)
-        if not (count := channel.recv_into(data[at:])):
-            raise HostGone
-        at += count
+        if not (count := channel.recv_into(data[num_received:])):
+            raise ChannelClosed
+        num_received += count
     return data
 
 
-def _be_quiet() -> None:
-    """What libraries write about a client's input has its text in it, which no log may have."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+def _silence() -> None:
+    """Close stdout and stderr: libraries write clients' text there, which no log may hold."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
 
 
-def _obey(limits: Limits) -> None:
+def _apply(limits: Limits) -> None:
     os.nice(limits.nice)
-    _die_first()
+    _prefer_for_oom_kill()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stack = resource.getrlimit(resource.RLIMIT_STACK)
-    # Half of what the engine has: what goes deep here ends here.
+    # Half of the engine's stack, so that deep recursion ends here and not there.
     half = 4 << 20 if stack[0] == resource.RLIM_INFINITY else stack[0] // 2
     resource.setrlimit(resource.RLIMIT_STACK, (half, stack[1]))
     data = _data_bytes() + limits.memory
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))
-    signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # both signals end the process, whatever it is in
+    signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # both signals end the process, even inside C code
     signal.setitimer(signal.ITIMER_REAL, limits.patience)
 
 
-def _die_first() -> None:
-    """Where the machine has no memory left, the kernel ends this rather than the engine."""
+def _prefer_for_oom_kill() -> None:
+    """Have the kernel kill this process before the engine when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 
 def _data_bytes() -> int:
-    """What counts against RLIMIT_DATA already: all private memory that can be written."""
+    """Bytes that already count against RLIMIT_DATA: all private writable memory."""
     with open("/proc/self/status", encoding="ascii") as status:
         fields = dict(line.split(":", 1) for line in status)
     return int(fields["VmData"].split()[0]) << 10

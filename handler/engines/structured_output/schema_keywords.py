@@ -1,10 +1,10 @@
-"""Keywords of a JSON schema that xgrammar leaves out of its grammar without a word, so that a client can be told.
+"""Finds the keywords of a JSON schema that xgrammar silently ignores, so that the schema can be refused.
 
-xgrammar takes each subschema by one keyword: the first of `$ref`, `const`, `enum`, `anyOf`, `oneOf` and `allOf` that it
-has, else its `type`. What stands beside the former is lost, and so are some of the combinations that belong to a type.
-What is said here was found by experiment (`tests/engines/schema_cases.py`). Names that are no keywords, and those that
-only describe, pass, as the standard has it; `oneOf` passes though its branches may overlap. Answers may be narrower
-than the schema: without properties that it does not name, for one.
+xgrammar reads each subschema by one keyword: the first of `$ref`, `const`, `enum`, `anyOf`, `oneOf` and `allOf`, else
+its `type`. It ignores keywords beside the former, and some combinations of those that belong to a type. The rules here
+are measured (`tests/unit/engines/schema_cases.py`). Unknown names and annotations pass, as JSON Schema has it; `oneOf`
+passes though its branches may overlap. An answer may be narrower than the schema, as without unnamed properties.
+docs/decisions.md says why this file exists.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-class Follows(NamedTuple):
-    """What one xgrammar does, and another does not.
+class XgrammarSupport(NamedTuple):
+    """Differences between versions of xgrammar.
 
     Attributes:
-        bounds: it knows the numbers between `minimum` and `maximum`.
-        others: it tells properties that have a name from all the others.
+        bounds: it follows `minimum` and `maximum`.
+        others: it distinguishes named properties from all others.
     """
 
     bounds: bool
@@ -37,131 +37,108 @@ _OF_TYPE: Mapping[str, Sequence[str]] = {
     "integer": _NUMBERS,
     "array": ("items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems", "contains"),
     "object": (
-        "properties",
-        "required",
-        "additionalProperties",
-        "unevaluatedProperties",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "maxProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
+        "properties", "required", "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames",
+        "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
     ),
-}
-"""What limits values of a type; it has no effect on others."""
+}  # fmt: skip
+"""Keywords that limit values of a type, and have no effect on other values."""
 
 _LIMITING = frozenset(("type", *_HEADS, *_NEVER, *(name for names in _OF_TYPE.values() for name in names)))
 
-_FORMATS = frozenset(
-    (
-        "date",
-        "time",
-        "date-time",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "uri",
-        "uri-reference",
-        "uri-template",
-        "uuid",
-        "json-pointer",
-        "relative-json-pointer",
-    )
-)
+_FORMATS = frozenset((
+    "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uri-reference",
+    "uri-template", "uuid", "json-pointer", "relative-json-pointer",
+))  # fmt: skip
 
-_SHOWN = 150  # characters of a path
+_MAX_PATH = 150  # characters
 
 
 class _Place(NamedTuple):
     schema: Any
     path: tuple[str, ...] = ()
-    default: str | None = None  # the type where none stands
-    rebased: bool = False  # references in it are to another document
+    default: str | None = None  # type of a subschema without one
+    rebased: bool = False  # its references are to another document
 
 
-def dropped(schema: Any, follows: Follows) -> str | None:
-    """The first keyword of a decoded schema that xgrammar would leave out, by its path; None where there is none."""
+def ignored(schema: Any, xgrammar: XgrammarSupport) -> str | None:
+    """Return the path of the first keyword of a decoded schema that xgrammar ignores; None for none."""
     places, seen = [_Place(schema)], set[int]()
     while places:
         place = places.pop()
         if not isinstance(place.schema, dict) or id(place.schema) in seen:
             continue
         seen.add(id(place.schema))
-        found = _lost(place, schema, follows)
-        if found is not None:
-            path = ".".join((*place.path, found))
-            return path if len(path) <= _SHOWN else f"...{path[-_SHOWN:]}"
+        keyword = _ignored(place, schema, xgrammar)
+        if keyword is not None:
+            path = ".".join((*place.path, keyword))
+            return path if len(path) <= _MAX_PATH else f"...{path[-_MAX_PATH:]}"
         places += reversed(list(_below(place, schema)))
     return None
 
 
 def _below(place: _Place, root: Any) -> Iterator[_Place]:
-    """The subschemas that xgrammar goes on to."""
-    said, path = place.schema, place.path
-    rebased = place.rebased or bool(path and "$id" in said)
-    if isinstance(reference := said.get("$ref"), str):
+    """Yield the subschemas that xgrammar reads."""
+    schema, path = place.schema, place.path
+    rebased = place.rebased or bool(path and "$id" in schema)
+    if isinstance(reference := schema.get("$ref"), str):
         yield _Place(_target(reference, root), tuple(reference.split("/")[1:]))
     for name in ("properties", "patternProperties"):
-        if isinstance(said.get(name), dict):
-            yield from (_Place(below, (*path, name, key), None, rebased) for key, below in said[name].items())
+        if isinstance(schema.get(name), dict):
+            yield from (_Place(below, (*path, name, key), None, rebased) for key, below in schema[name].items())
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        if isinstance(said.get(name), list):
-            yield from (_Place(below, (*path, name, str(n)), None, rebased) for n, below in enumerate(said[name]))
+        if isinstance(schema.get(name), list):
+            yield from (_Place(below, (*path, name, str(n)), None, rebased) for n, below in enumerate(schema[name]))
     for name in ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames"):
-        yield _Place(said.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
+        yield _Place(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
-def _lost(place: _Place, root: Any, follows: Follows) -> str | None:
-    """A keyword of this very subschema, and what makes it one that is lost."""
-    said = {name: value for name, value in place.schema.items() if name in _LIMITING and not _idle(name, value)}
+def _ignored(place: _Place, root: Any, xgrammar: XgrammarSupport) -> str | None:
+    """Return an ignored keyword of this subschema, with the reason."""
+    schema = {name: value for name, value in place.schema.items() if name in _LIMITING and not _idle(name, value)}
     for name in _NEVER:
-        if name in said:
+        if name in schema:
             return name
     for head in _HEADS:
-        if head in said:
-            return _lost_beside(head, said, root) or _lost_of(head, said[head], place)
-    types = said.pop("type", place.default or _implied(said))
+        if head in schema:
+            return _ignored_beside(head, schema, root) or _ignored_of(head, schema[head], place)
+    types = schema.pop("type", place.default or _implied(schema))
     if types is None:
-        return next((f"{name} without type" for name in said), None)
+        return next((f"{name} without type" for name in schema), None)
     if types == []:
         return "type"
     for kind in _names(types):
-        own = {name: value for name, value in said.items() if name in _OF_TYPE.get(kind, ())}
-        found = _LOST[kind](own, follows) if own else None
-        if found is not None:
-            return found
+        own = {name: value for name, value in schema.items() if name in _OF_TYPE.get(kind, ())}
+        keyword = _IGNORED[kind](own, xgrammar) if own else None
+        if keyword is not None:
+            return keyword
     return None
 
 
 def _idle(name: str, value: Any) -> bool:
-    """It allows everything, and xgrammar has nothing to follow."""
+    """Whether a keyword allows everything."""
     if name in ("required", "patternProperties", "dependentRequired", "dependentSchemas", "dependencies"):
         return value in ([], {})
     return (name == "uniqueItems" and value is False) or (name == "propertyNames" and value in (True, {}))
 
 
-def _implied(said: Mapping[str, Any]) -> str | None:
-    """What xgrammar takes a subschema without a type for, which is narrower."""
-    if any(name in said for name in ("properties", "additionalProperties", "unevaluatedProperties")):
+def _implied(schema: Mapping[str, Any]) -> str | None:
+    """Return the type that xgrammar assumes without one, which is narrower."""
+    if any(name in schema for name in ("properties", "additionalProperties", "unevaluatedProperties")):
         return "object"
-    return "array" if any(name in said for name in ("items", "prefixItems", "unevaluatedItems")) else None
+    return "array" if any(name in schema for name in ("items", "prefixItems", "unevaluatedItems")) else None
 
 
-# -- one keyword, of which others may stand beside --------------------------------------------------------------------
+# -- keywords beside a leading one -----------------------------------------------------------------------------------
 
 
-def _lost_beside(head: str, said: Mapping[str, Any], root: Any) -> str | None:
-    for name in said:
-        if name != head and not (name == "type" and _has_types(said[head], head, said["type"], root)):
+def _ignored_beside(head: str, schema: Mapping[str, Any], root: Any) -> str | None:
+    for name in schema:
+        if name != head and not (name == "type" and _has_types(schema[head], head, schema["type"], root)):
             return f"{name} beside {head}"
     return None
 
 
-def _lost_of(head: str, value: Any, place: _Place) -> str | None:
+def _ignored_of(head: str, value: Any, place: _Place) -> str | None:
     if head == "$ref":
         rebased = place.rebased or (place.path and "$id" in place.schema)
         return None if _is_plain(value) and not rebased else "$ref"
@@ -171,7 +148,7 @@ def _lost_of(head: str, value: Any, place: _Place) -> str | None:
 
 
 def _is_plain(reference: Any) -> bool:
-    """xgrammar looks up names as they stand, and takes what is no path in this document for anything."""
+    """Whether xgrammar can resolve a reference: it does not unescape names, and ignores other documents."""
     if not isinstance(reference, str) or any(mark in reference for mark in "~%"):
         return False
     start, *names = reference.split("/")
@@ -179,49 +156,51 @@ def _is_plain(reference: Any) -> bool:
 
 
 def _target(reference: str, root: Any) -> Any:
-    """What a plain reference leads to; None where that is nothing, which xgrammar refuses."""
-    found = root
+    """Resolve a plain reference; None where it leads nowhere, which xgrammar refuses."""
+    target = root
     for name in reference.split("/")[1:]:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        target = target.get(name) if isinstance(target, dict) else None
+    return target
 
 
 def _has_types(value: Any, head: str, types: Any, root: Any) -> bool:
-    """A `type` beside a keyword has no effect, as whatever that allows is of such a type."""
-    allowed, found = _names(types), _types({head: value}, root)
-    return found is not None and all(kind in allowed or (kind == "integer" and "number" in allowed) for kind in found)
+    """Whether a `type` beside a keyword has no effect, as all its values are of such a type."""
+    allowed, actual = _names(types), _types({head: value}, root)
+    return actual is not None and all(kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual)
 
 
 def _names(value: Any) -> list[str]:
-    """One or several; none where xgrammar will refuse what is there."""
-    several = value if isinstance(value, list) else [value]
-    return several if all(isinstance(name, str) for name in several) else []
+    """Return one or several names; none for a value that xgrammar refuses."""
+    names = value if isinstance(value, list) else [value]
+    return names if all(isinstance(name, str) for name in names) else []
 
 
 def _types(schema: Any, root: Any) -> set[str] | None:
-    """The types of what a subschema allows, as far as they are easily told."""
-    found, places, seen = set[str](), [schema], set[int]()
+    """Return the types of a subschema's values; None where they are not obvious."""
+    types, places, seen = set[str](), [schema], set[int]()
     while places:
-        said = places.pop()
-        if not isinstance(said, dict):
+        schema = places.pop()
+        if not isinstance(schema, dict):
             return None
-        if id(said) in seen:  # it has been counted
+        if id(schema) in seen:
             continue
-        seen.add(id(said))
-        branches = next((said[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(said.get(name), list)), None)
-        if isinstance(reference := said.get("$ref"), str):
+        seen.add(id(schema))
+        branches = next(
+            (schema[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list)), None
+        )
+        if isinstance(reference := schema.get("$ref"), str):
             places.append(_target(reference, root))
-        elif "const" in said:
-            found.add(_type_of(said["const"]))
-        elif isinstance(values := said.get("enum"), list):
-            found |= set(map(_type_of, values))
+        elif "const" in schema:
+            types.add(_type_of(schema["const"]))
+        elif isinstance(values := schema.get("enum"), list):
+            types |= set(map(_type_of, values))
         elif branches is not None:
             places += branches
-        elif names := _names(said.get("type", _implied(said))):
-            found |= set(names)
+        elif names := _names(schema.get("type", _implied(schema))):
+            types |= set(names)
         else:
             return None
-    return found
+    return types
 
 
 def _type_of(value: Any) -> str:
@@ -231,75 +210,75 @@ def _type_of(value: Any) -> str:
     return known[type(value)]
 
 
-# -- what belongs to a type -------------------------------------------------------------------------------------------
+# -- keywords of a type -----------------------------------------------------------------------------------------------
 
 
-def _lost_of_string(said: Mapping[str, Any], _: Follows) -> str | None:
-    """xgrammar takes the format, else the pattern, else the lengths."""
-    if isinstance(said.get("format"), str) and said["format"] not in _FORMATS:
+def _ignored_of_string(schema: Mapping[str, Any], _: XgrammarSupport) -> str | None:
+    """xgrammar follows the format, else the pattern, else the lengths."""
+    if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         return "format"
-    first = next((name for name in ("format", "pattern") if name in said), None)
-    return next((f"{name} beside {first}" for name in said if first and name != first), None)
+    first = next((name for name in ("format", "pattern") if name in schema), None)
+    return next((f"{name} beside {first}" for name in schema if first and name != first), None)
 
 
-def _lost_of_number(said: Mapping[str, Any], follows: Follows) -> str | None:
-    return next((name for name in said if name == "multipleOf" or not follows.bounds), None)
+def _ignored_of_number(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
+    return next((name for name in schema if name == "multipleOf" or not xgrammar.bounds), None)
 
 
-def _lost_of_array(said: Mapping[str, Any], _: Follows) -> str | None:
-    return next((name for name in ("uniqueItems", "contains") if name in said), None)
+def _ignored_of_array(schema: Mapping[str, Any], _: XgrammarSupport) -> str | None:
+    return next((name for name in ("uniqueItems", "contains") if name in schema), None)
 
 
-def _lost_of_object(said: Mapping[str, Any], follows: Follows) -> str | None:
+def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
     for name in ("dependentRequired", "dependentSchemas", "dependencies"):
-        if name in said:
+        if name in schema:
             return name
-    named, required = said.get("properties", {}), said.get("required", [])
+    named, required = schema.get("properties", {}), schema.get("required", [])
     if isinstance(named, dict) and isinstance(required, list) and any(name not in named for name in _names(required)):
         return "required of what is not in properties"
-    return _lost_of_patterns(said) or _lost_of_names(said, follows) or _lost_of_others(said, follows)
+    return _ignored_of_patterns(schema) or _ignored_of_names(schema, xgrammar) or _ignored_of_others(schema, xgrammar)
 
 
-def _lost_of_patterns(said: Mapping[str, Any]) -> str | None:
-    """Where a property may have to be what two subschemas say, xgrammar goes by one."""
-    if "patternProperties" not in said:
+def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
+    """Of two subschemas for one property, xgrammar follows one."""
+    if "patternProperties" not in schema:
         return None
-    if said.get("properties"):
+    if schema.get("properties"):
         return "patternProperties beside properties"
-    several = isinstance(said["patternProperties"], dict) and len(said["patternProperties"]) > 1
+    several = isinstance(schema["patternProperties"], dict) and len(schema["patternProperties"]) > 1
     return "patternProperties of several patterns" if several else None
 
 
-def _lost_of_names(said: Mapping[str, Any], follows: Follows) -> str | None:
-    if "propertyNames" not in said:
+def _ignored_of_names(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
+    if "propertyNames" not in schema:
         return None
     for name in ("properties", "patternProperties"):
-        if said.get(name):
+        if schema.get(name):
             return f"propertyNames beside {name}"
-    others = next((name for name in _OTHERS if name in said), None)
-    if others and (said[others] is False or not (follows.others or said[others] in (True, {}))):
+    others = next((name for name in _OTHERS if name in schema), None)
+    if others and (schema[others] is False or not (xgrammar.others or schema[others] in (True, {}))):
         return f"{others} beside propertyNames"
     return None
 
 
-def _lost_of_others(said: Mapping[str, Any], follows: Follows) -> str | None:
-    others = next((name for name in _OTHERS if name in said), None)
-    is_open = others is not None and said[others] is not False
-    if is_open and said.get("properties") and not follows.others:
+def _ignored_of_others(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> str | None:
+    others = next((name for name in _OTHERS if name in schema), None)
+    is_open = others is not None and schema[others] is not False
+    if is_open and schema.get("properties") and not xgrammar.others:
         return f"{others} beside properties"
-    if is_open or "patternProperties" in said or "propertyNames" in said:
-        least = said.get("minProperties", 0)
-        if isinstance(least, int) and least > 1:  # a name may come twice, and is one property then
+    if is_open or "patternProperties" in schema or "propertyNames" in schema:
+        least = schema.get("minProperties", 0)
+        if isinstance(least, int) and least > 1:  # xgrammar counts a repeated name twice
             return "minProperties beside names that are free"
     return None
 
 
 _OTHERS = ("additionalProperties", "unevaluatedProperties")
 
-_LOST: Mapping[str, Callable[[Mapping[str, Any], Follows], str | None]] = {
-    "string": _lost_of_string,
-    "number": _lost_of_number,
-    "integer": _lost_of_number,
-    "array": _lost_of_array,
-    "object": _lost_of_object,
+_IGNORED: Mapping[str, Callable[[Mapping[str, Any], XgrammarSupport], str | None]] = {
+    "string": _ignored_of_string,
+    "number": _ignored_of_number,
+    "integer": _ignored_of_number,
+    "array": _ignored_of_array,
+    "object": _ignored_of_object,
 }

@@ -1,4 +1,4 @@
-"""From options to the arguments of `tensorrt_llm.LLM` (contract trtllm.md, section 1)."""
+"""Translates options into the arguments of `tensorrt_llm.LLM` (tensorrt_llm/llmapi/llm_args.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 
 Release = tuple[int, int]
-NEWEST: Release = (1, 3)  # the newest that something below is done otherwise for
+NEWEST: Release = (1, 3)  # the newest with differences below
 
 _DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -22,7 +22,7 @@ _AS_THEY_ARE = (
     "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width", "max_input_len",
     "iter_stats_max_iterations", "request_stats_max_iterations",
 )  # fmt: skip
-"""Options whose fields are keywords of LLM's own."""
+"""Options that are keywords of LLM themselves."""
 
 _KV_CACHE = {
     "kv_cache_max_tokens": "max_tokens",
@@ -43,9 +43,9 @@ _CUDA_GRAPH = {
 }
 _LORA_MODULES = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"]
 _MAX_INPUT_LEN = 1024  # LMI's default beside max_output_len
-_CONTEXT_LENGTH = 2048  # tokens, where neither options nor the model say
+_CONTEXT_LENGTH = 2048  # tokens, where neither options nor the model name any
 _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend")
-"""Keywords that option.engine_args cannot change: our own tokenizer reads the same directory, for the same backend."""
+"""Keywords that option.engine_args cannot change: our tokenizer reads the same directory, for the same backend."""
 
 _CLASSES = {
     "kv_cache_config": "KvCacheConfig",
@@ -61,11 +61,11 @@ _CLASSES = {
 
 
 def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) -> dict[str, Any]:
-    """The keywords of LLM, its sub-configurations as plain dicts.
+    """Make the keywords of LLM, with sub-configurations as plain dicts.
 
     Args:
-        gpus: how many there are, for `devices` "max".
-        release: major and minor number of the version that gets them.
+        gpus: number of GPUs here, for `devices` "max".
+        release: major and minor number of the installed version.
 
     Raises:
         ConfigError: options contradict each other, or this version has no such thing.
@@ -93,13 +93,13 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
     _merge(arguments, options.get("engine_args") or {})
     if arguments.get("enable_lora") or arguments.get("lora_config"):
         arguments["lora_config"] = {**_lora(options), **(arguments.get("lora_config") or {})}
-    wanted = arguments.pop("sampler_type", None) or options.get("sampler_type", "auto")
-    return {**_sampler(arguments, wanted, release), **arguments}
+    sampler = arguments.pop("sampler_type", None) or options.get("sampler_type", "auto")
+    return {**_sampler(arguments, sampler, release), **arguments}
 
 
 def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
     options = config.options
-    stages = _one(
+    stages = _either(
         options.get("pipeline_parallel_size"), "option.pipeline_parallel_degree",
         options.get("trtllm_pipeline_parallel_size"), "option.pipeline_parallel_size",
     )  # fmt: skip
@@ -110,25 +110,25 @@ def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
 
 
 def _lengths(config: EngineConfig) -> dict[str, Any]:
-    """Token limits. The length of prompt and answer is always given, so that ours is the engine's."""
+    """Make the token limits; `max_seq_len` is always set, so that the engine's limit is ours."""
     options = config.options
-    found: dict[str, Any] = {}
-    most = _one(config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len")
+    arguments: dict[str, Any] = {}
+    limit = _either(config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len")
     if options.get("max_output_len") is not None:
-        found["max_input_len"] = options.get("max_input_len") or _MAX_INPUT_LEN
-        most = most or found["max_input_len"] + options["max_output_len"]
-    found["max_seq_len"] = most or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
-    step = _one(
+        arguments["max_input_len"] = options.get("max_input_len") or _MAX_INPUT_LEN
+        limit = limit or arguments["max_input_len"] + options["max_output_len"]
+    arguments["max_seq_len"] = limit or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
+    step = _either(
         config.max_tokens_per_step, "option.max_num_batched_tokens",
         options.get("max_num_tokens"), "option.max_num_tokens",
     )  # fmt: skip
     if step is not None:
-        found["max_num_tokens"] = step
-    return found
+        arguments["max_num_tokens"] = step
+    return arguments
 
 
-def _one(first: int | None, key: str, second: int | None, other: str) -> int | None:
-    """The value of an option that has two names."""
+def _either(first: int | None, key: str, second: int | None, other: str) -> int | None:
+    """Return the value of an option with two names."""
     if first is not None and second is not None and first != second:
         raise ConfigError(f"{key}={first} contradicts {other}={second}: they are the same thing")
     return first if first is not None else second
@@ -136,106 +136,106 @@ def _one(first: int | None, key: str, second: int | None, other: str) -> int | N
 
 def _kv_cache(config: EngineConfig) -> dict[str, Any]:
     options = config.options
-    found = {name: options[option] for option, name in _KV_CACHE.items() if options.get(option) is not None}
+    cache = {name: options[option] for option, name in _KV_CACHE.items() if options.get(option) is not None}
     if config.prefix_cache is not None:
-        found["enable_block_reuse"] = config.prefix_cache
+        cache["enable_block_reuse"] = config.prefix_cache
     if config.cache_gib:
-        found["max_gpu_total_bytes"] = config.cache_gib << 30
-    return found
+        cache["max_gpu_total_bytes"] = config.cache_gib << 30
+    return cache
 
 
 def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if (policy := options.get("batch_scheduler_policy")) is not None:
-        found["scheduler_config"] = {"capacity_scheduler_policy": policy}
+        arguments["scheduler_config"] = {"capacity_scheduler_policy": policy}
     if (overlap := options.get("enable_overlap_scheduler")) is not None:
-        found["disable_overlap_scheduler"] = not overlap
+        arguments["disable_overlap_scheduler"] = not overlap
     if (strategy := options.get("allreduce_strategy")) is not None:
-        found["allreduce_strategy"] = strategy
+        arguments["allreduce_strategy"] = strategy
     elif options.get("use_custom_all_reduce") is False:
-        found["allreduce_strategy"] = "NCCL"
+        arguments["allreduce_strategy"] = "NCCL"
     if (backend := options.get("moe_backend")) is not None:
-        found["moe_config"] = {"backend": backend}
+        arguments["moe_config"] = {"backend": backend}
     graphs = {name: options[option] for option, name in _CUDA_GRAPH.items() if options.get(option) is not None}
     if options.get("use_cuda_graph") is False:
-        found["cuda_graph_config"] = None
+        arguments["cuda_graph_config"] = None
     elif graphs:
-        found["cuda_graph_config"] = graphs
-    return found
+        arguments["cuda_graph_config"] = graphs
+    return arguments
 
 
 def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
-    # Adapters come with requests, so there is none at the start from which the engine could take the modules.
-    found = {"lora_target_modules": options.get("lora_target_modules") or _LORA_MODULES}
+    # There is no adapter at the start from which the engine could take the modules.
+    config = {"lora_target_modules": options.get("lora_target_modules") or _LORA_MODULES}
     for name in ("max_lora_rank", "max_loras", "max_cpu_loras"):
         if options.get(name) is not None:
-            found[name] = options[name]
-    return found
+            config[name] = options[name]
+    return config
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
     for name, value in more.items():
         if name in _OURS:
             raise ConfigError(f"option.engine_args: {name!r} is not to be changed there")
-        known = arguments.get(name)
-        arguments[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+        current = arguments.get(name)
+        arguments[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
 
 
-def _sampler(arguments: Mapping[str, Any], wanted: str, release: Release) -> dict[str, Any]:
-    """Which sampler; said always before 1.3, where defaults differ from version to version.
+def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> dict[str, Any]:
+    """Choose the sampler; before 1.3 always explicitly, as defaults differ between versions.
 
     Args:
-        arguments: all others, those of option.engine_args among them.
+        arguments: all others, with those of option.engine_args.
     """
     beams = (arguments.get("max_beam_width") or 1) > 1
     if release >= (1, 3):
-        return {} if wanted == "auto" else {"sampler_type": wanted}
+        return {} if sampler == "auto" else {"sampler_type": sampler}
     if release < (1, 1) and (ours := arguments.get("enable_trtllm_sampler")) is not None:
-        wanted = "TRTLLMSampler" if ours else "TorchSampler"
-    if beams and wanted == "TorchSampler":
+        sampler = "TRTLLMSampler" if ours else "TorchSampler"
+    if beams and sampler == "TorchSampler":
         raise ConfigError("TorchSampler has no beam search before TensorRT-LLM 1.3 (option.max_beam_width)")
-    name = wanted if wanted != "auto" else "TRTLLMSampler" if beams else "TorchSampler"
-    if release < (1, 1):  # whose TorchSampler, unless told so, samples all requests as it does the first
+    name = sampler if sampler != "auto" else "TRTLLMSampler" if beams else "TorchSampler"
+    if release < (1, 1):  # without mixed_sampler its TorchSampler samples all requests as the first one
         ours = name == "TRTLLMSampler"
         return {"enable_trtllm_sampler": ours, "enable_mixed_sampler": not ours}
     return {"sampler_type": name}
 
 
 def context_length(model: Path) -> int | None:
-    """Tokens that the model attends to, as its config.json says."""
+    """Read the context length, in tokens, from config.json."""
     file = model / "config.json"
-    found = dict(json.loads(file.read_text())) if file.is_file() else {}
-    found = {**found, **(found.get("text_config") or {})}
+    config = dict(json.loads(file.read_text())) if file.is_file() else {}
+    config = {**config, **(config.get("text_config") or {})}
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-        if isinstance(found.get(name), int):
-            return int(found[name])
+        if isinstance(config.get(name), int):
+            return int(config[name])
     return None
 
 
-def constructed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with sub-configurations as TensorRT-LLM's own classes, which refuse what they do not know."""
-    return {name: _constructed(name, value) for name, value in arguments.items()}
+def construct(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn sub-configurations into TensorRT-LLM's own classes, which refuse unknown keys."""
+    return {name: _construct(name, value) for name, value in arguments.items()}
 
 
-def _constructed(name: str, value: Any) -> Any:
+def _construct(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if name == "lora_config":
-        return named("LoraConfig", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")(**value)
+        return import_name("LoraConfig", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")(**value)
     if name == "speculative_config":
         rest = dict(value)
         kind = rest.pop("decoding_type", None)
         if kind is None:
             raise ConfigError('option.engine_args: "speculative_config" needs a "decoding_type"')
-        return named(f"{kind}DecodingConfig", "tensorrt_llm.llmapi")(**rest)
-    return named(_CLASSES[name], "tensorrt_llm.llmapi")(**value) if name in _CLASSES else dict(value)
+        return import_name(f"{kind}DecodingConfig", "tensorrt_llm.llmapi")(**rest)
+    return import_name(_CLASSES[name], "tensorrt_llm.llmapi")(**value) if name in _CLASSES else dict(value)
 
 
-def named(name: str, *modules: str) -> Any:
-    """Something of TensorRT-LLM's by its name, from the first of these modules that has it: they move.
+def import_name(name: str, *modules: str) -> Any:
+    """Import a name from the first of these modules that has it: TensorRT-LLM moves names.
 
     Raises:
-        ConfigError: none has.
+        ConfigError: no module has it.
     """
     for module in modules:
         try:

@@ -1,6 +1,6 @@
-"""TensorRT-LLM through its LLM API, the PyTorch backend of 1.0 and later (contract trtllm.md; docs/trtllm.md).
+"""TensorRT-LLM by its LLM API: the PyTorch backend of 1.0 and later (nvidia.github.io/TensorRT-LLM/llm-api).
 
-Written to the contract and tried on a double: docs/trtllm.md says what no GPU has seen yet.
+Tested on a double (`tests/doubles`); docs/trtllm.md lists the parts that have not run on a GPU.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from handler.core.values import Adapter, Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, warm_up
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
-from handler.engines.process.warm_up import warm_up
-from handler.engines.trtllm.arguments import constructed, llm_arguments, named
-from handler.engines.trtllm.results import Asked, Running
+from handler.engines.trtllm.arguments import construct, import_name, llm_arguments
+from handler.engines.trtllm.results import RequestOptions, RunningRequest
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.stepped_loop import SteppedLoop
-from handler.engines.trtllm.structured_output import guide_trial as guide_trial
+from handler.engines.trtllm.structured_output import structured_output_check as structured_output_check
 from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
 
-_PATIENCE = 0.02  # seconds that a step waits for news, before it lets new commands be taken
+_PATIENCE = 0.02  # seconds that a step waits for results, before new commands are read
 
 
 class TrtLlm:
     """See `engines.base.Engine`.
 
-    `generate_async` wants an event loop that runs in the calling thread: one of our own, run inside `add` and `step`
-    (`stepped_loop.py`). Each request has a task there that takes its items and wakes `step`.
+    `generate_async` needs an event loop in the calling thread: our own, which runs inside `add` and `step`
+    (`stepped_loop.py`). Each request has a task there that takes its results and wakes `step`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -49,18 +49,18 @@ class TrtLlm:
         arguments = llm_arguments(config, visible_gpus(config), release_of(version))
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
-        self._running: dict[int, Running] = {}
-        self._fresh: dict[int, Running] = {}  # those with news, in the order in which these came
+        self._running: dict[int, RunningRequest] = {}
+        self._fresh: dict[int, RunningRequest] = {}  # requests with new results, in order of arrival
         self._broken: BaseException | None = None
         self._moved = time.monotonic()
         self._inactivity = float(config.options.get("inactivity_timeout", math.inf))
         self._sampling_params = tensorrt_llm.SamplingParams
-        self._refusal = named("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
-        built = constructed(arguments)
-        self._lora = built.get("lora_config")
+        self._refusal = import_name("RequestError", "tensorrt_llm.executor.utils", "tensorrt_llm.executor")
+        classes = construct(arguments)
+        self._lora = classes.get("lora_config")
         self._checked: set[int] = set()  # ids of adapters
-        self._llm = tensorrt_llm.LLM(**built)
-        self._leave = end_with_descendants("mpi4py")  # Open MPI 4 tells nobody of an MPI worker's death
+        self._llm = tensorrt_llm.LLM(**classes)
+        self._stop_watch = end_with_descendants("mpi4py")  # Open MPI 4 does not report an MPI worker's death
         self._loop = SteppedLoop()
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
@@ -81,43 +81,43 @@ class TrtLlm:
 
     @property
     def first_id(self) -> int:
-        """A token that the model has."""
+        """An id in the model's vocabulary."""
         return min(self._model.eos, default=0)
 
     def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
         self._check_prompt(ids)
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
-            arguments["guided_decoding"] = named("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
-        asked = self._asked(ids, sampling)
+            arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
+        options = self._options(ids, sampling)
         more: dict[str, Any] = {}
         if adapter is not None:
             if adapter.id not in self._checked:
                 self.load_adapter(adapter)
-            request = named("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
+            request = import_name("LoRARequest", "tensorrt_llm.executor", "tensorrt_llm.llmapi")
             more["lora_request"] = request(adapter.name, adapter.id, adapter.path)
-        if self._salted and (asked.prompt_logprobs or asked.context_logits):
-            # Of tokens that are taken from the prefix cache there are no logits: let it share nothing with others.
+        if self._salted and (options.prompt_logprobs or options.context_logits):
+            # Tokens from the prefix cache have no logits: give this request a cache of its own.
             more["cache_salt"] = f"{os.getpid()}.{key}"
-        if not self._expects():
+        if not self._expects_results():
             self._moved = time.monotonic()
-        self._loop.run_until_complete(self._submit(key, list(ids), arguments, asked, more))
+        self._loop.run_until_complete(self._submit(key, list(ids), arguments, options, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """TensorRT-LLM loads adapters with the first request that names one: what is wrong shall show before."""
+        """Check the adapter: TensorRT-LLM loads it only with the first request that names it."""
         if self._lora is not None:
             check_rank(Path(adapter.path), self._lora.max_lora_rank)
         self._checked.add(adapter.id)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """There is no call for it: its cache drops those that were not used for the longest."""
+        """Forget the check; TensorRT-LLM's cache evicts the least recently used adapters by itself."""
         self._checked.discard(adapter.id)
 
     def cancel(self, key: int) -> None:
         self._fresh.pop(key, None)
         running = self._running.pop(key, None)
         if running is not None and not running.ended and self._broken is None:
-            running.result.abort()  # its end comes later, to its task, where nobody listens
+            running.result.abort()  # its end comes later, and its task ignores it
 
     def step(self) -> Step:
         if not self._fresh and self._broken is None:
@@ -128,11 +128,11 @@ class TrtLlm:
         fresh, self._fresh = self._fresh, {}
         for running in fresh.values():
             self._deliver(running, step)
-        self._check_silence(heard=bool(fresh))
+        self._check_activity(heard=bool(fresh))
         return step
 
     def close(self) -> None:
-        self._leave()
+        self._stop_watch()
         for running in self._running.values():
             if not running.ended and self._broken is None:
                 running.result.abort()
@@ -149,62 +149,61 @@ class TrtLlm:
     # -- on the event loop ---------------------------------------------------------------------------------------
 
     async def _submit(
-        self, key: int, ids: list[int], arguments: Mapping[str, Any], asked: Asked, more: Mapping[str, Any]
+        self, key: int, ids: list[int], arguments: Mapping[str, Any], options: RequestOptions, more: Mapping[str, Any]
     ) -> None:
-        """
+        """Submit a request.
+
         Raises:
-            Exception: this request is refused.
+            Exception: TensorRT-LLM refuses this request.
         """
         try:
             result = self._llm.generate_async(
                 ids,
-                # TensorRT-LLM writes into it, and reads what it wrote where it finds it again: a new one each time.
+                # A new one for each request: TensorRT-LLM writes into it, and reads that again.
                 sampling_params=self._sampling_params(**arguments),
-                streaming=not asked.whole,
+                streaming=not options.whole,
                 **more,
             )
-        except Exception as error:
-            if not self._of_one_request(error):
-                self._break(error)  # the next step says so: a refusal here would end this request alone
-                return
-            raise
-        running = self._running[key] = Running(key, result, asked)
+        except Exception as error:  # foreign code: it concerns this request, or breaks the engine
+            if self._is_refusal(error):
+                raise
+            return self._break(error)  # the next step raises it
+        running = self._running[key] = RunningRequest(key, result, options)
         task = self._loop.create_task(self._follow(running))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _follow(self, running: Running) -> None:
-        """Take a request's items to the end, also after it was cancelled, when they go nowhere."""
+    async def _follow(self, running: RunningRequest) -> None:
+        """Take a request's results to the end, also after its cancellation."""
         try:
             async for _ in running.result:
-                if error := getattr(running.result, "error", None):  # since 1.3 not every failure is raised
+                if error := getattr(running.result, "error", None):  # since 1.3 some failures are not raised
                     running.error = str(error)
                     break
-                self._arrived(running)
-        except Exception as error:
-            # After an exception the result must not be touched: the next item would be waited for for ever.
-            if not self._of_one_request(error):
-                self._break(error)
-                return
+                self._notify(running)
+        except Exception as error:  # foreign code: it concerns this request, or breaks the engine
+            # The result must not be read after an exception: it would wait for ever.
+            if not self._is_refusal(error):
+                return self._break(error)
             running.error = f"{type(error).__name__}: {error}"
             if not (isinstance(error, self._refusal) or running.result.aborted()):
-                # It failed in reading what came, which the engine does not know. So does the last item of an aborted
-                # request in 1.2, which counts the log-probabilities there too (`_handle_sequence` in result.py).
+                # Reading a result has failed, which the engine does not know. In 1.2 reading the last one of an aborted
+                # request fails too (`_handle_sequence` in executor/result.py).
                 running.result.abort()
         running.ended = True
-        self._arrived(running)
+        self._notify(running)
 
     async def _news(self) -> None:
-        """Wait a little for something, then take all that has come with it."""
+        """Wait shortly for a result, then let the tasks take all that have come."""
         self._waiter = self._loop.create_future()
         timer = self._loop.call_later(_PATIENCE, self._wake)
         await self._waiter
         self._waiter = None
         timer.cancel()
-        for _ in range(2):  # one message of the engine's wakes many tasks: let them all run
+        for _ in range(2):  # one message of the engine wakes many tasks: let them all run
             await asyncio.sleep(0)
 
-    def _arrived(self, running: Running) -> None:
+    def _notify(self, running: RunningRequest) -> None:
         if self._running.get(running.key) is running:
             self._fresh[running.key] = running
             self._wake()
@@ -217,32 +216,35 @@ class TrtLlm:
         self._broken = self._broken or error
         self._wake()
 
-    def _of_one_request(self, error: Exception) -> bool:
-        """Whether an exception concerns its request alone; others are the engine's end.
+    def _is_refusal(self, error: Exception) -> bool:
+        """Whether an exception concerns its request only; any other one breaks the engine.
 
-        RequestError is a RuntimeError too, as are "LLM is shutting down", CppExecutorError and EngineDeadError.
+        RequestError is a RuntimeError, as are "LLM is shutting down", CppExecutorError and EngineDeadError.
         """
         return isinstance(error, (self._refusal, ValueError, TypeError, AssertionError, IndexError))
 
-    # -- silence -------------------------------------------------------------------------------------------------
+    # -- inactivity ----------------------------------------------------------------------------------------------
 
-    def _check_silence(self, *, heard: bool) -> None:
-        """
+    def _check_activity(self, *, heard: bool) -> None:
+        """Check that results still come: the executor can die without an error anywhere.
+
         Raises:
-            TimeoutError: its executor can die without a word, and nothing else would ever tell (contract, section 2.3).
+            TimeoutError: no request advanced for option.inactivity_timeout.
         """
-        if heard or not self._expects():
+        if heard or not self._expects_results():
             self._moved = time.monotonic()
-        elif (silent := time.monotonic() - self._moved) > self._inactivity:
-            raise TimeoutError(f"no request got anywhere for {silent:.1f} s (option.inactivity_timeout)")
+        elif (silence := time.monotonic() - self._moved) > self._inactivity:
+            raise TimeoutError(f"no request got anywhere for {silence:.1f} s (option.inactivity_timeout)")
 
-    def _expects(self) -> bool:
-        """Whether a living engine would say something soon.
+    def _expects_results(self) -> bool:
+        """Whether a working engine would soon return a result.
 
-        Not so of answers that come whole: they may take any time, and what has not begun may wait for their places.
+        An answer that comes whole may take any time, and requests that have not begun may wait for it.
         """
         running = self._running.values()
-        return bool(running) and (any(one.begun for one in running) or not any(one.asked.whole for one in running))
+        return bool(running) and (
+            any(request.begun for request in running) or not any(request.options.whole for request in running)
+        )
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -257,9 +259,9 @@ class TrtLlm:
         if not all(0 <= id < self._model.vocabulary for id in ids):
             raise ValueError(f"the prompt's token ids must be below {self._model.vocabulary}")
 
-    def _asked(self, ids: Sequence[int], sampling: Sampling) -> Asked:
+    def _options(self, ids: Sequence[int], sampling: Sampling) -> RequestOptions:
         ours = own_stops(sampling, self._model)
-        return Asked(
+        return RequestOptions(
             prompt=ids,
             width=sampling.num_beams,
             stops=frozenset(sampling.stop_token_ids),
@@ -272,7 +274,7 @@ class TrtLlm:
             generation_logits=sampling.return_generation_logits,
         )
 
-    def _deliver(self, running: Running, step: Step) -> None:
+    def _deliver(self, running: RunningRequest, step: Step) -> None:
         if running.one_token(step):  # nearly always
             return
         for output in running.outputs():
@@ -284,7 +286,7 @@ class TrtLlm:
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
-    return checkpoint.prepared(model_id, options)
+    return checkpoint.prepare_checkpoint(model_id, options)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
@@ -293,12 +295,11 @@ def capabilities(config: EngineConfig) -> Capabilities:
 
 
 def load(config: EngineConfig) -> TrtLlm:
-    engine = TrtLlm(config)
-    try:
+    with ExitStack() as on_failure:
+        engine = TrtLlm(config)
+        on_failure.callback(engine.close)
         warm_up(engine, engine.first_id)
-    except BaseException:
-        engine.close()
-        raise
+        on_failure.pop_all()
     return engine
 
 

@@ -1,8 +1,7 @@
-"""One request's result, read as it grows.
+"""Reads one request's result while it grows.
 
-TensorRT-LLM hands out one object, which changes with every item (contract trtllm.md, section 2): its lists hold all
-that came so far, and what is new is told by our own counts. Its own `*_diff` repeat and lose tokens under load, an
-item may bring several tokens, and the last one may bring some too.
+TensorRT-LLM returns one object whose lists grow (`GenerationResult` in executor/result.py), so the new tokens follow
+from our own count. Its `*_diff` lists repeat and lose tokens under load. Each message may have several tokens.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from handler.core.logprobs import score
 from handler.core.values import Finish, Logits
 from handler.engines.base import Output, Step
-from handler.engines.logit_scores import score
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a request wants to see, and what ends it."""
+class RequestOptions:
+    """The parts of an answer that a request needs, and the ids that end it."""
 
     prompt: Sequence[int]
     width: int = 1  # sequences: beams
     stops: frozenset[int] = frozenset()  # ids that end it as STOP
-    own_stops: frozenset[int] = frozenset()  # ids that the engine does not look for
+    own_stops: frozenset[int] = frozenset()  # ids that the engine does not stop at
     least: int = 0  # tokens before which none of `own_stops` counts
     tops: int = 0
     prompt_logprobs: bool = False
@@ -33,36 +32,36 @@ class Asked:
 
     @property
     def whole(self) -> bool:
-        """It comes in one piece: beams are none before the end, and of logits only the last item has all."""
+        """Whether the answer comes at once: beams exist only at the end, and the last message has all logits."""
         return self.width > 1 or self.generation_logits
 
     @property
     def plain(self) -> bool:
-        """Nothing but tokens come, and the engine says which is the last."""
+        """Whether only tokens come, and the engine ends the answer."""
         return not (self.whole or self.own_stops or self.tops or self.prompt_logprobs or self.context_logits)
 
 
-class Running:
-    """A request in the engine. `one_token` and `outputs` say what is new since either was last called."""
+class RunningRequest:
+    """A request in the engine; `one_token` and `outputs` return what is new since the last call of either."""
 
-    def __init__(self, key: int, result: Any, asked: Asked) -> None:
+    def __init__(self, key: int, result: Any, options: RequestOptions) -> None:
         self.key = key
-        self.result = result  # held: a result that nobody holds may be gone before its end
-        self.ended = False  # no item will come any more
+        self.result = result  # without a reference it may be freed before its end
+        self.ended = False  # no result will come any more
         self.error = ""
-        self.stopped = False  # by one of `own_stops`: the engine goes on until it is told
-        self.asked = asked
-        self._plain = asked.plain
+        self.stopped = False  # by one of `own_stops`; the engine goes on until `abort`
+        self.options = options
+        self._plain = options.plain
         self._sent = 0
-        self._prompt_pending = asked.prompt_logprobs or asked.context_logits
+        self._prompt_pending = options.prompt_logprobs or options.context_logits
 
     @property
     def begun(self) -> bool:
-        """It has said something, and more is to come."""
+        """Whether tokens have come."""
         return self._sent > 0
 
     def one_token(self, step: Step) -> bool:
-        """Put what is new into the columns of `step`, where that is one more token and nothing else."""
+        """Add the new token to the columns of `step`; False where there is more to return, or less."""
         if not self._plain or self.ended or self.error:
             return False
         try:
@@ -71,7 +70,7 @@ class Running:
                 return False
             id, entries = output.token_ids[sent], output.logprobs
             logprob = _logprob(entries[sent], id) if entries else None
-        except Exception:  # `outputs` says it
+        except (AttributeError, IndexError, KeyError, TypeError):  # `outputs` reports it
             return False
         step.keys.append(self.key)
         step.ids.append(id)
@@ -83,16 +82,16 @@ class Running:
         try:
             if self.error:
                 raise ValueError(self.error)
-            if self.asked.width > 1:
+            if self.options.width > 1:
                 return self._beams() if self.ended else []
             return self._single()
-        except Exception as error:  # this one cannot be read; its neighbours can
+        except Exception as error:  # foreign objects: this request fails, its neighbours go on
             self.error = self.error or str(error) or type(error).__name__
             return [Output(self.key, (), (), Finish.ERROR, error=self.error)]
 
     def _single(self) -> list[Output]:
         output = self.result.outputs[0]
-        if output.finish_reason is None and (self.ended or self.asked.whole):
+        if output.finish_reason is None and (self.ended or self.options.whole):
             if self.ended:
                 raise ValueError("the engine ended the request without a reason")
             return []
@@ -100,32 +99,32 @@ class Running:
         if pending and self.result.context_logits is None:
             if output.finish_reason is not None:
                 raise ValueError("the engine gave no logits of the prompt")
-            return []  # they come with the first output, or before it
+            return []  # they come before the first output, or with it
         self._prompt_pending = False
         ids = self._ids(output)[self._sent :]
         finish = self._finish(output, ids)
         if (at := self._own_stop(ids)) is not None:
             ids, self.stopped = ids[: at + 1], output.finish_reason is None
-            finish = Finish.STOP if ids[-1] in self.asked.stops else Finish.EOS
-        found = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)
+            finish = Finish.STOP if ids[-1] in self.options.stops else Finish.EOS
+        result = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)
         self._sent += len(ids)
-        return [found] if ids or finish is not None else []
+        return [result] if ids or finish is not None else []
 
     def _beams(self) -> list[Output]:
-        """All at once, in the engine's order, which is the best first."""
-        found = []
-        for number, output in enumerate(self.result.outputs[: self.asked.width]):
+        """Return all beams, in the engine's order: the best first."""
+        beams = []
+        for number, output in enumerate(self.result.outputs[: self.options.width]):
             ids = self._ids(output)
             finish = self._finish(output, ids)
             if finish is None:
                 raise ValueError("the engine ended a beam without a reason")
-            found.append(self._output(output, ids, finish, number, 0, with_prompt=self._prompt_pending and not number))
-        if len(found) != self.asked.width:
-            raise ValueError(f"the engine gave {len(found)} of {self.asked.width} beams")
-        return found
+            beams.append(self._output(output, ids, finish, number, 0, with_prompt=self._prompt_pending and not number))
+        if len(beams) != self.options.width:
+            raise ValueError(f"the engine gave {len(beams)} of {self.options.width} beams")
+        return beams
 
     def _ids(self, output: Any) -> Sequence[int]:
-        """All ids so far. One that ended the answer as a stop id belongs to it, also where it was cut from the list."""
+        """Return all ids so far, with a stop id that ended the answer, which some versions cut off."""
         ids, reason = output.token_ids, output.stop_reason
         if output.finish_reason == "stop" and isinstance(reason, int) and ids[-1:] != [reason]:
             return [*ids, reason]
@@ -140,12 +139,12 @@ class Running:
             case "stop":
                 reason = output.stop_reason
                 last = reason if isinstance(reason, int) else ids[-1] if ids else None
-                return Finish.STOP if last in self.asked.stops or isinstance(reason, str) else Finish.EOS
+                return Finish.STOP if last in self.options.stops or isinstance(reason, str) else Finish.EOS
         raise ValueError(f"the engine ended the request: {output.finish_reason}")  # cancelled, timeout, not_finished
 
     def _own_stop(self, ids: Sequence[int]) -> int | None:
         for at, id in enumerate(ids):
-            if id in self.asked.own_stops and self._sent + at >= self.asked.least:
+            if id in self.options.own_stops and self._sent + at >= self.options.least:
                 return at
         return None
 
@@ -155,50 +154,50 @@ class Running:
         entries = (output.logprobs or [])[start : start + len(ids)]  # may be longer than token_ids, or absent
         logprobs = [_logprob(entry, id) for entry, id in zip(entries, ids, strict=False)]
         logprobs += [None] * (len(ids) - len(logprobs))
-        tops = [_top(entry, self.asked.tops) for entry in entries] if self.asked.tops else None
+        tops = [_top(entry, self.options.tops) for entry in entries] if self.options.tops else None
         if tops is not None:
             tops += [()] * (len(ids) - len(tops))
         context = self._context() if with_prompt else None
-        scores = context if self.asked.context_logits else None
-        generation = _rows(output.generation_logits)[: len(ids)] if self.asked.generation_logits else None
-        logits = None if scores is None and generation is None else Logits(_listed(scores), _listed(generation))
-        found = Output(self.key, ids, logprobs, finish, number, tops=tops, logits=logits)
-        if context is None or not self.asked.prompt_logprobs:
-            return found
-        scored, prompt_tops = score(context[:-1], self.asked.prompt[1:], self.asked.prompt_tops)
-        return found._replace(
-            prompt_logprobs=[None, *scored], prompt_tops=[(), *prompt_tops] if self.asked.prompt_tops else None
+        scores = context if self.options.context_logits else None
+        generation = _rows(output.generation_logits)[: len(ids)] if self.options.generation_logits else None
+        logits = None if scores is None and generation is None else Logits(_to_lists(scores), _to_lists(generation))
+        result = Output(self.key, ids, logprobs, finish, number, tops=tops, logits=logits)
+        if context is None or not self.options.prompt_logprobs:
+            return result
+        scored, prompt_tops = score(context[:-1], self.options.prompt[1:], self.options.prompt_tops)
+        return result._replace(
+            prompt_logprobs=[None, *scored], prompt_tops=[(), *prompt_tops] if self.options.prompt_tops else None
         )
 
     def _context(self) -> Any:
-        rows, wanted = _rows(self.result.context_logits), len(self.asked.prompt)
-        if len(rows) != wanted:
+        rows, size = _rows(self.result.context_logits), len(self.options.prompt)
+        if len(rows) != size:
             raise ValueError(
-                f"the engine gave logits of {len(rows)} of the prompt's {wanted} tokens: the others were in its prefix "
+                f"the engine gave logits of {len(rows)} of the prompt's {size} tokens: the others were in its prefix "
                 "cache, or in parts (option.enable_prefix_caching=false, option.enable_chunked_prefill=false)"
             )
         return rows
 
 
 def _logprob(entry: Any, id: int) -> float | None:
-    """One token's; the sampler of old versions leaves it out where the token is none of the most likely."""
-    found = entry.get(id) if isinstance(entry, Mapping) else entry
-    return getattr(found, "logprob", found)
+    """Read one token's log-probability; old samplers leave it out for an unlikely token."""
+    value = entry.get(id) if isinstance(entry, Mapping) else entry
+    return getattr(value, "logprob", value)
 
 
 def _top(entry: Mapping[int, Any], count: int) -> Sequence[tuple[int, float]]:
-    """The most likely ids, the first one first; the chosen one may be among them, or come on top of them."""
-    best_first = sorted(((id, found.logprob) for id, found in entry.items()), key=lambda pair: -pair[1])
+    """Return the most likely ids, best first; `entry` may have the chosen one in addition."""
+    best_first = sorted(((id, value.logprob) for id, value in entry.items()), key=lambda pair: -pair[1])
     return tuple(best_first[:count])
 
 
 def _rows(tensor: Any) -> Any:
-    """A tensor [..., rows, vocabulary] as a numpy array of float32 [rows, vocabulary]."""
+    """Convert a tensor [..., rows, vocabulary] to a numpy array of float32 [rows, vocabulary]."""
     if tensor is None:
         raise ValueError("the engine gave no logits")
     array = tensor.float().cpu().numpy()
     return array.reshape(-1, array.shape[-1])
 
 
-def _listed(rows: Any) -> Any:
+def _to_lists(rows: Any) -> Any:
     return None if rows is None else rows.tolist()

@@ -1,4 +1,4 @@
-"""From Sampling to the keywords of TensorRT-LLM's SamplingParams (contract trtllm.md, sections 0.2 and 3)."""
+"""Translates Sampling into the keywords of TensorRT-LLM's SamplingParams (tensorrt_llm/sampling_params.py)."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
 _ESCAPED = r"\\\g<0>"  # with a backslash in front
 _MAX_SEED = (1 << 64) - 1
 
-# What one request must not bring about, as it would be the end of all: no number that sampling could choose from. A
-# device-side assertion over one request's NaN, or a `top_k` of more ids than there are, ends the engine.
-_COLDEST = 1e-5  # a temperature below it is greedy: logits divided by it may be infinite
-_FORBIDDEN = -1e30  # added to a logit; minus infinity for all that a guide allows would be no number
+# Limits that keep one request from ending the engine: a NaN, or a `top_k` above the vocabulary's size, fails a
+# device-side assertion.
+_COLDEST = 1e-5  # a lower temperature is greedy: logits divided by it may be infinite
+_FORBIDDEN = -1e30  # added to a logit; minus infinity for all allowed tokens would give NaN
 
 
 @dataclass(frozen=True)
 class Model:
-    """What must be known of the loaded model to ask it for something."""
+    """Facts of the loaded model that requests depend on."""
 
     vocabulary: int  # number of ids
     eos: frozenset[int]
-    tokenizer_eos: int | None  # the one of them that the tokenizer names
-    torch_sampler: bool  # it has log-probabilities, the other one has them of beams alone
+    tokenizer_eos: int | None  # the tokenizer's one of them
+    torch_sampler: bool  # it has log-probabilities; TRTLLMSampler only for beams
     max_beam_width: int
 
     @property
     def end_id(self) -> int:
-        """The one EOS that TensorRT-LLM's `min_tokens` holds back, by its own choice the tokenizer's; -1 is none."""
+        """The EOS that TensorRT-LLM's `min_tokens` holds back, by its default the tokenizer's; -1 is none."""
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
 def own_stops(sampling: Sampling, model: Model) -> bool:
-    """Whether stop ids are looked for by us and not by the engine: its `min_tokens` holds back `end_id` alone."""
+    """Whether we find the stop ids, not the engine: its `min_tokens` holds back only `end_id`."""
     return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
 
 
 def stops(sampling: Sampling, model: Model) -> frozenset[int]:
-    """Ids, beside `end_id`, that end an answer."""
+    """Return the ids, beside `end_id`, that end an answer."""
     eos = frozenset() if sampling.ignore_eos else model.eos
     return eos - {model.end_id} | frozenset(sampling.stop_token_ids)
 
@@ -52,59 +52,59 @@ def _by_tokenizer(sampling: Sampling) -> bool:
 
 
 def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Keywords of SamplingParams; `guided_decoding` as those of GuidedDecodingParams.
+    """Make the keywords of SamplingParams; `guided_decoding` holds those of GuidedDecodingParams.
 
     Raises:
-        ValueError: a value that the engine would refuse, or fail on, after it was submitted.
+        ValueError: the engine would refuse a value, or fail on it, after the request was submitted.
     """
     _check(sampling, model)
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
-        # Ids to text is ours, and so are stop strings: no text is made, and none is matched, in the engine.
+        # We turn ids into text and find stop strings, so the engine makes no text.
         "detokenize": False,
-        # Else the id that ended the answer is cut from token_ids, but not from logprobs.
+        # Else the id that ends the answer is cut from token_ids, but not from logprobs.
         "include_stop_str_in_output": True,
         **_ends(sampling, model),
         **_choice(sampling, model),
         **_penalties(sampling),
     }
     if (model.torch_sampler and (sampling.logprobs or sampling.top_logprobs)) or sampling.num_beams > 1:
-        found["logprobs"] = max(1, sampling.top_logprobs)  # 0 gives none
+        arguments["logprobs"] = max(1, sampling.top_logprobs)  # 0 gives none
     if sampling.prompt_logprobs or sampling.return_context_logits:
         # A prompt's log-probabilities are computed from its logits: before 1.3 `prompt_logprobs` has the most likely
         # tokens only, not the prompt's own (NVIDIA/TensorRT-LLM pull request 11235).
-        found["return_context_logits"] = True
+        arguments["return_context_logits"] = True
     if sampling.return_generation_logits:
-        found["return_generation_logits"] = True
+        arguments["return_generation_logits"] = True
     if sampling.structured_output is not None:
-        found["guided_decoding"] = guided(sampling.structured_output)
+        arguments["guided_decoding"] = guided_decoding_arguments(sampling.structured_output)
     if (bias := _bias(sampling, model)) is not None:
-        found["embedding_bias"] = bias
-    return found
+        arguments["embedding_bias"] = bias
+    return arguments
 
 
 def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """What ends the answer, what must not be in it.
+    """Make the keywords for end tokens and forbidden tokens.
 
-    With `end_id` given, TensorRT-LLM adds no stop ids of its own, and with -1 it has none; but it reads words that are
-    forbidden as text only where it sets `end_id` itself.
+    With `end_id` TensorRT-LLM adds no stop ids of its own, and -1 is no end. It reads forbidden words as text only
+    where it sets `end_id` itself.
     """
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if _by_tokenizer(sampling):
-        found |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
+        arguments |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
     else:
-        found |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
+        arguments |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
     if sampling.bad_token_ids and not model.torch_sampler:
-        found["bad_token_ids"] = list(sampling.bad_token_ids)
+        arguments["bad_token_ids"] = list(sampling.bad_token_ids)
     if not own_stops(sampling, model) and (ids := stops(sampling, model)):
-        found["stop_token_ids"] = sorted(ids)
+        arguments["stop_token_ids"] = sorted(ids)
     if sampling.min_new_tokens and not sampling.ignore_eos:  # with no end_id it would hold back the id -1
-        found["min_tokens"] = sampling.min_new_tokens
-    return found
+        arguments["min_tokens"] = sampling.min_new_tokens
+    return arguments
 
 
 def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Greedy is `top_k` 1 alone in every version; to sample all three are given, as 1.0 wants."""
+    """Make the keywords of greedy decoding, sampling or beam search. Version 1.0 needs all three to sample."""
     if sampling.num_beams > 1:
         return {
             "use_beam_search": True,
@@ -115,13 +115,13 @@ def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
         }
     if not sampling.do_sample or sampling.temperature < _COLDEST or sampling.top_p == 0 or sampling.top_k == 1:
         return {"top_k": 1}
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0,  # 0: all
         "top_p": sampling.top_p,
         "seed": sampling.seed or 0,
     }
-    return found | ({"min_p": sampling.min_p} if sampling.min_p else {})
+    return arguments | ({"min_p": sampling.min_p} if sampling.min_p else {})
 
 
 def _penalties(sampling: Sampling) -> dict[str, Any]:
@@ -130,9 +130,9 @@ def _penalties(sampling: Sampling) -> dict[str, Any]:
 
 
 def _bias(sampling: Sampling, model: Model) -> Any:
-    """What is added to each id's logit, float32 [vocabulary]: numpy's, of which SamplingParams makes a tensor.
+    """Make the numbers added to each id's logit: numpy float32 [vocabulary], or None.
 
-    TorchSampler knows no forbidden ids, so they get the least there is.
+    TorchSampler has no forbidden ids, so they get a large negative bias.
     """
     changes = dict(sampling.logit_bias)
     if model.torch_sampler:
@@ -141,16 +141,16 @@ def _bias(sampling: Sampling, model: Model) -> Any:
         return None
     import numpy
 
-    found = numpy.zeros(model.vocabulary, dtype=numpy.float32)
-    found[list(changes)] = list(changes.values())
-    return found
+    bias = numpy.zeros(model.vocabulary, dtype=numpy.float32)
+    bias[list(changes)] = list(changes.values())
+    return bias
 
 
-def guided(structured_output: StructuredOutput) -> dict[str, Any]:
-    """Keywords of GuidedDecodingParams.
+def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
+    """Make the keywords of GuidedDecodingParams.
 
     Raises:
-        ValueError: it has no such kind.
+        ValueError: TensorRT-LLM has no such kind.
     """
     match structured_output.kind:
         case "json_schema":
@@ -161,14 +161,14 @@ def guided(structured_output: StructuredOutput) -> dict[str, Any]:
             return {"regex": structured_output.value}
         case "grammar":
             return {"grammar": structured_output.value}
-        case "choice":  # it has none: one of several texts is a regular expression
+        case "choice":  # as a regular expression: it has no choices
             choices = json.loads(structured_output.value)
-            return {"regex": f"({'|'.join(_SPECIAL.sub(_ESCAPED, one) for one in choices)})"}
+            return {"regex": f"({'|'.join(_SPECIAL.sub(_ESCAPED, choice) for choice in choices)})"}
     raise ValueError(f"TensorRT-LLM has no guide of the kind {structured_output.kind!r}")
 
 
 def _check(sampling: Sampling, model: Model) -> None:
-    """What Python's side of it accepts and C++ does not, which would come back late and without the name."""
+    """Refuse values that its Python side accepts, and its C++ side rejects later without their name."""
     _require(sampling.max_new_tokens >= 1, "max_new_tokens must be at least 1")
     _require(sampling.min_new_tokens >= 0, "min_new_tokens must be at least 0")
     _require(0 <= sampling.temperature < math.inf, "temperature must be at least 0")
@@ -190,7 +190,7 @@ def _check(sampling: Sampling, model: Model) -> None:
         _require(not sampling.ignore_eos, "ignore_eos and a guide exclude each other: after its end nothing may come")
         _require(not sampling.min_new_tokens, "a least length and a guide exclude each other: it says when the end is")
     if _by_tokenizer(sampling) and sampling.ignore_eos:
-        # TensorRT-LLM then adds the model's further EOS ids to the stop ids by itself.
+        # TensorRT-LLM would add the model's further EOS ids to the stop ids.
         _require(
             len(model.eos) < 2, "bad_sequences and ignore_eos together are not possible: the model has several EOS"
         )

@@ -1,4 +1,4 @@
-"""What lies around TensorRT-LLM's engine: MPI's environment, a model's and adapters' files, the GPUs."""
+"""Environment of TensorRT-LLM: MPI's variables, files of models and adapters, GPUs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _MAX_NUM_TOKENS = 8192  # TensorRT-LLM's default
 
 
 def environment(config: EngineConfig) -> dict[str, str]:
-    """Variables that TensorRT-LLM and its MPI workers are to have."""
-    found = {}
+    """Make the variables of TensorRT-LLM and its MPI workers."""
+    variables = {}
     if not config.options.get("usage_stats"):
-        # From 1.3 on it tells NVIDIA of its use, unless told not to (`is_usage_stats_enabled` in usage/usage_lib.py).
-        found["TRTLLM_NO_USAGE_STATS"] = "1"
+        # Since 1.3 it reports its use to NVIDIA by default (`is_usage_stats_enabled` in usage/usage_lib.py).
+        variables["TRTLLM_NO_USAGE_STATS"] = "1"
     if os.geteuid() == 0:
-        # Open MPI 5 starts MPI workers by `prte`, which refuses to run as root. The start would then wait for ever, and
-        # say nothing. Unlike mpirun it does not read OMPI_ALLOW_RUN_AS_ROOT (src/mca/schizo/prte in PRRTE 3).
-        found |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return found
+        # Open MPI 5 starts MPI workers by `prte`, which refuses to run as root; the start would wait for ever. Unlike
+        # mpirun it does not read OMPI_ALLOW_RUN_AS_ROOT (src/mca/schizo/prte in PRRTE 3).
+        variables |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return variables
 
 
 def leave_mpi(environ: MutableMapping[str, str]) -> None:
-    """Forget that mpirun started us: MPI would take the engine's own workers for that run's, and fail to start them.
+    """Remove the variables by which mpirun started this process, as in DJL's mpi_mode.
 
-    DJL's mpi_mode starts workers so. Under TensorRT-LLM's own launcher it must stay as it is. What is said of networks
-    alone is kept.
+    With them MPI would take the engine's own workers for that run's, and fail to start them. Variables of networks
+    stay; so do all of them under TensorRT-LLM's own launcher.
     """
     if "TLLM_SPAWN_PROXY_PROCESS" in environ or not any(name in environ for name in _LAUNCHED):
         return
@@ -42,11 +42,11 @@ def leave_mpi(environ: MutableMapping[str, str]) -> None:
 
 
 def check_rank(directory: Path, max_rank: int) -> None:
-    """Look at what no registering could: the rank that TensorRT-LLM was started for.
+    """Check the rank of an adapter against the one that TensorRT-LLM was started with.
 
     Raises:
-        OSError: the adapter is not there any more.
-        ValueError: TensorRT-LLM would fail on it when a request names it, or worse.
+        OSError: the adapter has been removed.
+        ValueError: TensorRT-LLM would fail when a request names it.
     """
     rank = json.loads((directory / "adapter_config.json").read_text()).get("r")
     if not isinstance(rank, int) or rank > max_rank:
@@ -54,7 +54,7 @@ def check_rank(directory: Path, max_rank: int) -> None:
 
 
 def max_prompt(arguments: Mapping[str, Any]) -> int:
-    """Tokens of the longest prompt: without chunked prefill it must fit into one step."""
+    """Return the tokens of the longest prompt: without chunked prefill it must fit into one step."""
     step = arguments.get("max_num_tokens") or _MAX_NUM_TOKENS
     limits = [] if arguments.get("enable_chunked_prefill") else [step]
     return min([*limits, *filter(None, (arguments.get("max_input_len"),))], default=1 << 62)

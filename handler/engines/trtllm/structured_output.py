@@ -1,7 +1,6 @@
-"""What is found out of a client's guide before TensorRT-LLM gets it: whether an expression is one.
+"""Checks a client's regular expression before TensorRT-LLM gets it.
 
-TensorRT-LLM has its guides compiled in C++, by no part of it that could be used without the engine. What it would do
-with text that is no expression at all is not left to it.
+TensorRT-LLM compiles in C++, by no part that works without the engine, so only the syntax of an expression is checked.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import re
 
 from handler.core.values import StructuredOutput
-from handler.engines.base import EngineConfig, GuideTrial
+from handler.engines.base import EngineConfig, StructuredOutputCheck
 
 _CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which Python's expressions lack and the engine's have
 
 
 def check(structured_output: StructuredOutput) -> None:
-    """Raises ValueError: it is no regular expression. Some take seconds to tell, so this needs limits about it."""
+    """Raise ValueError for a text that is no regular expression. Some take seconds: run it in the sandbox."""
     if structured_output.kind == "regex":
         try:
             re.compile(_CLASS.sub("x", structured_output.value))
@@ -23,5 +22,5 @@ def check(structured_output: StructuredOutput) -> None:
             raise ValueError(f"it is no regular expression: {str(error) or 'nested too deeply'}") from None
 
 
-def guide_trial(config: EngineConfig) -> GuideTrial:
+def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
     return check

@@ -1,4 +1,4 @@
-"""What an installed TensorRT-LLM can do with these arguments, told without importing it."""
+"""Capabilities of the installed TensorRT-LLM with given arguments, without importing it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from handler.engines.base import NO_LORA, Capabilities
 from handler.engines.trtllm.arguments import Release
 
 SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
-"""LMI's for TensorRT-LLM with do_sample (seed 004 and DJL's code; contract trtllm.md, section 6.1)."""
+"""LMI's defaults for TensorRT-LLM with do_sample (djl_python of DJL Serving)."""
 
 _OTHER_SAMPLER = "option.sampler_type=TRTLLMSampler has that, but no log-probabilities"
 _IGNORES = f"TorchSampler takes it and does nothing before TensorRT-LLM 1.3; {_OTHER_SAMPLER}"
 _NO_LOGPROBS = "it has no log-probabilities with option.sampler_type=TRTLLMSampler"
 
-# In 1.1 and 1.2 TorchSampler takes these and does nothing (contract trtllm.md, section 3.5). `seed` is among them: its
-# one generator serves all requests; seeds by request came with NVIDIA/TensorRT-LLM pull request 17172.
+# In 1.1 and 1.2 TorchSampler ignores these. `seed` is among them, as one generator serves all requests: seeds by
+# request came with NVIDIA/TensorRT-LLM pull request 17172.
 _IGNORED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "seed")
 
 
@@ -32,22 +32,21 @@ def installed_version() -> str:
 
 
 def release_of(version: str) -> Release:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def torch_sampler(arguments: Mapping[str, Any]) -> bool:
-    """Whether LLM with these arguments samples with TorchSampler; it has log-probabilities, TRTLLMSampler none.
+    """Whether LLM with these arguments uses TorchSampler, which has log-probabilities.
 
-    TRTLLMSampler reports them as lists that grow, which TensorRT-LLM itself then takes for increments and fails with
-    an AssertionError, except in beam search (contract trtllm.md, section 0.2, item 3). Until that was tried on a GPU
-    (`make accept-trtllm`) none are asked of it.
+    TRTLLMSampler reports them as growing lists, which TensorRT-LLM itself takes for increments. It then fails with an
+    AssertionError, except in beam search, so none are requested there.
     """
     return not arguments.get("enable_trtllm_sampler") and arguments.get("sampler_type") != "TRTLLMSampler"
 
 
 def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
-    """Whether a prompt's logits can be had for all of its tokens: none may come from the prefix cache.
+    """Whether all of a prompt's tokens can have logits: those from the prefix cache have none.
 
     Since 1.2 a request can have a cache of its own (`cache_salt`).
     """

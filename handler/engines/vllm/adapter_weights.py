@@ -1,4 +1,4 @@
-"""Looks at a LoRA adapter's weights before vLLM does, which takes any."""
+"""Checks a LoRA adapter's weights before vLLM loads them, which accepts any."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _RANK_AXIS = {"lora_A.weight": 0, "lora_B.weight": 1}
 
 
 def check_weights(directory: Path) -> None:
-    """Only numbers, and of the rank that adapter_config.json names.
+    """Check that the weights are finite, and of the rank in adapter_config.json.
 
-    Measured with vLLM 0.32: weights that are no numbers spoil the answers of all requests from then on, also of those
-    that name no adapter.
+    Measured with vLLM 0.32: weights that are not finite spoil the answers of all later requests, with and without
+    adapters.
 
     Raises:
-        ValueError: naming the tensor.
+        ValueError: names the tensor.
     """
     config = json.loads((directory / "adapter_config.json").read_text())
     rank, alpha = config.get("r"), config.get("lora_alpha")

@@ -1,4 +1,4 @@
-"""From our options to vLLM's EngineArgs and SamplingParams, as plain values."""
+"""Translates our options and Sampling into the keywords of vLLM's EngineArgs and SamplingParams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN = frozenset(
     }
     | {"max_loras", "max_cpu_loras", "max_lora_rank", "revision"}
 )
-"""Options that are not arguments by themselves; the others carry the argument's name."""
+"""Options that are not arguments themselves; the others have the argument's name."""
 
 _FORBIDDEN = -1e9
 
@@ -29,28 +29,28 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "auto": "au
 
 
 _CPU_CACHE_GIB = 4
-"""vLLM itself would ask for nine tenths of a CPU's memory, and not start where they are not free."""
+"""vLLM itself would ask for nine tenths of a CPU's memory, and not start where less is free."""
 
 
 def environment(config: EngineConfig, given: Mapping[str, str]) -> dict[str, str]:
-    """`given` with what vLLM's processes need beside it; what is there stays, unless an option says otherwise."""
-    found = {
-        "VLLM_NO_USAGE_STATS": "1",  # nothing is told to anybody
+    """Add the variables that vLLM's processes need; values in `given` win, and options win over those."""
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",  # vLLM would report its use
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # not forks of a process that has threads
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a process with threads must not be forked
     }
     if "gpu_memory_utilization" not in engine_arguments(config, 1, cpu=True):
-        found["VLLM_CPU_KVCACHE_SPACE"] = str(_CPU_CACHE_GIB)
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = str(_CPU_CACHE_GIB)
     own = {"VLLM_CPU_KVCACHE_SPACE": str(config.cache_gib)} if config.cache_gib else {}
-    return {**found, **given, **own}
+    return {**defaults, **given, **own}
 
 
 def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> dict[str, Any]:
-    """Keywords of EngineArgs.
+    """Make the keywords of EngineArgs.
 
     Args:
-        num_devices: that are there, for `max`.
-        cpu: it is vLLM's CPU build, which hears of its cache's size by `environment`.
+        num_devices: number of devices here, for `max`.
+        cpu: for vLLM's CPU build, which gets its cache's size by `environment`.
 
     Raises:
         ConfigError: the options contradict each other.
@@ -62,16 +62,16 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": max(num_devices, 1) if config.devices == "max" else int(config.devices),
         "disable_log_stats": True,
-        "generation_config": "auto",  # for the end tokens that it names; sampling is always the request's
+        "generation_config": "auto",  # for its end tokens; sampling parameters are always the request's
     }
-    wanted = {
+    limits = {
         "max_num_batched_tokens": config.max_tokens_per_step,
         "max_model_len": config.max_total_tokens,
         "enable_prefix_caching": config.prefix_cache,
     }
     if config.cache_gib and not cpu:
-        wanted["kv_cache_memory_bytes"] = config.cache_gib << 30
-    arguments |= {name: value for name, value in wanted.items() if value is not None}
+        limits["kv_cache_memory_bytes"] = config.cache_gib << 30
+    arguments |= {name: value for name, value in limits.items() if value is not None}
     arguments |= {name: value for name, value in options.items() if name not in _OWN}
     if options.get("enable_lora"):
         names = ("max_loras", "max_cpu_loras", "max_lora_rank")
@@ -87,11 +87,11 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         }
     elif "num_speculative_tokens" in options:
         raise ConfigError("option.num_speculative_tokens needs option.speculative_draft_model")
-    return _merged(arguments, options.get("engine_args", {}))
+    return _merge(arguments, options.get("engine_args", {}))
 
 
-def _merged(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`option.engine_args` beats what other options say, setting by setting; the model is not its business."""
+def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Let `option.engine_args` replace single arguments, except the model."""
     if "model" in more:
         raise ConfigError("option.engine_args: the model is option.model_id")
     if more.get("disable_log_stats") is False:
@@ -107,9 +107,9 @@ def _merged(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
-    """Keywords of SamplingParams, but for the output kind and the guide.
+    """Make the keywords of SamplingParams, except output kind and structured output.
 
-    Stop strings are not among them: `handler.generation` looks for those, so that vLLM need not make text at all.
+    Stop strings are left out: `core/sequence.py` finds them, so that vLLM need not make text at all.
     """
     arguments: dict[str, Any] = {
         "max_tokens": sampling.max_new_tokens,
@@ -137,7 +137,7 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     if sampling.bad_sequences:
         arguments["bad_words"] = list(sampling.bad_sequences)
     if sampling.logit_bias or sampling.bad_token_ids:
-        # What is added to a logit may be as much as makes it nothing.
+        # A large negative bias forbids a token.
         arguments["logit_bias"] = dict(sampling.logit_bias) | dict.fromkeys(sampling.bad_token_ids, _FORBIDDEN)
     if sampling.prompt_logprobs:
         arguments["prompt_logprobs"] = sampling.prompt_top_logprobs  # 0: its own tokens' alone
@@ -145,7 +145,7 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
 
 
 def structured_output_arguments(structured_output: StructuredOutput) -> dict[str, Any]:
-    """Keywords of StructuredOutputsParams."""
+    """Make the keywords of StructuredOutputsParams."""
     match structured_output.kind:
         case "json_schema":
             return {"json": structured_output.value}

@@ -1,7 +1,7 @@
-"""Beam search over an engine that has none: every beam is continued by one token at a time.
+"""Beam search for an engine without one: continues every beam by one token at a time.
 
-The method is the usual one: of each beam its most likely continuations, of all these the most likely; what ends by an
-end token is set aside, ranked by its log-probability over its length to the power of `length_penalty`.
+The method is the usual one. It takes each beam's most likely continuations, and of these the most likely ones. A beam
+that ends by an end token is set aside, ranked by its log-probability over its length to the power of `length_penalty`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from handler.core.values import Finish, Sampling
 
 Alternatives = Sequence[tuple[int, float]]
-"""Ids that may come next with their log-probabilities, the most likely first."""
+"""Possible next ids with their log-probabilities, the most likely first."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,13 @@ class Beam:
 
 @dataclass
 class BeamSearch:
-    """One search. `beams` are those to be continued; give `advance` what may come after each of them.
+    """One search: `advance` continues `beams` by the alternatives after each of them.
 
     Args:
-        sampling: num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are read.
+        sampling: num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are used.
         eos: ids that end a beam as EOS.
+        beams: those that go on.
+        ended: those that have ended.
     """
 
     sampling: Sampling
@@ -42,19 +44,19 @@ class BeamSearch:
 
     @property
     def width(self) -> int:
-        """Alternatives that each beam needs: were all beams but one to end, that one could still fill the places."""
+        """Number of alternatives for each beam: if all beams but one end, that one can replace them."""
         return 2 * self.sampling.num_beams
 
     def advance(self, alternatives: Sequence[Alternatives]) -> bool:
-        """Continue every beam by one token; true when the search has ended."""
+        """Continue every beam by one token; return whether the search has ended."""
         size, penalty = self.sampling.num_beams, self.sampling.length_penalty
         candidates = (
             Beam((*beam.ids, id), (*beam.logprobs, logprob), self._finish(id))
-            for beam, found in zip(self.beams, alternatives, strict=True)
-            for id, logprob in found[: self.width]
+            for beam, options in zip(self.beams, alternatives, strict=True)
+            for id, logprob in options[: self.width]
         )
         best = heapq.nlargest(self.width, candidates, key=lambda beam: sum(beam.logprobs))
-        # An end counts only among the first: it would not have been reached otherwise.
+        # An end counts only among the best `size`: the search would not have reached it otherwise.
         self.ended += [beam for beam in best[:size] if beam.finish]
         self.ended = heapq.nlargest(size, self.ended, key=lambda beam: beam.score(penalty))
         self.beams = [beam for beam in best if not beam.finish][:size]
@@ -65,11 +67,13 @@ class BeamSearch:
         return self.sampling.early_stopping or self.ended[-1].score(penalty) >= self.beams[0].score(penalty)
 
     def best(self) -> list[Beam]:
-        """The outcome, `num_beams` of them, the best first."""
+        """Return the result: `num_beams` beams, the best first."""
         length = self.sampling.max_new_tokens
         unended = [Beam(beam.ids, beam.logprobs, Finish.LENGTH) for beam in self.beams if len(beam.ids) >= length]
-        found = self.ended + unended
-        return heapq.nlargest(self.sampling.num_beams, found, key=lambda beam: beam.score(self.sampling.length_penalty))
+        candidates = self.ended + unended
+        return heapq.nlargest(
+            self.sampling.num_beams, candidates, key=lambda beam: beam.score(self.sampling.length_penalty)
+        )
 
     def _finish(self, id: int) -> Finish | None:
         if id in self.sampling.stop_token_ids:

@@ -1,7 +1,6 @@
-"""vLLM: its synchronous LLMEngine, driven by the worker's process, with its core in a further one.
+"""vLLM: its synchronous LLMEngine in the engine's process, with its core in another process.
 
-The front half that runs here only passes ids: vLLM makes no text (`detokenize=False`), and what it says of a request
-comes as differences.
+This half only passes ids: vLLM makes no text (`detokenize=False`), and reports a request's tokens as differences.
 """
 
 from __future__ import annotations
@@ -10,16 +9,16 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
-from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepared
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
+from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepare_checkpoint
 from handler.engines.process.process_group import end_with_children, end_with_this_process
-from handler.engines.process.warm_up import warm_up
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import (
     engine_arguments,
@@ -28,14 +27,14 @@ from handler.engines.vllm.arguments import (
     structured_output_arguments,
 )
 from handler.engines.vllm.beam import BeamSearch
-from handler.engines.vllm.lora_exclusion import Turns
-from handler.engines.vllm.patches.sync_client import polled_clients
+from handler.engines.vllm.lora_exclusion import LoraExclusion
+from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
-from handler.engines.vllm.structured_output import guide_trial
+from handler.engines.vllm.structured_output import structured_output_check
 
-__all__ = ["Vllm", "capabilities", "guide_trial", "load", "load_tokenizer", "prepare"]
+__all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
-_LACKS = {
+_UNSUPPORTED = {
     "typical_p": "it has no typical decoding",
     "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
     "return_context_logits": "it does not give its logits",
@@ -45,14 +44,14 @@ _LACKS = {
 
 @dataclass
 class _Beams:
-    """A beam search under way: every beam's next token is a request of vLLM's."""
+    """A beam search in progress; each beam's next token is a vLLM request."""
 
     key: int
     ids: Sequence[int]
     adapter: Adapter | None
     search: BeamSearch
     waiting: dict[int, Pending] = field(default_factory=dict)  # by the beam's number
-    found: list[Sequence[tuple[int, float]]] = field(default_factory=list)
+    alternatives: list[Sequence[tuple[int, float]]] = field(default_factory=list)
 
 
 class Vllm:
@@ -73,22 +72,22 @@ class Vllm:
         self._structured_outputs = StructuredOutputsParams
         self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
         arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
-        # As a server: vLLM chooses by that how many tokens a step computes.
+        # By this vLLM chooses how many tokens a step computes.
         context = UsageContext.OPENAI_API_SERVER
-        with polled_clients():
+        with patch_sync_client():
             self._engine: Any = LLMEngine.from_engine_args(
                 vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
             )
         self._core = self._engine.engine_core
         self._results = self._engine.output_processor = Results()
-        self._leave = end_with_children()  # it notices its core's death only when it sends something
-        self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those in memory, as far as we know
+        self._stop_watch = end_with_children()  # vLLM notices its core's death only when it sends something
+        self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those that vLLM holds, oldest use first
         self._max_adapters = int(arguments.get("max_cpu_loras") or arguments.get("max_loras") or 0)
-        self._turns: Turns | None = None
+        self._exclusion: LoraExclusion | None = None
         if arguments.get("enable_lora") and current_platform.is_cpu():
-            # Measured with 0.32: in a batch with others, a request that names no adapter gets one's weights.
-            self._turns = Turns()
-        self._late: list[Output] = []  # of requests that failed when their turn came
+            # Measured with vLLM 0.32: in a batch with others, a request without an adapter gets an adapter's weights.
+            self._exclusion = LoraExclusion()
+        self._late: list[Output] = []  # of requests that failed when they were started later
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, _Beams] = {}
         assert config.model is not None
@@ -104,10 +103,10 @@ class Vllm:
         first = min(self._eos, default=0)
         warm_up(self, first)
         if config.options.get("guided_decoding", True):
-            self._warm_up_guides(first)
+            self._warm_up_structured_output(first)
 
-    def _warm_up_guides(self, id: int) -> None:
-        """The first guide decides with which backend vLLM's core compiles all others, so that is not a client's."""
+    def _warm_up_structured_output(self, id: int) -> None:
+        """Run a schema of our own first: the first one decides the backend that vLLM's core uses for all others."""
         try:
             warm_up(self, id, Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
         except (RuntimeError, ValueError) as error:
@@ -115,7 +114,7 @@ class Vllm:
 
     def interrupt_on(self, fd: int) -> bool:
         if not hasattr(self._core, "interrupt_on"):
-            return False  # a step ends when it ends
+            return False  # this client is not ours, and cannot be interrupted
         self._core.interrupt_on(fd)
         return True
 
@@ -126,16 +125,15 @@ class Vllm:
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
             start = partial(self._search, _Beams(key, ids, adapter, search))
         else:
-            # The first token of a prompt has no score.
-            scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None
+            scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # no score for the first
             pending = Pending(
                 key, frozenset(sampling.stop_token_ids), sampling.top_logprobs, scores, sampling.prompt_top_logprobs
             )
             start = partial(self._run, pending, ids, self._params(sampling), adapter)
-        if self._turns is None:
+        if self._exclusion is None:
             start()
         else:
-            self._turns.enter(key, adapter is not None, start)
+            self._exclusion.enter(key, adapter is not None, start)
 
     def _run(self, pending: Pending, ids: Sequence[int], params: Any, adapter: Adapter | None) -> None:
         self._submit(pending, ids, params, adapter)
@@ -143,11 +141,10 @@ class Vllm:
 
     def _search(self, beams: _Beams) -> None:
         self._searches[beams.key] = beams
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._drop, beams.key)
             self._continue(beams)
-        except Exception:
-            self._drop(beams.key)
-            raise
+            on_failure.pop_all()
 
     def _params(self, sampling: Sampling) -> Any:
         arguments = sampling_arguments(sampling)
@@ -161,7 +158,7 @@ class Vllm:
         lora = None
         if adapter is not None:
             if adapter.id not in self._adapters:
-                self.load_adapter(adapter)  # vLLM would load it too, but die of one that is broken
+                self.load_adapter(adapter)  # vLLM would load it too, but crash on a broken one
             self._adapters.move_to_end(adapter.id)
             lora = self._lora(adapter)
         self._results.next = pending
@@ -170,7 +167,7 @@ class Vllm:
 
     def cancel(self, key: int) -> None:
         self._drop(key)
-        self._leave_turn(key)
+        self._leave_exclusion(key)
 
     def _drop(self, key: int) -> None:
         if (pending := self._running.pop(key, None)) is not None:
@@ -178,16 +175,16 @@ class Vllm:
         if (beams := self._searches.pop(key, None)) is not None:
             self._engine.abort_request([pending.id for pending in beams.waiting.values()], internal=True)
 
-    def _leave_turn(self, key: int) -> None:
-        if self._turns is not None:
-            failed = self._turns.leave(key)
+    def _leave_exclusion(self, key: int) -> None:
+        if self._exclusion is not None:
+            failed = self._exclusion.leave(key)
             self._late += [Output(late, (), (), Finish.ERROR, error=str(error)) for late, error in failed]
 
     def step(self) -> Step:
-        """Past LLMEngine.step, which beside these two calls keeps statistics and caches that are not used here."""
+        """Do the two calls of LLMEngine.step that are needed, without its statistics and caches."""
         if self._results.pending:
             step, beam_tokens = self._results.read(self._core.get_output().outputs)
-        else:  # it would wait for ever
+        else:  # `get_output` would wait for ever
             step, beam_tokens = Step([], [], [], []), []
         others = step.others
         for token in beam_tokens:
@@ -195,7 +192,7 @@ class Vllm:
         for output in others:
             if output.finish is not None:
                 self._running.pop(output.key, None)
-                self._leave_turn(output.key)
+                self._leave_exclusion(output.key)
         if self._late:
             others.extend(self._late)
             self._late = []
@@ -204,34 +201,34 @@ class Vllm:
     # -- beams ---------------------------------------------------------------------------------------------------
 
     def _continue(self, beams: _Beams) -> None:
-        """Ask for what may come after each beam; the prefix cache has all but the last token."""
+        """Request the alternatives after each beam; the prefix cache has all but the last token."""
         search = beams.search
-        beams.found = [()] * len(search.beams)
-        one = replace(search.sampling, num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
+        beams.alternatives = [()] * len(search.beams)
+        sampling = replace(search.sampling, num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            self._submit(pending, [*beams.ids, *beam.ids], self._params(one), beams.adapter)
+            self._submit(pending, [*beams.ids, *beam.ids], self._params(sampling), beams.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
-        """What a beam's next token brings: nothing, until the search has ended."""
+        """Advance a search by a beam's next token; the outputs come when the search has ended."""
         number = token.pending.beam
         beams = self._searches.get(token.pending.key)
         if beams is None or number is None:
             return []
         del beams.waiting[number]
-        beams.found[number] = token.alternatives
+        beams.alternatives[number] = token.alternatives
         error = token.error
         if error is None:
             if beams.waiting:
                 return []
             try:
-                if not beams.search.advance(beams.found):
+                if not beams.search.advance(beams.alternatives):
                     self._continue(beams)
                     return []
                 del self._searches[beams.key]
                 best = enumerate(beams.search.best())
                 return [Output(beams.key, beam.ids, beam.logprobs, beam.finish, number) for number, beam in best]
-            except Exception as refusal:  # a beam that has outgrown the model: this search ends, the others go on
+            except Exception as refusal:  # vLLM refuses a beam, as one that is too long: end this search only
                 error = str(refusal)
         self._drop(beams.key)
         return [Output(beams.key, (), (), Finish.ERROR, error=error)]
@@ -242,7 +239,7 @@ class Vllm:
         check_weights(Path(adapter.path))
         self._engine.add_lora(self._lora(adapter))
         self._adapters[adapter.id] = None
-        while len(self._adapters) > self._max_adapters:  # vLLM, too, forgets the one that was used the longest ago
+        while len(self._adapters) > self._max_adapters:  # vLLM evicts the least recently used one too
             self._adapters.popitem(last=False)
 
     def drop_adapter(self, adapter: Adapter) -> None:
@@ -255,18 +252,18 @@ class Vllm:
         )
 
     def close(self) -> None:
-        self._leave()
+        self._stop_watch()
         self._core.shutdown()
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
-    return prepared(model_id, options)
+    return prepare_checkpoint(model_id, options)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    unsupported, no_adapters = dict(_LACKS), NO_LORA
+    unsupported, no_adapters = dict(_UNSUPPORTED), NO_LORA
     if engine_arguments(config, 1, cpu=False).get("enable_lora"):
-        # Measured with 0.32: in company of other requests such a one brings the whole engine down.
+        # Measured with vLLM 0.32: beside other requests such a request crashes the engine.
         unsupported["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
     if not config.options.get("guided_decoding", True):

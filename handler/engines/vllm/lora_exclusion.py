@@ -1,4 +1,4 @@
-"""Requests of two kinds that must not be in an engine together take turns, in the order in which they came."""
+"""Keeps requests of two kinds apart: only one kind is in the engine at a time, in order of arrival."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Turns:
-    """`enter` starts a request at once where that is possible, `leave` those whose turn has come."""
+class LoraExclusion:
+    """`enter` starts a request at once where possible; `leave` starts those that waited."""
 
     def __init__(self) -> None:
-        self._inside: dict[int, bool] = {}  # key -> kind; all of one kind
+        self._inside: dict[int, bool] = {}  # key -> kind, the same for all
         self._waiting: deque[tuple[int, bool, Callable[[], None]]] = deque()
 
     def enter(self, key: int, kind: bool, start: Callable[[], None]) -> None:
-        """Call `start`, now or in a later `leave`. What it raises now, the caller gets, and the key is not inside."""
+        """Call `start`, now or in a later `leave`. If it raises now, the key does not enter."""
         if self._waiting or not self._fits(kind):
             self._waiting.append((key, kind, start))
             return
@@ -22,10 +22,10 @@ class Turns:
         self._inside[key] = kind
 
     def leave(self, key: int) -> list[tuple[int, Exception]]:
-        """A request has ended, wherever it was; unknown ones are ignored.
+        """Remove a request, inside or waiting; unknown keys are ignored.
 
         Returns:
-            Those that could not be started when their turn came, and why.
+            Requests that could not be started now, and their errors.
         """
         self._inside.pop(key, None)
         self._waiting = deque(waiting for waiting in self._waiting if waiting[0] != key)
@@ -34,7 +34,7 @@ class Turns:
             next_key, kind, start = self._waiting.popleft()
             try:
                 start()
-            except Exception as error:
+            except Exception as error:  # the engine refuses this request; the others go on
                 failed.append((next_key, error))
             else:
                 self._inside[next_key] = kind

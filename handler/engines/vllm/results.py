@@ -1,4 +1,4 @@
-"""What vLLM's core says of its requests, as this package's outputs."""
+"""Turns the results of vLLM's core into outputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from handler.engines.base import Output, Step
 
 @dataclass
 class Pending:
-    """A request in vLLM; a beam's next token is one too.
+    """A request in vLLM, also for a beam's next token.
 
     Attributes:
         key: the caller's.
         stops: ids that end it as STOP, not as EOS.
-        num_tops: alternatives that were asked for.
-        prompt_logprobs: those that have come so far; None where none were asked for.
-        num_prompt_tops: alternatives to the prompt's tokens that were asked for.
-        prompt_tops: those that have come so far.
-        beam: which of a search's beams it continues.
+        num_tops: number of alternatives to each token.
+        prompt_logprobs: the prompt's, as far as they have come; None for a request without them.
+        num_prompt_tops: number of alternatives to each of the prompt's tokens.
+        prompt_tops: alternatives to the prompt's tokens, as far as they have come.
+        beam: number of the beam that it continues.
         id: vLLM's own, once it has the request.
+        plain: only the chosen token comes with each step.
     """
 
     key: int
@@ -33,41 +34,39 @@ class Pending:
     beam: int | None = None
     id: str = ""
     prompt_tops: list[Sequence[tuple[int, float]]] = field(init=False, default_factory=lambda: [()])
-    plain: bool = field(init=False)  # nothing but the chosen token comes with each step
+    plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
     def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Sequence[tuple[int, float]]] | None]:
-        """The prompt's log-probabilities and the alternatives, once."""
-        found = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
+        """Return the prompt's log-probabilities and alternatives; only once."""
+        scores = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
         self.prompt_logprobs, self.num_prompt_tops = None, 0
         self.__post_init__()
-        return found
+        return scores
 
 
 class BeamToken(NamedTuple):
-    """What may come after a beam, the most likely first; or why nothing does."""
+    """The alternatives after a beam, the most likely first; or an error."""
 
     pending: Pending
     alternatives: Sequence[tuple[int, float]]
     error: str | None
 
 
-_SPOILT = "its scores are no numbers any more"  # nor would those of later requests be, by the cache that they share
+_SPOILT = "its scores are no numbers any more"  # later requests share its cache, and would get the same
 
 
 class Results:
-    """Stands where LLMEngine has its OutputProcessor, for what LLMEngine tells it of requests (vLLM 0.20 to 0.33); what
-    its core says of them, `Vllm.step` has read here.
+    """Replaces LLMEngine's OutputProcessor (vLLM 0.20 to 0.33); `Vllm.step` calls `read`.
 
-    vLLM's own makes objects, texts and statistics of every token, of which nothing is wanted here: it costs four times
-    as much as this.
+    vLLM's own makes objects, texts and statistics for every token, which are not used here, at four times the cost.
     """
 
     def __init__(self) -> None:
         self.pending: dict[str, Pending] = {}
-        self.next = Pending(0)  # what the request is that LLMEngine adds next
+        self.next = Pending(0)  # the request that LLMEngine adds next
 
     def add_request(self, request: Any, *prompt_parent_and_index: Any) -> None:
         self.next.id = request.request_id
@@ -77,7 +76,7 @@ class Results:
         return [id for id in request_ids if self.pending.pop(id, None) is not None]
 
     def read(self, outputs: Iterable[Any]) -> tuple[Step, list[BeamToken]]:
-        """The hot path: one token more for each of many requests."""
+        """Read a step; the hot path: one token for each of many requests."""
         keys: list[int] = []
         ids: list[int] = []
         logprobs: list[float | None] = []
@@ -102,14 +101,14 @@ class Results:
             if pending.beam is not None:
                 if finish is not None:
                     beams.append(_beam_token(pending, output))
-            elif (found := _output(pending, output)) is not None:
-                others.append(found)
+            elif (result := _output(pending, output)) is not None:
+                others.append(result)
         return Step(keys, ids, logprobs, others), beams
 
 
 def _output(pending: Pending, output: Any) -> Output | None:
     if pending.prompt_logprobs is not None and (scores := output.new_prompt_logprobs_tensors) is not None:
-        pending.prompt_logprobs += scores.logprobs[:, 0].tolist()  # a part of a long prompt's; its own ids come first
+        pending.prompt_logprobs += scores.logprobs[:, 0].tolist()  # a part of a long prompt; column 0 has its own ids
         if pending.num_prompt_tops:
             pending.prompt_tops += _tops(scores, pending.num_prompt_tops)
     ids = list(output.new_token_ids)
@@ -139,7 +138,7 @@ def _beam_token(pending: Pending, output: Any) -> BeamToken:
 
 
 def _tops(scores: Any, count: int) -> list[list[tuple[int, float]]]:
-    """The most likely ids at each position; the chosen one stands before them, whatever its rank."""
+    """Return the most likely ids at each position; column 0 has the chosen one, whatever its rank."""
     ids, logprobs = scores.logprob_token_ids[:, 1 : count + 1], scores.logprobs[:, 1 : count + 1]
     return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 

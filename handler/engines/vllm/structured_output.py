@@ -1,7 +1,7 @@
-"""A guide put through all that vLLM would do with it, but for the model: checking, compiling, masks of what may come.
+"""Checks a schema, expression or grammar as vLLM would use it, without the model: verify, compile, make masks.
 
-vLLM checks a guide in the process that steps it, compiles it on threads of its core, and asks it at every step which
-tokens are allowed. Its own classes do so here, in a process that may be lost (`structured_output/sandbox_tasks.py`).
+vLLM verifies it in the process that steps the engine, compiles it on threads of its core, and asks it for a mask of
+allowed tokens at every step. Its own classes do so here, in the sandbox (`structured_output/sandbox_tasks.py`).
 """
 
 from __future__ import annotations
@@ -18,29 +18,26 @@ from typing import Any
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.structured_output.schema_keywords import Follows, dropped
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 from handler.engines.vllm.arguments import engine_arguments, environment, structured_output_arguments
 
 _OF_AUTO = "xgrammar"
-"""What vLLM's core compiles with where it may choose: whatever the first guide that it gets needs, from then on. That
-is a plain one of ours (`engine.py`)."""
+"""Backend of vLLM's core with `auto`: it follows from the first schema, which is a plain one of ours (`engine.py`)."""
 
 CHECK_SECONDS = 0.1
-"""Of computing, in the process that steps vLLM: as long nobody gets a token, however often the guide comes. Honest ones
-were seen to take up to 0.016."""
+"""CPU time of verifying, which stops every request each time the text comes. Ordinary ones took up to 0.016."""
 
 STEP_SECONDS = 0.01
-"""Of computing that a token may take the backend, on average of a few, or ten times as much once; nobody gets one
-meanwhile. Honest guides were seen to take up to 0.0003, once 0.01; those that are ambiguous without end take seconds,
-after ten tokens or twenty."""
+"""CPU time of a mask, averaged over a few tokens, or ten times as much once; it stops every request. Ordinary texts
+took up to 0.0003, once 0.01; an ambiguous grammar takes seconds after ten or twenty tokens."""
 
 _WINDOW = 8  # tokens of the average
-_STEPS = 64  # where much may come; where little may, in a long literal say, that is not what takes time
+_STEPS = 64  # tokens with many alternatives; those with few, as in a long literal, cost little
 _FORCED_STEPS = 512
 _FEW = 64
 _WALK_SECONDS = 0.5
 
-_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # the time and the line with which xgrammar begins its messages
+_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # time and line at the start of xgrammar's messages
 
 _BACKENDS = {
     "xgrammar": "backend_xgrammar.XgrammarBackend",
@@ -49,8 +46,10 @@ _BACKENDS = {
     "lm-format-enforcer": "backend_lm_format_enforcer.LMFormatEnforcerBackend",
 }
 
-_ODD = StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}')
-"""vLLM has each backend look at it that may check."""
+_ODD_SCHEMA = StructuredOutput(
+    "json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}'
+)
+"""Makes vLLM import every backend that can verify."""
 
 _SAMPLES = (
     StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
@@ -58,15 +57,15 @@ _SAMPLES = (
     StructuredOutput("choice", '["a", "b"]'),
     StructuredOutput("grammar", 'root ::= "a" | "b"'),
 )
-"""One of each kind: what cannot try these can try none."""
+"""One of each kind, to find a broken installation at the start."""
 
 
-class VllmGuideTrial:
-    """See `engines.base.GuideTrial`."""
+class VllmCheck:
+    """See `engines.base.StructuredOutputCheck`."""
 
     def __init__(self, config: EngineConfig) -> None:
         os.environ.update(environment(config, os.environ))
-        # A copy of this process has one thread, and its time is limited anyway.
+        # A fork of this process has one thread, and its time is limited anyway.
         os.environ.update(VLLM_REGEX_COMPILATION_TIMEOUT_S="0", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
         import numpy as np
         import vllm
@@ -79,36 +78,36 @@ class VllmGuideTrial:
         self._sampling_params, self._guide_params = SamplingParams, StructuredOutputsParams
         self._request = StructuredOutputRequest
         arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
-        made: Any = vllm.EngineArgs(**arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
-        self._config = made
-        self._tokenizer = cached_tokenizer_from_config(made.model_config)
-        chosen = str(made.structured_outputs_config.backend)
+        vllm_config: Any = vllm.EngineArgs(**arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        self._config = vllm_config
+        self._tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
+        chosen = str(vllm_config.structured_outputs_config.backend)
         self._name = _OF_AUTO if chosen == "auto" else chosen
-        self._backend = self._made(self._name)
-        self._follows = _follows()
+        self._backend = self._make_backend(self._name)
+        self._xgrammar = _xgrammar_support()
         self._mask = self._backend.allocate_token_bitmask(1)
-        self._lengths = np.zeros(made.model_config.get_vocab_size(), np.int32)
+        self._lengths = np.zeros(vllm_config.model_config.get_vocab_size(), np.int32)
         for token, id in self._tokenizer.get_vocab().items():
             if id < len(self._lengths):
                 self._lengths[id] = len(token)
-        self._checked(_ODD)
+        self._verify(_ODD_SCHEMA)
         for sample in _SAMPLES:
             self(sample)
 
     def __call__(self, structured_output: StructuredOutput) -> None:
         try:
             self._try(structured_output)
-        except Exception as error:  # foreign code says it as it likes
+        except Exception as error:  # foreign code: its text is the refusal
             raise ValueError(_PLACE.sub("", str(error).strip())) from None
 
     def _try(self, structured_output: StructuredOutput) -> None:
         self._check_keywords(structured_output)
         began = time.process_time()
-        params = self._checked(structured_output)
+        params = self._verify(structured_output)
         if time.process_time() - began > CHECK_SECONDS:
             raise ValueError(f"checking it takes the engine more than {CHECK_SECONDS:g} s")
         own = getattr(params.structured_outputs, "_backend", self._name)
-        if own != self._name:  # its core has one backend for all, which would leave out what it does not know
+        if own != self._name:  # the core has one backend, which would ignore parts that it does not know
             raise ValueError(f"{self._name} does not know all of it; option.guided_decoding_backend={own} does")
         request = self._request.from_sampling_params(params)
         grammar = self._backend.compile_grammar(*request.structured_output_key)
@@ -119,12 +118,12 @@ class VllmGuideTrial:
     def _check_keywords(self, structured_output: StructuredOutput) -> None:
         if self._name != _OF_AUTO or structured_output.kind != "json_schema":
             return
-        if found := dropped(json.loads(structured_output.value), self._follows):
+        if keyword := ignored(json.loads(structured_output.value), self._xgrammar):
             other = "; option.guided_decoding_backend=guidance can" if self._guidance_takes(structured_output) else ""
-            raise ValueError(f"the schema's {found} cannot be followed by xgrammar{other}")
+            raise ValueError(f"the schema's {keyword} cannot be followed by xgrammar{other}")
 
     def _guidance_takes(self, structured_output: StructuredOutput) -> bool:
-        """Guidance says itself what it does not know."""
+        """Ask the backend guidance, which refuses what it does not know."""
         params = self._sampling_params(
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )
@@ -132,35 +131,35 @@ class VllmGuideTrial:
             from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
 
             validate_guidance_grammar(params)
-        except Exception:  # foreign code: then it is not named
+        except Exception:  # foreign code: any error means no
             return False
         return True
 
-    def _checked(self, structured_output: StructuredOutput) -> Any:
-        """A guide after what `SamplingParams.verify` does; it may write another guide in its place."""
+    def _verify(self, structured_output: StructuredOutput) -> Any:
+        """Do what `SamplingParams.verify` does; it may replace the text by another one."""
         params = self._sampling_params(
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )
         check = params._validate_structured_outputs
-        known = {
+        arguments = {
             "model_config": self._config.model_config,
             "structured_outputs_config": self._config.structured_outputs_config,
             "tokenizer": self._tokenizer,
         }
-        check(**{name: known[name] for name in inspect.signature(check).parameters})
+        check(**{name: arguments[name] for name in inspect.signature(check).parameters})
         return params
 
-    def _made(self, name: str) -> Any:
+    def _make_backend(self, name: str) -> Any:
         module, _, backend = _BACKENDS[name].partition(".")
-        made = getattr(importlib.import_module(f"vllm.v1.structured_output.{module}"), backend)
+        make = getattr(importlib.import_module(f"vllm.v1.structured_output.{module}"), backend)
         size = self._config.model_config.get_vocab_size()
-        return made(self._config, tokenizer=self._tokenizer, vocab_size=size)
+        return make(self._config, tokenizer=self._tokenizer, vocab_size=size)
 
     def _walk(self, grammar: Any, *, longest: bool) -> None:
-        """Some of the way along an answer: backends put work off until its result is asked for.
+        """Make the masks of an answer's first tokens: backends delay work until then.
 
         Args:
-            longest: take the longest token that may come wherever there are many, else any.
+            longest: choose the longest of many allowed tokens, else a random one.
         """
         import numpy as np
 
@@ -186,11 +185,11 @@ class VllmGuideTrial:
                 return
 
 
-def _follows() -> Follows:
-    """Found out of xgrammar 0.2.8; of an older one, OpenVINO GenAI's, that it does neither."""
+def _xgrammar_support() -> XgrammarSupport:
+    """Measured with xgrammar 0.2.8, which supports both; an older one, OpenVINO GenAI's, supports neither."""
     recent = [int(part) for part in re.findall(r"\d+", version("xgrammar"))[:2]] >= [0, 2]
-    return Follows(bounds=recent, others=recent)
+    return XgrammarSupport(bounds=recent, others=recent)
 
 
-def guide_trial(config: EngineConfig) -> VllmGuideTrial:
-    return VllmGuideTrial(config)
+def structured_output_check(config: EngineConfig) -> VllmCheck:
+    return VllmCheck(config)

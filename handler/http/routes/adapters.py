@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import BadRequest, InvalidPayload, NotFound, serving_error
 from handler.http.asgi import Endpoint, read_body, send_error, send_json
-from handler.protocols.readers import decode
-from handler.scheduler.lora.changes import Order, read_order, required
+from handler.protocols.readers.body import decode
+from handler.scheduler.lora.calls import Order, read_order, required
 from handler.scheduler.lora.registry import Registered
 from handler.serving.headers import ignored_header
 from handler.serving.model import ServedModel
@@ -33,7 +33,7 @@ Values = tuple[Any, tuple[str, ...]]
 class AdapterRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._changes = model.adapter_changes
+        self._adapters = model.adapters
 
     @property
     def routes(self) -> list[Route]:
@@ -55,7 +55,7 @@ class AdapterRoutes:
                 model = scope["path_params"].get("model", self._model.config.model_name)
                 if model != self._model.config.model_name:
                     raise NotFound(f"The model {model} was not found")
-                self._changes.check()
+                self._adapters.check()
                 answered = await answer(scope, receive)
                 if answered is not None:
                     value, ignored = answered
@@ -72,7 +72,7 @@ class AdapterRoutes:
     async def _list(self, scope: Scope, receive: Receive) -> Values:
         query = _query(scope)
         limit, first = _number(query.pop("limit", "100")), max(0, _number(query.pop("next_page_token", "0")))
-        entries = list(self._changes.registry)
+        entries = list(self._adapters)
         last = first + (limit if 0 <= limit <= _PAGE else _PAGE)
         value: dict[str, Any] = {"adapters": [_description(entry) for entry in entries[first:last]]}
         if last < len(entries):
@@ -80,7 +80,7 @@ class AdapterRoutes:
         return value, tuple(query)
 
     async def _describe(self, scope: Scope, receive: Receive) -> Values:
-        return _description(self._changes.registry.get(scope["path_params"]["adapter"])), ()
+        return _description(self._adapters.get(scope["path_params"]["adapter"])), ()
 
     async def _register(self, scope: Scope, receive: Receive) -> Values | None:
         order = await self._order(scope, receive)
@@ -103,7 +103,7 @@ class AdapterRoutes:
 
     async def _unregister(self, scope: Scope, receive: Receive) -> Values:
         name = scope["path_params"]["adapter"]
-        self._changes.unregister(name)
+        self._adapters.unregister(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
     async def _order(self, scope: Scope, receive: Receive) -> Order | None:

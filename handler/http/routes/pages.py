@@ -14,7 +14,7 @@ from handler.core.framing import dumps
 from handler.http.asgi import Endpoint, Handle, Headers, send_answer, send_json
 from handler.http.routes.inference import Inference
 from handler.protocols.base import HttpResponse
-from handler.protocols.openapi import Served, document
+from handler.protocols.openapi.document import DocumentedRoute, document
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.serving.model import ServedModel
 
@@ -88,10 +88,10 @@ class PageRoutes:
         await send_answer(scope, send, HttpResponse(200, "application/json", dumps(found)))
 
 
-def _served(route: Route, endpoint: Endpoint) -> Served:
+def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:
     handlers = endpoint.handlers
     inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
-    return Served(route.path_format, list(handlers), None if inference is None else inference.schema)
+    return DocumentedRoute(route.path_format, list(handlers), None if inference is None else inference.schema)
 
 
 async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:

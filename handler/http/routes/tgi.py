@@ -17,15 +17,15 @@ from handler.core.text import Prompt, spans
 from handler.engines.base import Tokenizer
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
 from handler.protocols.base import HttpResponse
-from handler.protocols.messages import read_messages
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, HARMLESS
-from handler.protocols.parameters import show
+from handler.protocols.openai.tools.formats import plain_messages, takes_tools
+from handler.protocols.readers.messages import read_messages
 from handler.protocols.registry import ROUTES
-from handler.protocols.tgi.errors import UNHEALTHY, Misshapen, Rejected
+from handler.protocols.tgi.errors import UNHEALTHY, OutOfRange, WrongType
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.request import read_body as read_generate
-from handler.protocols.tools.formats import plain_messages, takes_tools
+from handler.protocols.validation import show
 from handler.serving.admission import TOKENIZER_THREADS
 from handler.serving.headers import ignored_header
 from handler.serving.model import ServedModel
@@ -133,7 +133,7 @@ class TgiRoutes:
         """Of a generate body only `inputs` counts; as in TGI, `truncate` has no effect."""
         inputs = read_generate(body).inputs
         if not inputs:
-            raise Rejected("`inputs` cannot be empty")
+            raise OutOfRange("`inputs` cannot be empty")
 
         def use(tokenizer: Tokenizer) -> bytes:
             return dumps(_tokens(tokenizer.encode(inputs)))
@@ -143,9 +143,9 @@ class TgiRoutes:
     def _of_chat(self, body: Any) -> tuple[Tokenized, list[str]]:
         """A chat as /v1/chat/completions lays it out."""
         if not isinstance(body, dict) or "messages" not in body:
-            raise Misshapen("missing field `messages`")
+            raise WrongType("missing field `messages`")
         if body.get("tools"):
-            raise Rejected("`tools` are not laid out by this route")  # they would change the text
+            raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
         for name in _SHAPING:
             _check_neutral(name, given.pop(name, None))
@@ -165,7 +165,7 @@ def _check_neutral(name: str, value: Any) -> None:
         if value is not None:
             CHAT.parameters[name].read(value)
     except ValueError as error:
-        raise Rejected(f"{name}={show(value)}: {error}") from None
+        raise OutOfRange(f"{name}={show(value)}: {error}") from None
 
 
 def _tokens(prompt: Prompt) -> list[Mapping[str, Any]]:

@@ -1,9 +1,7 @@
-"""LMI's chat completions (its document "Chat Completions API Schema"): any inference body with `messages`."""
+"""LMI's chat completions: any inference body with `messages` (docs.djl.ai, "Chat Completions API Schema")."""
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -11,15 +9,19 @@ from typing import Any, Protocol
 from handler.core.errors import InvalidParameter, ServingError
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import FieldNames, Request
-from handler.protocols.adapters import read_adapters
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, Completion, Failures
-from handler.protocols.messages import read_messages
+from handler.protocols.lmi.body import read_stream
+from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, Failures, LmiHead
+from handler.protocols.openai.chat_response import Logprobs
 from handler.protocols.openai.parameters import CHAT_OF_LMI
 from handler.protocols.openai.request import read_usage
-from handler.protocols.openai.response import Usage
-from handler.protocols.parameters import Found, Parameter, Table, nothing, read_all, show, string
-from handler.protocols.readers import read_stream, reported
+from handler.protocols.openai.response import Usage, identity
+from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all
+from handler.protocols.readers.adapters import read_adapters
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.messages import read_messages
+from handler.protocols.readers.values import nothing, string
+from handler.protocols.validation import show
 
 TABLE = Table(
     {
@@ -47,14 +49,14 @@ _FRAMINGS = {JSONLINES.name: JSONLINES, SSE_DONE.name: SSE_DONE}
 
 
 class Mode(Failures, Protocol):
-    """What a chat takes over from the dialect beside which it is served: its framing, and how it says what failed."""
+    """The framing and the errors that a chat shares with the dialect beside it."""
 
     name: str
     stream_framing: Framing
 
 
 class Chat:
-    """Sampled unless `temperature` is 0, as OpenAI and LMI have it; the answer's length is LMI's, 30 tokens."""
+    """The chat dialect beside one mode. It samples unless `temperature` is 0; an answer has 30 tokens by default."""
 
     any_media = False
 
@@ -65,25 +67,26 @@ class Chat:
     def parse(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         messages, unknown = read_messages(body["messages"])
         framing = self._framing(read_stream(body, {}), context)
-        ignored = reported([*(name for name in body if name not in _READ), *unknown], body, context)
-        found = _read_parameters(body, context)
-        sampling, usage = found.sampling, found.others.get("usage", Usage())
+        ignored = report_unknown([*(name for name in body if name not in _READ), *unknown], body, context)
+        parameters = _read_parameters(body, context)
+        sampling, usage = parameters.sampling, parameters.others.get("usage", Usage())
         (adapter,) = read_adapters(body, 1, context)
-        names = _NAMES._replace(max_new_tokens=found.names.get("max_new_tokens", _NAMES.max_new_tokens))
+        names = _NAMES._replace(max_new_tokens=parameters.names.get("max_new_tokens", _NAMES.max_new_tokens))
         request = Request("", sampling, messages=messages, adapter=adapter, names=names)
-        completion = Completion(
-            *identity(), logprobs=bool(body.get("logprobs")), top_logprobs=bool(body.get("top_logprobs"))
-        )
+        head = LmiHead(*identity("chatcmpl"))
+        logprobs = Logprobs(bool(body.get("logprobs")), bool(body.get("top_logprobs")))
         if framing is JSON:
-            if "usage" in found.others:
+            if "usage" in parameters.others:
                 raise InvalidParameter(f"stream_options={show(body['stream_options'])}: needs stream=true")
-            return ParsedRequest((request,), ChatDocument(self._mode, completion, sampling.num_sequences), ignored)
+            return ParsedRequest((request,), ChatDocument(self._mode, head, logprobs, sampling.num_sequences), ignored)
         if sampling.n > 1:
             raise InvalidParameter(f"n={sampling.n}: must be 1 when streaming: only whole answers hold more")
-        return ParsedRequest((request,), ChatStream(self._mode, completion, framing, usage), ignored, streams=True)
+        return ParsedRequest((request,), ChatStream(self._mode, head, logprobs, framing, usage), ignored, streams=True)
 
     def _framing(self, stream: bool, context: ServerContext) -> Framing:
-        """`option.output_formatter` streams by itself; `json` leaves it to the client's `stream`, as in LMI."""
+        """Choose the framing: `option.output_formatter` beats the client's `stream`, except that `json` leaves it to
+        the client.
+        """
         if context.output_formatter in _FRAMINGS:
             return _FRAMINGS[context.output_formatter]
         return _FRAMINGS[self._mode.stream_framing.name] if stream else JSON
@@ -92,16 +95,11 @@ class Chat:
         return self._mode.refused(error)
 
 
-def _read_parameters(body: Mapping[str, Any], context: ServerContext) -> Found:
-    """`ServerContext.sampling_defaults` are for LMI's `parameters`: the chat's document has defaults of its own."""
+def _read_parameters(body: Mapping[str, Any], context: ServerContext) -> ParsedParameters:
+    """Read the chat's parameters. `ServerContext.sampling_defaults` apply to LMI's `parameters` only."""
     defaults = {"do_sample": body.get("temperature") != 0}  # of what is no number, nothing comes but a refusal
-    found = read_all(body, context, defaults=defaults, table=TABLE)
+    parameters = read_all(body, context, defaults=defaults, table=TABLE)
     if (count := body.get("top_logprobs")) and not body.get("logprobs"):
         raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-    wanted = bool(body.get("logprobs")) or found.sampling.num_sequences > 1  # which are ranked by them
-    return found._replace(sampling=replace(found.sampling, logprobs=wanted))
-
-
-def identity() -> tuple[str, int]:
-    """A completion's id and the time at which it was asked for."""
-    return f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+    wanted = bool(body.get("logprobs")) or parameters.sampling.num_sequences > 1  # which are ranked by them
+    return parameters._replace(sampling=replace(parameters.sampling, logprobs=wanted))

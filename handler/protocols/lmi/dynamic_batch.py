@@ -1,4 +1,4 @@
-"""LMI's dynamic-batch schema (seed 004): a string or a list of them, answered by a list of texts in the same order."""
+"""LMI's dynamic-batch dialect: a prompt or a list of them, answered by a list of texts in the same order."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, JSONLINES
 from handler.core.values import Delta, Request
-from handler.protocols.adapters import read_adapters
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.protocols.lmi.answers import BatchError, BatchFailure, BatchLine, BatchText
+from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.readers import read_object, read_parameters_field, read_stream, unknown_names
-from handler.protocols.reply import SequenceOutput
+from handler.protocols.readers.adapters import read_adapters
+from handler.protocols.reply import SequenceOutput, WholeReply
 
 _LMI = Lmi()  # one request of a batch is LMI's
 
 
 class DynamicBatch:
-    """Every prompt of a list is a request of its own with the same parameters; the answer comes when all have ended."""
+    """Each prompt of a list is a request of its own with the same parameters. The answer waits for all of them."""
 
     name = "dynamic_batch"
     any_media = False
@@ -38,17 +39,18 @@ class DynamicBatch:
                 raise InvalidParameter(f"parameters.{name}: is only available with rolling batch")
         ignored = unknown_names(body, parameters, context)
         adapters = read_adapters(body, len(prompts), context)
-        asked = [
-            _LMI.asked(prompt, parameters, context, adapter) for prompt, adapter in zip(prompts, adapters, strict=True)
+        parsed = [
+            _LMI.parse_prompt(prompt, parameters, context, adapter)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
-        requests = [one.request for one in asked]
-        if read_stream(body, parameters, asked[0].streaming):
+        requests = [item.request for item in parsed]
+        if read_stream(body, parameters, parsed[0].streaming):
             raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
         if requests[0].sampling.prompt_logprobs:
             raise InvalidParameter("parameters.prompt_logprobs=1: is only available with rolling batch")
         if requests[0].sampling.top_logprobs:
             raise InvalidParameter("parameters.logprobs and top_n_tokens: are only available with rolling batch")
-        if asked[0].outputs is not None:
+        if parsed[0].outputs is not None:
             raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
             raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
@@ -58,12 +60,12 @@ class DynamicBatch:
             return ParsedRequest(requests, BatchStream(self, requests[0]), ignored, streams=True)
         return ParsedRequest(requests, BatchDocument(self, requests), ignored)
 
-    def failure(self, error: ServingError) -> dict[str, Any]:
-        """The seed's error object."""
+    def failure(self, error: ServingError) -> BatchFailure:
+        """Render LMI's error object."""
         return {"code": error.status, "message": "invoke handler failure", "error": error.message}
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        value = self.failure(error) if error.status == 424 else front_end_error(error)
+        value: BatchError = self.failure(error) if error.status == 424 else front_end_error(error)
         return HttpResponse(error.status, JSON.content_type, JSON.encode(value))
 
 
@@ -71,32 +73,22 @@ def _are_prompts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
 
 
-class BatchDocument:
-    content_type = JSON.content_type
+class BatchDocument(WholeReply):
+    """A text for each prompt."""
 
     def __init__(self, schema: DynamicBatch, requests: list[Request]) -> None:
+        super().__init__(len(requests))
         self._schema = schema
         self._requests = requests
-        self._texts = [SequenceOutput() for _ in requests]
-        self._unfinished = len(requests)
-        self.finished = False
 
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        pass
+    def _of(self, index: int, delta: Delta) -> SequenceOutput:
+        return self._sequences[index]
 
-    def feed(self, index: int, delta: Delta) -> bytes:
-        self._texts[index].tokens += delta.tokens
-        if delta.finish is not None:
-            self._unfinished -= 1
-        self.finished = not self._unfinished
-        if not self.finished:
-            return b""
-        return JSON.encode(
-            [
-                {"generated_text": (request.prompt if request.full_text else "") + done.text}
-                for request, done in zip(self._requests, self._texts, strict=True)
-            ]
-        )
+    def _document(self) -> list[BatchText]:
+        return [
+            {"generated_text": (request.prompt if request.full_text else "") + sequence.text}
+            for request, sequence in zip(self._requests, self._sequences, strict=True)
+        ]
 
     def refused(self, error: ServingError) -> HttpResponse:
         return self._schema.refused(error)
@@ -119,7 +111,8 @@ class BatchStream:
             return JSONLINES.encode(self._schema.failure(delta.error))
         lines = []
         for token in delta.tokens:
-            lines.append(JSONLINES.encode({"outputs": [self._prompt + token.text]}))
+            line: BatchLine = {"outputs": [self._prompt + token.text]}
+            lines.append(JSONLINES.encode(line))
             self._prompt = ""
         return b"".join(lines)
 

@@ -1,4 +1,4 @@
-"""LMI's rolling-batch schema (seed 004), as the seed states it; docs/wire.md lists every field."""
+"""LMI's rolling-batch requests (docs.djl.ai, "LMI handlers Inference API Schema"); docs/wire.md lists every field."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
-from handler.core.values import LMI_NAMES, Adapter, FieldNames, Finish, Request, Sampling, Token
-from handler.protocols.adapters import agreed, read_adapters
-from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext, front_end_error
-from handler.protocols.parameters import Found, read_all, show
-from handler.protocols.postprocess import Reshaped
-from handler.protocols.readers import read_field, read_object, read_parameters_field, read_stream, unknown_names
-from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
+from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling
+from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
+from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.lmi.postprocess import Postprocessor
+from handler.protocols.lmi.response import LmiFormat
+from handler.protocols.parameters import ParsedParameters, read_all
+from handler.protocols.readers.adapters import merge_adapters, read_adapters
+from handler.protocols.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.tensors.inputs import TABLE
-from handler.protocols.tensors.outputs import Wanted, wanted
+from handler.protocols.tensors.outputs import OutputTensors, select_tensors
+from handler.protocols.validation import show
 
-_NO_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None}
 
-
-class Asked(NamedTuple):
-    """What one prompt with its parameters asks for."""
+class ParsedPrompt(NamedTuple):
+    """One prompt with its parameters."""
 
     request: Request
-    outputs: Wanted | None
+    outputs: OutputTensors | None
     streaming: bool | None  # GptManager's; None when absent
 
 
-class Lmi:
-    """Non-streaming: one object. Streaming: a line a token, the last one with `generated_text` and the details.
+class Lmi(LmiFormat):
+    """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
-    Subclasses change the layout (`protocols/tgi/compat.py`), not the flow.
+    Subclasses change the format (`tgi/compat.py`), not the flow.
     """
 
     name = "lmi"
@@ -41,9 +41,6 @@ class Lmi:
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # Sampling fields
     details_default = False
-    special_in_text = True
-
-    # -- reading -------------------------------------------------------------------------------------------------
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)
@@ -57,7 +54,7 @@ class Lmi:
         if prompt is not None and (not isinstance(prompt, str) or not prompt):
             raise InvalidPayload("'inputs' must be a non-empty string")
         (adapter,) = read_adapters(body, 1, context)
-        request, outputs, streaming = self.asked(prompt, parameters, context, adapter)
+        request, outputs, streaming = self.parse_prompt(prompt, parameters, context, adapter)
         stream = read_stream(body, parameters, streaming)
         named = _read_formatter(parameters)
         framing = self._framing(named, context, stream)
@@ -68,24 +65,24 @@ class Lmi:
                 "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more"
             )
 
-        def reply(layout: ResponseFormat) -> Reply:
+        def reply(format: ResponseFormat) -> Reply:
             if streams:
-                return StreamReply(layout, request, framing, outputs)
-            return DocumentReply(layout, request, outputs)
+                return StreamReply(format, request, framing, outputs)
+            return DocumentReply(format, request, outputs)
 
-        def reshape(change: Callable[[Any], Any]) -> Reply:
-            return reply(Reshaped(self, change))
+        def postprocess(change: Callable[[Any], Any]) -> Reply:
+            return reply(Postprocessor(self, change))
 
-        return ParsedRequest((request,), reply(self), ignored, streams, None if named else reshape)
+        return ParsedRequest((request,), reply(self), ignored, streams, None if named else postprocess)
 
     def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
         return named or FRAMINGS.get(context.output_formatter or "") or (self.stream_framing if stream else JSON)
 
     def _framing_of_refused(self, body: Any, context: ServerContext) -> Framing:
-        """How the answer to a body that may be wrong would have been framed, as far as that can be read."""
+        """Choose the framing for a refusal, from what can be read of a wrong body."""
         body = body if isinstance(body, dict) else {}
-        found = body.get("parameters")
-        parameters = found if isinstance(found, dict) else {}
+        content = body.get("parameters")
+        parameters = content if isinstance(content, dict) else {}
 
         def stream() -> bool:
             given = parameters.get("streaming")
@@ -93,25 +90,25 @@ class Lmi:
 
         return self._framing(_readable(lambda: _read_formatter(parameters)), context, _readable(stream))
 
-    def asked(
+    def parse_prompt(
         self, prompt: str | None, parameters: Mapping[str, Any], context: ServerContext, adapter: Adapter | None = None
-    ) -> Asked:
-        """What one prompt with `parameters` asks for.
+    ) -> ParsedPrompt:
+        """Read one prompt with its `parameters`.
 
         Args:
-            prompt: None where `input_ids` among the parameters stands for it.
-            adapter: the one that the body names beside them.
+            prompt: None where the parameter `input_ids` replaces it.
+            adapter: the adapter that the body names beside the parameters.
 
         Raises:
             InvalidParameter, InvalidPayload: naming what is wrong.
         """
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
         defaults = {**context.sampling_defaults, **self.defaults} if parameters.get("do_sample") else self.defaults
-        found = read_all(parameters, context, defaults=defaults, table=TABLE)
-        sampling, others = found.sampling, found.others
+        parsed = read_all(parameters, context, defaults=defaults, table=TABLE)
+        sampling, others = parsed.sampling, parsed.others
         if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
             sampling = replace(sampling, seed=random.getrandbits(53))
-        sampling, end_id = _with_end(sampling, others.get("end_id"), parameters)
+        sampling, end_id = _use_end_id(sampling, others.get("end_id"), parameters)
         details = self.details_default if flags["details"] is None else flags["details"]
         ids = others.get("prompt_ids")
         request = Request(
@@ -122,117 +119,21 @@ class Lmi:
             details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0,
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
-            adapter=agreed(adapter, others.get("adapter"), found.names.get("adapter", "")),
+            adapter=merge_adapters(adapter, others.get("adapter"), parsed.names.get("adapter", "")),
             eos_token_id=end_id,
-            names=_names(found),
+            names=_names(parsed),
         )
-        return Asked(request, _wanted(found), others.get("stream"))
-
-    # -- writing -------------------------------------------------------------------------------------------------
-
-    def token(self, token: Token) -> dict[str, Any]:
-        value: dict[str, Any] = {"id": token.id, "text": token.text, "log_prob": token.logprob}
-        if token.special:
-            value["special_token"] = True
-        return value
-
-    def prompt_token(self, token: Token) -> dict[str, Any]:
-        return self.token(token)
-
-    def top_tokens(self, token: Token) -> list[dict[str, Any]]:
-        return [self.token(one) for one in token.top]
-
-    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A line of a stream that is not the last."""
-        if beside is not None:
-            return {"token": self.token(token), **beside}
-        if token.special:
-            return {"token": self.token(token)}
-        return {"token": {"id": token.id, "text": token.text, "log_prob": token.logprob}}  # the hot path, spelt out
-
-    def last_chunk(
-        self,
-        token: Token,
-        index: int,
-        text: str,
-        details: dict[str, Any] | None,
-        beside: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        value = {**self.chunk(token, index, beside), "generated_text": text}
-        return value if details is None else {**value, "details": details}
-
-    def stream_details(
-        self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        return {"finish_reason": finish.value, "generated_tokens": num_tokens, "inputs": request.prompt}
-
-    def details(
-        self, request: Request, best: SequenceOutput, others: Sequence[SequenceOutput], num_prompt_tokens: int
-    ) -> dict[str, Any]:
-        value: dict[str, Any] = {
-            "finish_reason": best.finish.value,
-            "generated_tokens": len(best.tokens),
-            "inputs": request.prompt,
-            "tokens": [self.token(token) for token in best.tokens],
-        }
-        if request.sampling.prompt_logprobs:
-            value["prefill"] = [self.prompt_token(token) for token in best.prefill]
-        if request.sampling.top_logprobs:
-            value["top_tokens"] = [self.top_tokens(token) for token in best.tokens]
-        if others:
-            value["best_of_sequences"] = [self.other(request, other) for other in others]
-        return value
-
-    def other(self, request: Request, other: SequenceOutput) -> dict[str, Any]:
-        """One of `best_of_sequences`."""
-        tops = {"top_tokens": [self.top_tokens(token) for token in other.tokens]}
-        return {
-            "finish_reason": other.finish.value,
-            "generated_tokens": len(other.tokens),
-            "tokens": [self.token(token) for token in other.tokens],
-            **(tops if request.sampling.top_logprobs else {}),
-            "generated_text": other.text,
-        }
-
-    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
-        value: dict[str, Any] = {"generated_text": text}
-        if details is not None:
-            value["details"] = details
-        return value if outputs is None else {**value, "outputs": outputs}
+        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"))
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return self.refused_as(error, JSON if context is None else self._framing_of_refused(body, context))
-
-    def refused_as(self, error: ServingError, framing: Framing) -> HttpResponse:
-        """Payload problems are `{"error", "code"}`; the rest has the error document or the error line around that."""
-        value: dict[str, Any] = {"error": error.message, "code": error.status}
-        if isinstance(error, InvalidPayload):
-            pass
-        elif error.status == 424 and framing is not JSON:
-            return HttpResponse(
-                error.status, framing.content_type, framing.encode(self.stream_failure(error)) + framing.end
-            )
-        elif error.status == 424:
-            value = {"generated_text": "", "details": _NO_DETAILS, **value}
-        else:
-            value = front_end_error(error)
-        return HttpResponse(error.status, JSON.content_type, JSON.encode(value))
-
-    def stream_failure(self, error: ServingError) -> Any:
-        return {
-            "token": {"id": -1, "text": "", "log_prob": -1, "special_token": True},
-            "generated_text": "",
-            "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None},
-            "error": error.message,
-            "code": error.status,
-        }
 
 
 T = TypeVar("T")
 
 
 def _readable(read: Callable[[], T]) -> T | None:
-    """What `read` gives; None where the request is wrong in this too."""
+    """Return what `read` returns, or None where it refuses the request."""
     try:
         return read()
     except (ServingError, ValueError):
@@ -240,7 +141,7 @@ def _readable(read: Callable[[], T]) -> T | None:
 
 
 def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
-    """What `output_formatter` names; None when absent."""
+    """Read `output_formatter`; None when absent."""
     name = read_field(parameters, "output_formatter")
     if name is None or (isinstance(name, str) and name in FRAMINGS):
         return None if name is None else FRAMINGS[name]
@@ -248,7 +149,7 @@ def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
 
 
 def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContext) -> str:
-    """The prompt's text; of ids, what they stand for, special marks included."""
+    """Return the prompt's text. Ids become the text of their tokens, special tokens included."""
     if ids is None:
         assert prompt is not None, "a body without either is refused by read_object()"
         return prompt
@@ -258,10 +159,10 @@ def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContex
     return b"".join([context.vocabulary.pieces[id] for id in ids]).decode("utf-8", "replace")
 
 
-def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
-    """`end_id` in the place of the model's own end token: a stop token, and what an end by it is to be shown as.
+def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
+    """Make `end_id` a stop token in the place of the model's own end token.
 
-    A client that has the token among its stop tokens too gets its end as theirs.
+    Returns the id too: an end by it is shown as EOS, unless the client lists it among its stop tokens.
     """
     if end_id is None or end_id in sampling.stop_token_ids:
         return sampling, None
@@ -270,23 +171,25 @@ def _with_end(sampling: Sampling, end_id: int | None, parameters: Mapping[str, A
     return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, end_id)), end_id
 
 
-def _wanted(found: Found) -> Wanted | None:
-    """The output tensors asked for."""
-    sampling, others = found.sampling, found.others
-    named = others.get("outputs", ())
+def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
+    """Select the output tensors."""
+    sampling, others = parameters.sampling, parameters.others
+    tensor_names = others.get("outputs", ())
     flags = {
         "return_log_probs": others.get("return_log_probs"),
         "return_context_logits": sampling.return_context_logits,
         "return_generation_logits": sampling.return_generation_logits,
     }
-    if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(named):
-        raise InvalidParameter(f"parameters.outputs={show(named)}: contradicts parameters.return_log_probs=false")
-    return wanted(named, flags, others.get("pad_id", others.get("end_id", -1)))
+    if flags["return_log_probs"] is False and not {"output_log_probs", "cum_log_probs"}.isdisjoint(tensor_names):
+        raise InvalidParameter(
+            f"parameters.outputs={show(tensor_names)}: contradicts parameters.return_log_probs=false"
+        )
+    return select_tensors(tensor_names, flags, others.get("pad_id", others.get("end_id", -1)))
 
 
-def _names(found: Found) -> FieldNames:
-    """What the client calls what is checked later on; of stop tokens that an `end_id` made, that."""
-    names, default = found.names, LMI_NAMES
+def _names(parameters: ParsedParameters) -> FieldNames:
+    """Return the client's names of the fields that later checks refuse."""
+    names, default = parameters.names, LMI_NAMES
     return FieldNames(
         prompt=names.get("prompt_ids", default.prompt),
         max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),

@@ -9,17 +9,16 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import Request
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.lmi.chat_response import Completion
-from handler.protocols.messages import read_messages
 from handler.protocols.openai import errors
-from handler.protocols.openai.chat_response import ChatDocument, ChatStream, Form
+from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.parameters import CHAT, harmless, read_model
-from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
+from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, identity
-from handler.protocols.parameters import Found, Parameter, Table, read_all
-from handler.protocols.readers import reported
-from handler.protocols.tools.formats import plain_messages, takes_tools
-from handler.protocols.tools.request import Tools, read_tools
+from handler.protocols.openai.tools.formats import plain_messages, takes_tools
+from handler.protocols.openai.tools.request import Tools, read_tools
+from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.messages import read_messages
 
 _READ = {
     *CHAT.parameters,
@@ -36,7 +35,7 @@ _ANY = 1 << 30  # new tokens: as many as there is room for
 
 
 class OpenAiChat:
-    """Sampled unless `temperature` is 0; an answer is as long as the model's context lets it, unless limited."""
+    """It samples unless `temperature` is 0. Without a limit an answer may fill the model's context."""
 
     name = "openai_chat"
     any_media = False
@@ -48,30 +47,30 @@ class OpenAiChat:
         messages, unknown = read_messages(body.get("messages"), tools=True)
         tools = read_tools(body, context)
         stream, usage = read_stream(body)
-        found = _read_parameters(body, tools, context)
+        parameters = _read_parameters(body, tools, context)
         ignored = [
-            *reported([*(unread(body, _READ)), *unknown, *tools.unknown], body, context),
+            *report_unknown([*(unknown_fields(body, _READ)), *unknown, *tools.unknown], body, context),
             *harmless(body),
         ]
         marks = tools.format.special(context.vocabulary) if tools.format else frozenset[str]()
-        sampling = replace(found.sampling, logprobs=bool(body.get("logprobs")))
+        sampling = replace(parameters.sampling, logprobs=bool(body.get("logprobs")))
         if marks:
             sampling = replace(sampling, skip_special_tokens=False)
         has_place = takes_tools(context.chat_template)
         request = Request(
             "",
             sampling,
-            truncate=found.others.get("truncate"),
+            truncate=parameters.others.get("truncate"),
             messages=messages if has_place else tuple(plain_messages(messages, tools.shown)),
             tools=tuple(tools.shown) if has_place else (),
             adapter=adapter,
-            fill_context="max_new_tokens" not in found.names,
-            names=names("messages", found),
+            fill_context="max_new_tokens" not in parameters.names,
+            names=names("messages", parameters),
         )
         for_tgi = model == "tgi"
         id, created = identity("chatcmpl")
-        form = Form(
-            Completion(id, created, logprobs=sampling.logprobs, top_logprobs=bool(body.get("top_logprobs"))),
+        format = ChatFormat(
+            Logprobs(sampling.logprobs, bool(body.get("top_logprobs"))),
             tools.parser,
             single=tools.single,
             named=bool(tools.name),
@@ -80,23 +79,23 @@ class OpenAiChat:
         )
         head = Head(id, created, model, context.fingerprint)
         if not stream:
-            return ParsedRequest((request,), ChatDocument(head, form, sampling.n), ignored)
+            return ParsedRequest((request,), ChatDocument(head, format, sampling.n), ignored)
         return streaming(
-            (request,), ChatStream(head, form, sampling.n, usage._replace(null=usage.null or for_tgi)), ignored
+            (request,), ChatStream(head, format, sampling.n, usage._replace(null=usage.null or for_tgi)), ignored
         )
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return errors.refused(error)
 
 
-def _read_parameters(body: Mapping[str, Any], tools: Tools, context: ServerContext) -> Found:
+def _read_parameters(body: Mapping[str, Any], tools: Tools, context: ServerContext) -> ParsedParameters:
     table = CHAT
     if tools.structured_output is not None:
         structured_output = tools.structured_output
         table = Table(
             {**CHAT.parameters, "tool_choice": Parameter("structured_output", lambda value: structured_output)}
         )
-    found = read_all(body, context, defaults=defaults(body, _ANY), table=table)
+    parameters = read_all(body, context, defaults=defaults(body, _ANY), table=table)
     if (count := body.get("top_logprobs")) and not body.get("logprobs"):
         raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-    return found
+    return parameters

@@ -1,32 +1,62 @@
-"""OpenAI's chat completions being written: text, log-probabilities, calls of tools."""
+"""OpenAI's chat answers from tokens: text, log-probabilities, tool calls."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from handler.core.framing import JSON, around
+from handler.core.framing import JSON, SSE_DONE, Framing, around
 from handler.core.values import Delta, Finish, Token
-from handler.protocols.lmi.chat_response import Completion
-from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
+from handler.protocols.openai.answers import (
+    ChatLogprobs,
+    ChosenLogprob,
+    FunctionCall,
+    OpenAiChatChoice,
+    OpenAiChatPart,
+    OpenAiMessage,
+    OpenAiMessagePart,
+    TokenLogprob,
+    ToolCall,
+    ToolCallPart,
+)
+from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
+from handler.protocols.openai.tools.parsing import Arguments, CallStart, Parser, Piece
 from handler.protocols.reply import SequenceOutput
-from handler.protocols.tools.parsing import Arguments, Begun, Parser, Piece
 
 
-class Form(NamedTuple):
-    """How a chat's answers look.
+class Logprobs(NamedTuple):
+    """The log-probabilities in an answer: of the chosen tokens, and of their alternatives."""
+
+    chosen: bool = False
+    alternatives: bool = False
+
+    def of(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
+        return {"content": [self._token(token) for token in tokens if token.id >= 0]} if self.chosen else None
+
+    def _token(self, token: Token) -> ChosenLogprob:
+        """Render one token. An engine without alternatives reports the chosen token as the only one, as LMI does."""
+        own = _logprob(token)
+        tops = ([_logprob(alternative) for alternative in token.top] or [own]) if self.alternatives else []
+        return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
+
+
+def _logprob(token: Token) -> TokenLogprob:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
+
+
+class ChatFormat(NamedTuple):
+    """The options of a chat's answers.
 
     Attributes:
-        tokens: says what a token's log-probability looks like.
-        parser: makes one for each choice; it gives None where there are no calls to read.
-        single: only the first call counts.
-        named: the client named the tool, and OpenAI says `stop` then.
-        every_role: a stream's every part has the role, and `tool_calls`, as TGI's clients want it.
-        marks: special tokens that are text for the parser; others are none.
+        parser: makes the parser of one choice; returns None where tool calls are not read.
+        single: keep the first tool call only.
+        named: the client named the tool; OpenAI then reports `stop` as the reason.
+        every_role: put the role and `tool_calls` into every part, as TGI's clients expect.
+        marks: special tokens that are text for the parser; all others are dropped.
     """
 
-    tokens: Completion
+    logprobs: Logprobs
     parser: Callable[[], Parser | None] = lambda: None
     single: bool = False
     named: bool = False
@@ -40,7 +70,7 @@ class Form(NamedTuple):
         reason = REASONS[finish]
         return "tool_calls" if called and not self.named and reason == "stop" else reason
 
-    def counted(self, pieces: Iterable[Piece]) -> list[Piece]:
+    def select_pieces(self, pieces: Iterable[Piece]) -> list[Piece]:
         return [piece for piece in pieces if isinstance(piece, str) or not (self.single and piece.number)]
 
 
@@ -62,22 +92,24 @@ class ChatChoice(Choice):
 class ChatStream(Stream):
     kind = "chat.completion.chunk"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int, wanted: Usage) -> None:
-        choices = [ChatChoice(index, form.parser()) for index in range(num_sequences)]
-        super().__init__(head, choices, num_sequences, wanted)
-        self._form = form
-        self._is_bare = not form.tokens.logprobs and not wanted.always
+    def __init__(
+        self, head: Head, format: ChatFormat, num_sequences: int, wanted: Usage, framing: Framing = SSE_DONE
+    ) -> None:
+        choices = [ChatChoice(index, format.parser()) for index in range(num_sequences)]
+        super().__init__(head, choices, num_sequences, wanted, framing)
+        self._format = format
+        self._is_bare = not format.logprobs.chosen and not wanted.always
         self._is_text = choices[0].parser is None and self._is_bare
 
     @property
     def _is_plain(self) -> bool:
         return self._is_text
 
-    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
-        return self._made(choice, {"content": text}, [], None)
+    def _text_part(self, choice: Choice, text: str) -> OpenAiChatPart:
+        return self._choice_part(choice, {"content": text}, [], None)
 
     def _chunks(self, choice: Choice, delta: Delta) -> bytes:
-        """Most answers of those who bring tools are text all the same: that is made as without them."""
+        """Encode plain text between tool calls once, and reuse the bytes around it."""
         assert isinstance(choice, ChatChoice)
         parser = choice.parser
         if (
@@ -92,54 +124,62 @@ class ChatStream(Stream):
             choice.beside = around(lambda text: self._chunk(self._text_part(choice, text)))
         (token,) = delta.tokens
         self._num_tokens += 1
-        pieces = parser.feed(self._form.text(token))
+        pieces = parser.feed(self._format.text(token))
         if not pieces:
             return b""
         if len(pieces) == 1 and isinstance(text := pieces[0], str):
             return choice.beside[0] + JSON.encode(text) + choice.beside[1]
-        said = self._said(choice, pieces)
-        return self._chunk(self._made(choice, said, [], None)) if said else b""
+        delta_part = self._message_delta(choice, pieces)
+        return self._chunk(self._choice_part(choice, delta_part, [], None)) if delta_part else b""
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> dict[str, Any] | None:
+    ) -> OpenAiChatPart | None:
         assert isinstance(choice, ChatChoice)
         if choice.parser is None:
-            return self._made(choice, {"content": token.text}, [token], finish)
+            return self._choice_part(choice, {"content": token.text}, [token], finish)
         choice.waiting.append(token)
-        text = self._form.text(token)
+        text = self._format.text(token)
         pieces = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
-        delta = self._said(choice, pieces)
+        delta = self._message_delta(choice, pieces)
         if not delta and finish is None:
             return None
         tokens, choice.waiting = choice.waiting, []
-        return self._made(choice, delta, tokens, finish)
+        return self._choice_part(choice, delta, tokens, finish)
 
-    def _made(
-        self, choice: Choice, delta: dict[str, Any], tokens: list[Token], finish: Finish | None
-    ) -> dict[str, Any]:
+    def _choice_part(
+        self, choice: Choice, delta: OpenAiMessagePart, tokens: list[Token], finish: Finish | None
+    ) -> OpenAiChatPart:
         assert isinstance(choice, ChatChoice)
-        if not choice.begun or self._form.every_role:
-            delta = {"role": "assistant", "content": None, **delta}
-        if self._form.every_role:
-            delta.setdefault("tool_calls", None)
         return {
             "index": choice.index,
-            "delta": delta,
-            "logprobs": self._form.tokens.probabilities(tokens),
-            "finish_reason": self._form.reason(finish, called=choice.called),
+            "delta": self._message_part(choice, delta),
+            "logprobs": self._format.logprobs.of(tokens),
+            "finish_reason": self._format.reason(finish, called=choice.called),
         }
 
-    def _said(self, choice: ChatChoice, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The `delta` for what a parser has read; empty for nothing."""
-        delta: dict[str, Any] = {}
-        calls: dict[int, dict[str, Any]] = {}
-        for piece in self._form.counted(pieces):
+    def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
+        """Put the role before a choice's first part."""
+        if not choice.begun or self._format.every_role:
+            delta = {"role": "assistant", "content": None, **delta}
+        if self._format.every_role:
+            delta.setdefault("tool_calls", None)
+        return delta
+
+    def _message_delta(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
+        """Build the `delta` of what a parser has read; empty for nothing."""
+        delta: OpenAiMessagePart = {}
+        calls: dict[int, ToolCallPart] = {}
+        for piece in self._format.select_pieces(pieces):
             if isinstance(piece, str):
-                delta["content"] = delta.get("content", "") + piece
-            elif isinstance(piece, Begun):
-                function = {"name": piece.name, "arguments": ""}
-                calls[piece.number] = {"index": piece.number, "id": call_id(), "type": "function", "function": function}
+                delta["content"] = (delta.get("content") or "") + piece
+            elif isinstance(piece, CallStart):
+                calls[piece.number] = {
+                    "index": piece.number,
+                    "id": call_id(),
+                    "type": "function",
+                    "function": {"name": piece.name, "arguments": ""},
+                }
             else:
                 call = calls.setdefault(piece.number, {"index": piece.number, "function": {"arguments": ""}})
                 call["function"]["arguments"] += piece.text
@@ -149,32 +189,32 @@ class ChatStream(Stream):
         return delta
 
 
-class ChatDocument(Whole):
-    """The choices are in the order of their seeds."""
+class ChatDocument(WholeAnswer):
+    """The whole answer; choices are in the order of their seeds."""
 
     kind = "chat.completion"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int) -> None:
+    def __init__(self, head: Head, format: ChatFormat, num_sequences: int) -> None:
         super().__init__(head, 1, num_sequences)
-        self._form = form
+        self._format = format
 
-    def _choices(self) -> list[dict[str, Any]]:
+    def _choices(self) -> list[OpenAiChatChoice]:
         return [self._choice(sequence) for sequence in self._sequences]
 
-    def _choice(self, sequence: SequenceOutput) -> dict[str, Any]:
-        message = self._message("".join([self._form.text(token) for token in sequence.tokens]))
+    def _choice(self, sequence: SequenceOutput) -> OpenAiChatChoice:
+        message = self._message("".join([self._format.text(token) for token in sequence.tokens]))
         return {
             "index": sequence.index,
             "message": message,
-            "logprobs": self._form.tokens.probabilities(sequence.tokens),
-            "finish_reason": self._form.reason(sequence.finish, called="tool_calls" in message),
+            "logprobs": self._format.logprobs.of(sequence.tokens),
+            "finish_reason": self._format.reason(sequence.finish, called="tool_calls" in message),
         }
 
-    def _message(self, text: str) -> dict[str, Any]:
-        parser = self._form.parser()
+    def _message(self, text: str) -> OpenAiMessage:
+        parser = self._format.parser()
         if parser is None:
             return {"role": "assistant", "content": text, "refusal": None}
-        content, calls = _gathered(self._form.counted([*parser.feed(text), *parser.flush()]))
+        content, calls = _gather_calls(self._format.select_pieces([*parser.feed(text), *parser.flush()]))
         if not calls:
             return {"role": "assistant", "content": content, "refusal": None}
         return {
@@ -185,18 +225,18 @@ class ChatDocument(Whole):
         }
 
 
-def _gathered(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
-    """The text, and the calls as a whole answer has them."""
+def _gather_calls(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
+    """Return the text, and the calls as a whole answer has them."""
     content: list[str] = []
-    functions: dict[int, dict[str, str]] = {}
+    functions: dict[int, FunctionCall] = {}
     for piece in pieces:
         if isinstance(piece, str):
             content.append(piece)
-        elif isinstance(piece, Begun):
+        elif isinstance(piece, CallStart):
             functions[piece.number] = {"name": piece.name, "arguments": ""}
         elif isinstance(piece, Arguments):
             functions[piece.number]["arguments"] += piece.text
-    calls: list[dict[str, Any]] = [
+    calls: list[ToolCall] = [
         {"id": call_id(), "type": "function", "function": function} for function in functions.values()
     ]
     return "".join(content), calls

@@ -10,12 +10,13 @@ from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import Request, Sampling
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import errors
-from handler.protocols.openai.completions_response import Form, PromptOnly, TextDocument, TextStream
+from handler.protocols.openai.completions_response import PromptOnly, TextDocument, TextFormat, TextStream
 from handler.protocols.openai.parameters import COMPLETIONS, harmless, read_model
-from handler.protocols.openai.request import defaults, names, read_stream, streaming, unread
+from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, identity
-from handler.protocols.parameters import integer, read_all
-from handler.protocols.readers import reported
+from handler.protocols.parameters import read_all
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.values import integer
 
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
@@ -28,7 +29,7 @@ Prompt = str | tuple[int, ...]
 
 
 class OpenAiCompletions:
-    """Sampled unless `temperature` is 0."""
+    """It samples unless `temperature` is 0."""
 
     name = "openai_completions"
     any_media = False
@@ -41,10 +42,10 @@ class OpenAiCompletions:
         stream, usage = read_stream(body)
         prompt_only = body.get("max_tokens") == 0
         # A new token's alternatives are not wanted where no token is shown.
-        able = _without(context, "top_logprobs") if prompt_only else context
-        found = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
-        ignored = [*reported(unread(body, _READ), body, context), *harmless(body)]
-        sampling, echo = found.sampling, found.others.get("echo", False)
+        able = _with_support_for(context, "top_logprobs") if prompt_only else context
+        parameters = read_all(body, able, defaults=defaults(body, _MAX_TOKENS), table=COMPLETIONS)
+        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
+        sampling, echo = parameters.sampling, parameters.others.get("echo", False)
         logprobs = body.get("logprobs")
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
         if len(prompts) * sampling.num_sequences > MAX_SEQUENCES:
@@ -53,25 +54,27 @@ class OpenAiCompletions:
         ranked = sampling.best_of > sampling.n
         sampling = replace(sampling, logprobs=logprobs is not None or ranked)
         if echo and logprobs is not None:
-            sampling = _scored(sampling, logprobs, context)
+            sampling = _with_prompt_logprobs(sampling, logprobs, context)
         if prompt_only:  # the engines generate one token at least
             sampling = replace(sampling, max_new_tokens=1, logprobs=False, top_logprobs=0)
         requests = tuple(
             Request(
                 _text(prompt, context),
                 sampling,
-                truncate=found.others.get("truncate"),
+                truncate=parameters.others.get("truncate"),
                 prompt_ids=None if isinstance(prompt, str) else prompt,
                 adapter=adapter,
-                names=names("prompt", found),
+                names=names("prompt", parameters),
             )
             for prompt in prompts
         )
-        form = Form(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
+        format = TextFormat(logprobs, [request.prompt if echo else "" for request in requests], sampling.n)
         id, created = identity("cmpl")
         head = Head(id, created, model, context.fingerprint)
         reply: Reply = (
-            TextStream(head, form, sampling.n, usage) if stream else TextDocument(head, form, sampling.num_sequences)
+            TextStream(head, format, sampling.n, usage)
+            if stream
+            else TextDocument(head, format, sampling.num_sequences)
         )
         if prompt_only:
             reply = PromptOnly(reply)
@@ -82,8 +85,7 @@ class OpenAiCompletions:
 
 
 def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:
-    """What cannot be told while it comes: which of several is the best, and the prompt's log-probabilities before
-    what another choice has brought already. And that there is an answer, once."""
+    """Refuse what a stream cannot rank or order, and `max_tokens` 0 without an answer to give."""
     n, best_of = sampling.n, sampling.best_of
     if stream and best_of > n:
         raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is known at the end")
@@ -97,8 +99,8 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
                 raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the answer is the prompt")
 
 
-def _scored(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
-    """With log-probabilities of the prompt's tokens, and as many alternatives to each."""
+def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
+    """Ask for the log-probabilities of the prompt's tokens, with as many alternatives."""
     if why := context.unsupported.get("prompt_logprobs"):
         raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
     if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
@@ -106,13 +108,13 @@ def _scored(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampli
     return replace(sampling, prompt_logprobs=True, prompt_top_logprobs=logprobs)
 
 
-def _without(context: ServerContext, field: str) -> ServerContext:
-    """With an engine that does not lack a field."""
+def _with_support_for(context: ServerContext, field: str) -> ServerContext:
+    """Return the context of an engine that supports `field`."""
     return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
 
 
 def _read_prompts(value: Any) -> Sequence[Prompt]:
-    """One or more prompts, each a text or token ids."""
+    """Read one or more prompts, each a text or token ids."""
     if isinstance(value, str):
         return [_read_prompt(value)]
     if not isinstance(value, list) or not value:
@@ -142,7 +144,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _text(prompt: Prompt, context: ServerContext) -> str:
-    """What an answer shows for a prompt: of ids what they stand for, special marks included."""
+    """Return the text that an answer shows for a prompt. Ids become their tokens' text, special tokens included."""
     if isinstance(prompt, str):
         return prompt
     vocabulary = context.vocabulary

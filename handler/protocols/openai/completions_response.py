@@ -1,22 +1,23 @@
-"""OpenAI's text completions being written: text, log-probabilities in columns, the prompt before them on demand."""
+"""OpenAI's text completions from tokens: text, columns of log-probabilities, the prompt on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.base import Reply
-from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, Whole
+from handler.protocols.openai.answers import OpenAiTextChoice, TextLogprobs
+from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
 from handler.protocols.reply import SequenceOutput
 
 
-class Form(NamedTuple):
-    """How text completions look.
+class TextFormat(NamedTuple):
+    """The options of text completions.
 
     Attributes:
-        logprobs: how many alternatives to each token; None: no log-probabilities.
-        prompts: what each request's choices begin with; "" unless echoed.
+        logprobs: the number of alternatives to each token; None: no log-probabilities.
+        prompts: the text before each request's choices; "" unless `echo` asks for it.
         num_returned: choices of each request.
     """
 
@@ -24,32 +25,32 @@ class Form(NamedTuple):
     prompts: Sequence[str]
     num_returned: int = 1
 
-    def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> dict[str, Any] | None:
-        """The log-probabilities, with the text that comes with each token; it begins at character `at`.
+    def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> TextLogprobs | None:
+        """Render log-probabilities as columns; the text begins at character `at`.
 
         The prompt's first token has neither a probability nor alternatives.
         """
         if self.logprobs is None:
             return None
         offsets = []
-        shown = [*prefill, *[token for token in tokens if token.id >= 0]]
-        for token in shown:
+        visible = [*prefill, *[token for token in tokens if token.id >= 0]]
+        for token in visible:
             offsets.append(at)
             at += len(token.text)
-        tops = [None] * len(prefill[:1]) + [self._top(token) for token in shown[len(prefill[:1]) :]]
+        tops = [None] * len(prefill[:1]) + [self._top(token) for token in visible[len(prefill[:1]) :]]
         return {
-            "tokens": [token.text for token in shown],
-            "token_logprobs": [token.logprob for token in shown],
+            "tokens": [token.text for token in visible],
+            "token_logprobs": [token.logprob for token in visible],
             "top_logprobs": tops if self.logprobs else None,
             "text_offset": offsets,
         }
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """The most likely ones, and the chosen one in any case; of those with one text the most likely."""
-        found: dict[str, float | None] = {}
-        for one in (*token.top, token):
-            found.setdefault(one.text, one.logprob)
-        return found
+        """Map the texts of alternatives and the chosen token to log-probabilities; of equal texts the most likely."""
+        logprobs: dict[str, float | None] = {}
+        for alternative in (*token.top, token):
+            logprobs.setdefault(alternative.text, alternative.logprob)
+        return logprobs
 
 
 class TextChoice(Choice):
@@ -64,22 +65,22 @@ class TextChoice(Choice):
 class TextStream(Stream):
     kind = "text_completion"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int, wanted: Usage) -> None:
-        prompts = [prompt for prompt in form.prompts for _ in range(num_sequences)]
+    def __init__(self, head: Head, format: TextFormat, num_sequences: int, wanted: Usage) -> None:
+        prompts = [prompt for prompt in format.prompts for _ in range(num_sequences)]
         choices = [TextChoice(index, prompt) for index, prompt in enumerate(prompts)]
         super().__init__(head, choices, num_sequences, wanted)
-        self._form = form
+        self._format = format
 
     @property
     def _is_plain(self) -> bool:
-        return self._form.logprobs is None and not self._usage.always
+        return self._format.logprobs is None and not self._usage.always
 
-    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
+    def _text_part(self, choice: Choice, text: str) -> OpenAiTextChoice:
         return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> dict[str, Any] | None:
+    ) -> OpenAiTextChoice | None:
         assert isinstance(choice, TextChoice)
         text = token.text if choice.begun else choice.prompt + token.text
         at = choice.at if choice.begun or prefill else len(choice.prompt)
@@ -87,36 +88,38 @@ class TextStream(Stream):
         return {
             "index": choice.index,
             "text": text,
-            "logprobs": self._form.columns(prefill, [token], at),
+            "logprobs": self._format.columns(prefill, [token], at),
             "finish_reason": REASONS[finish],
         }
 
 
-class TextDocument(Whole):
-    """The choices of the first prompt, then of the next; of several tries the best, by their mean log-probability."""
+class TextDocument(WholeAnswer):
+    """The whole answer: the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
 
     kind = "text_completion"
 
-    def __init__(self, head: Head, form: Form, num_sequences: int) -> None:
-        super().__init__(head, len(form.prompts), num_sequences)
-        self._form = form
+    def __init__(self, head: Head, format: TextFormat, num_sequences: int) -> None:
+        super().__init__(head, len(format.prompts), num_sequences)
+        self._format = format
 
-    def _choices(self) -> list[dict[str, Any]]:
-        choices: list[dict[str, Any]] = []
-        for number, prompt in enumerate(self._form.prompts):
+    def _choices(self) -> list[OpenAiTextChoice]:
+        choices: list[OpenAiTextChoice] = []
+        for number, prompt in enumerate(self._format.prompts):
             tries = self._sequences[number * self._each : (number + 1) * self._each]
             prefill = tries[0].prefill
-            if self._form.num_returned < self._each:
-                tries = sorted(tries, key=_mean, reverse=True)[: self._form.num_returned]
-            choices += [self._choice(len(choices) + place, prompt, one, prefill) for place, one in enumerate(tries)]
+            if self._format.num_returned < self._each:
+                tries = sorted(tries, key=_mean, reverse=True)[: self._format.num_returned]
+            choices += [
+                self._choice(len(choices) + place, prompt, sequence, prefill) for place, sequence in enumerate(tries)
+            ]
         return choices
 
-    def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> dict[str, Any]:
+    def _choice(self, index: int, prompt: str, sequence: SequenceOutput, prefill: Sequence[Token]) -> OpenAiTextChoice:
         at = 0 if prefill else len(prompt)
         return {
             "index": index,
             "text": prompt + sequence.text,
-            "logprobs": self._form.columns(prefill, sequence.tokens, at),
+            "logprobs": self._format.columns(prefill, sequence.tokens, at),
             "finish_reason": REASONS[sequence.finish],
         }
 
@@ -126,7 +129,7 @@ def _mean(sequence: SequenceOutput) -> float:
 
 
 class PromptOnly:
-    """`max_tokens` 0: what the engine generated is neither shown nor counted. Each request has one sequence."""
+    """The reply to `max_tokens` 0, which hides and does not count the one generated token of each request."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`, and the statuses its clients know."""
+"""OpenAI's errors, `{"error": {"message", "type", "param", "code"}}`, and the statuses that its clients know."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from handler.core.errors import (
 )
 from handler.core.framing import JSON, SSE_DONE
 from handler.protocols.base import HttpResponse
+from handler.protocols.openai.answers import OpenAiError
 
 _INVALID = "invalid_request_error"
 
 _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[\d+\][\w.\[\]]*)")
-"""What a message about a field begins with: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
+"""The field at the start of a message: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
 
 
 def status(error: ServingError) -> int:
-    """The HTTP status, by which openai's clients choose their exception."""
+    """Return the HTTP status, by which openai's clients choose their exception."""
     if isinstance(error, InvalidPayload | InvalidParameter | TooLong):
         return 400
     if isinstance(error, Overloaded):
@@ -39,12 +40,12 @@ def status(error: ServingError) -> int:
     return 500
 
 
-def failure(error: ServingError) -> dict[str, Any]:
-    """The value that stands for an error, as a body or in a stream."""
+def failure(error: ServingError) -> OpenAiError:
+    """Render an error as a body, or as a value of a stream."""
     number = status(error)
     param, code = None, None
-    if isinstance(error, InvalidPayload | InvalidParameter | TooLong) and (found := _NAME.match(error.message)):
-        param = next(filter(None, found.groups()))
+    if isinstance(error, InvalidPayload | InvalidParameter | TooLong) and (match := _NAME.match(error.message)):
+        param = next(filter(None, match.groups()))
     if isinstance(error, TooLong):
         code = "context_length_exceeded"
     elif isinstance(error, ModelNotFound):
@@ -62,5 +63,5 @@ def refused(error: ServingError, body: Any = None) -> HttpResponse:
 
 
 def stream_end(error: ServingError) -> bytes:
-    """How a stream ends that had begun."""
+    """Render the end of a stream that broke off."""
     return SSE_DONE.encode(failure(error)) + SSE_DONE.end

@@ -1,4 +1,4 @@
-"""OpenAI's request fields, a line each, with vLLM's and TGI's that their clients send to the same routes."""
+"""OpenAI's request fields, one a line, with those that vLLM's and TGI's clients send to the same routes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,8 @@ from typing import Any
 from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import takes
-from handler.protocols.parameters import (
-    MAX_NAME,
-    MAX_TOP_TOKENS,
-    PARAMETERS,
-    Parameter,
-    Table,
-    boolean,
-    integer,
-    nothing,
-    number,
-    string,
-    strings,
-)
-from handler.protocols.structured_output import (
+from handler.protocols.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table
+from handler.protocols.readers.structured_output import (
     choice,
     grammar,
     json_object,
@@ -32,43 +19,50 @@ from handler.protocols.structured_output import (
     response_format,
     tgi_grammar,
 )
+from handler.protocols.readers.values import MAX_NAME, accepts, boolean, integer, nothing, number, string, strings
 
 
-@takes(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
+@accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def top_logprobs(value: Any, context: ServerContext) -> int:
-    """One is the chosen token itself, as LMI has it, where the engine has no alternatives."""
+    """Read the count. Without alternatives in the engine, 1 asks for the chosen token only, as in LMI."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     return 0 if count == 1 and "top_logprobs" in context.unsupported else count
 
 
-@takes(type="object", required=["type"], properties={"type": {"type": "string"}})
+@accepts(type="object", required=["type"], properties={"type": {"type": "string"}})
 def _format(value: Any) -> StructuredOutput | None:
-    """OpenAI's, or TGI's with `value`, into which huggingface_hub's client turns OpenAI's."""
+    """Read OpenAI's `response_format`, or TGI's with `value`, which huggingface_hub's client sends."""
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
 
 
-_GUIDES = {"json": json_schema, "regex": regex, "choice": choice, "grammar": grammar, "json_object": json_object}
+_STRUCTURED_OUTPUT_READERS = {
+    "json": json_schema,
+    "regex": regex,
+    "choice": choice,
+    "grammar": grammar,
+    "json_object": json_object,
+}
 
 
-@takes(type="object", properties={name: {} for name in _GUIDES})
+@accepts(type="object", properties={name: {} for name in _STRUCTURED_OUTPUT_READERS})
 def _structured_outputs(value: Any) -> StructuredOutput | None:
-    """vLLM's, which has one of several names."""
-    wanted = f"must be an object with one of {', '.join(_GUIDES)}"
+    """Read vLLM's `structured_outputs`, an object with exactly one name."""
+    wanted = f"must be an object with one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
     given = {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else {}
-    if len(given) != 1 or not given.keys() <= _GUIDES.keys():
+    if len(given) != 1 or not given.keys() <= _STRUCTURED_OUTPUT_READERS.keys():
         raise ValueError(wanted)
     ((name, item),) = given.items()
-    return _GUIDES[name](item)
+    return _STRUCTURED_OUTPUT_READERS[name](item)
 
 
-@takes(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
+@accepts(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
 def _seed(value: Any) -> int:
-    """OpenAI's and vLLM's are signed."""
+    """Read a signed seed, as OpenAI and vLLM have it."""
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 
 def _none_of(what: str) -> Any:
-    @takes(enum=[[], {}])
+    @accepts(enum=[[], {}])
     def read(value: Any) -> None:
         if value not in ([], {}):
             raise ValueError(f"is not supported: {what}")
@@ -91,7 +85,7 @@ CHAT_OF_LMI: Mapping[str, Parameter] = {
     "logit_bias": PARAMETERS["logit_bias"],
     "response_format": Parameter("structured_output", response_format),
 }
-"""Those that LMI's chat completions have too."""
+"""The fields that LMI's chat completions have too."""
 
 _OF_VLLM: Mapping[str, Parameter] = {
     "top_k": PARAMETERS["top_k"],
@@ -159,18 +153,19 @@ HARMLESS = frozenset(
         "tool_prompt", "cache_salt",
     }
 )  # fmt: skip
-"""Names that OpenAI's, vLLM's or TGI's clients send and that change no answer here: reported, never refused."""
+"""Names that OpenAI's, vLLM's or TGI's clients send and that change no answer here: listed in a header, never refused.
+"""
 
 _ANY_TIME = ("", "tgi", "dummy")  # what clients of TGI send when they were told none
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
-"""What @huggingface/inference sends when it was told none: the address that it sends to."""
+"""@huggingface/inference sends the server's address when it was given no model."""
 
 
 def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """`model`, as the answer repeats it, and the adapter whose name it is. An http address is the model itself.
+    """Read `model`: the name in the answer, and the adapter of that name. An http address is the model itself.
 
     Raises:
-        ModelNotFound: neither the model's name nor an adapter's.
+        ModelNotFound: neither the model nor an adapter has that name.
     """
     own = context.model_names[0]
     given = body.get("model")
@@ -193,5 +188,5 @@ def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Ad
 
 
 def harmless(body: Mapping[str, Any]) -> list[str]:
-    """Those of HARMLESS that the body has a value for."""
+    """List the names in HARMLESS that the body has a value for."""
     return [name for name, value in body.items() if name in HARMLESS and value is not None]

@@ -1,4 +1,4 @@
-"""What OpenAI's two kinds of requests share in being read."""
+"""Readers that OpenAI's chat and text completions share."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from handler.core.errors import InvalidParameter
 from handler.core.framing import KEEP_ALIVE
 from handler.core.values import FieldNames, Request
 from handler.protocols.base import ParsedRequest
-from handler.protocols.json_schema import takes
 from handler.protocols.openai import errors
 from handler.protocols.openai.parameters import HARMLESS
 from handler.protocols.openai.response import Usage
-from handler.protocols.parameters import Found
+from handler.protocols.parameters import ParsedParameters
+from handler.protocols.readers.values import accepts
 from handler.protocols.validation import show
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
-"""Of these the last has no effect: nothing is put beside the text here."""
+"""`include_obfuscation` has no effect: this server pads no chunk."""
 
 
 def defaults(body: Mapping[str, Any], max_new_tokens: int) -> dict[str, Any]:
-    """`temperature` 0 is greedy; of what is no number, nothing comes but a refusal."""
+    """Return the defaults: `temperature` 0 is greedy. A temperature that is no number is refused later."""
     return {"do_sample": body.get("temperature") != 0, "max_new_tokens": max_new_tokens}
 
 
-def unread(body: Mapping[str, Any], read: set[str]) -> list[str]:
-    """The body's names that mean nothing here; null is absent."""
+def unknown_fields(body: Mapping[str, Any], read: set[str]) -> list[str]:
+    """List the body's names that no table knows; null means absent."""
     return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
 
-def names(prompt: str, found: Found) -> FieldNames:
-    """What the client calls what is checked later on."""
-    structured_output = found.names.get("structured_output", "response_format")
+def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
+    """Return the client's names of the fields that later checks refuse."""
+    structured_output = parameters.names.get("structured_output", "response_format")
     return FieldNames(
         prompt=prompt,
-        max_new_tokens=found.names.get("max_new_tokens", "max_tokens"),
+        max_new_tokens=parameters.names.get("max_new_tokens", "max_tokens"),
         stop_token_ids="stop_token_ids",
         bad_token_ids="bad_words",
         logit_bias="logit_bias",
@@ -46,7 +46,7 @@ def names(prompt: str, found: Found) -> FieldNames:
 
 
 def read_stream(body: Mapping[str, Any]) -> tuple[bool, Usage]:
-    """`stream` and `stream_options`."""
+    """Read `stream` and `stream_options`."""
     stream, options = body.get("stream"), body.get("stream_options")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidParameter(f"stream={show(stream)}: must be true or false")
@@ -60,13 +60,13 @@ def read_stream(body: Mapping[str, Any]) -> tuple[bool, Usage]:
         raise InvalidParameter(f"stream_options={show(options)}: {error}") from None
 
 
-@takes(
+@accepts(
     type="object",
     properties={name: {"type": ["boolean", "null"]} for name in _STREAM_OPTIONS},
     additionalProperties=False,
 )
 def read_usage(options: Any) -> Usage:
-    """What `stream_options` asks for."""
+    """Read `stream_options`."""
     if not isinstance(options, dict):
         raise ValueError("must be an object")
     for name, value in options.items():

@@ -1,4 +1,4 @@
-"""What OpenAI's two kinds of answers share: what they say of themselves, the count of tokens, a stream's course."""
+"""The common parts of OpenAI's chat and text answers: head, token counts, the course of a stream."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, SSE_DONE, around
+from handler.core.framing import JSON, SSE_DONE, Framing, around
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai import errors
+from handler.protocols.openai.answers import TokenUsage
 from handler.protocols.reply import SequenceOutput, WholeReply
 
 REASONS: Mapping[Finish | None, str | None] = {
@@ -24,12 +25,12 @@ REASONS: Mapping[Finish | None, str | None] = {
 
 
 class Head(NamedTuple):
-    """What an answer says of itself."""
+    """The fields of an answer that are the same in all of its chunks."""
 
     id: str
     created: int
-    model: str
-    fingerprint: str
+    model: str = ""
+    fingerprint: str = ""
 
     def value(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {
@@ -43,15 +44,15 @@ class Head(NamedTuple):
 
 
 def identity(prefix: str) -> tuple[str, int]:
-    """A new id, and the time at which the answer was asked for."""
+    """Return a new id, and the time of the request."""
     return f"{prefix}-{uuid.uuid4().hex}", int(time.time())
 
 
 class Usage(NamedTuple):
-    """`stream_options`: what a stream says of the number of its tokens, at its end or with every chunk.
+    """`stream_options`: report token counts at a stream's end, or in every chunk.
 
     Attributes:
-        null: chunks that do not say it have a null, as TGI's chats always do.
+        null: chunks without a count have `"usage": null`, as TGI's chats always do.
     """
 
     at_end: bool = False
@@ -59,7 +60,7 @@ class Usage(NamedTuple):
     null: bool = False
 
 
-def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
+def usage(num_prompt_tokens: int, num_tokens: int) -> TokenUsage:
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
@@ -68,9 +69,9 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
 
 
 class Choice:
-    """One of a stream's choices, as far as it has come.
+    """The state of one choice in a stream.
 
-    `around` is what stands about the text in a chunk of nothing else, once that is always the same.
+    `around` are the bytes before and after the text of a chunk, once nothing but the text changes.
     """
 
     __slots__ = ("around", "begun", "index")
@@ -82,18 +83,26 @@ class Choice:
 
 
 class Stream:
-    """A chunk a token, each of one choice; `usage` at the end where it was asked for, and `[DONE]`.
+    """A chunk a token, each of one choice; then `usage` on demand, and `[DONE]`.
 
-    A subclass says what a choice's part of a chunk is.
+    Subclasses render a choice's part of a chunk.
 
     Args:
-        num_sequences: of each request.
+        num_sequences: sequences of each request.
     """
 
-    content_type = SSE_DONE.content_type
     kind = ""
 
-    def __init__(self, head: Head, choices: Sequence[Choice], num_sequences: int, wanted: Usage) -> None:
+    def __init__(
+        self,
+        head: Head,
+        choices: Sequence[Choice],
+        num_sequences: int,
+        wanted: Usage,
+        framing: Framing = SSE_DONE,
+    ) -> None:
+        self.content_type = framing.content_type
+        self._framing = framing
         self._head = head
         self._choices = choices
         self._num_sequences = num_sequences
@@ -109,7 +118,7 @@ class Stream:
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is not None:
             self.finished = True
-            return errors.stream_end(delta.error)
+            return self._failure(delta.error)
         choice = self._choices[index * self._num_sequences + delta.sequence]
         around = choice.around
         if around is not None and delta.finish is None and len(delta.tokens) == 1:  # the hot path: all but the text is
@@ -139,20 +148,20 @@ class Stream:
 
     @property
     def _is_plain(self) -> bool:
-        """Every token's part is its text, and nothing else differs."""
+        """Whether every part is text, and nothing else differs."""
         raise NotImplementedError
 
-    def _text_part(self, choice: Choice, text: str) -> dict[str, Any]:
-        """What a chunk of nothing but text says of its choice."""
+    def _text_part(self, choice: Choice, text: str) -> Mapping[str, Any]:
+        """Render the part of a choice that brings nothing but text."""
         raise NotImplementedError
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
-    ) -> dict[str, Any] | None:
-        """What a chunk says of its choice; None: nothing yet.
+    ) -> Mapping[str, Any] | None:
+        """Render the part of a choice; None: nothing yet.
 
         Args:
-            prefill: the prompt's tokens, with a choice's first, when they were asked for.
+            prefill: the prompt's tokens, on a choice's first part, when the client asks for them.
         """
         raise NotImplementedError
 
@@ -162,26 +171,30 @@ class Stream:
             value["usage"] = self._count()
         elif self._usage.null:
             value["usage"] = None
-        return SSE_DONE.encode(value)
+        return self._framing.encode(value)
 
     def _end(self) -> bytes:
         chunk = b""
         if self._usage.at_end:
-            chunk = SSE_DONE.encode({**self._head.value(self.kind, []), "usage": self._count()})
-        return chunk + SSE_DONE.end
+            chunk = self._framing.encode({**self._head.value(self.kind, []), "usage": self._count()})
+        return chunk + self._framing.end
 
-    def _count(self) -> dict[str, int]:
+    def _count(self) -> TokenUsage:
         return usage(self._num_prompt_tokens, self._num_tokens)
+
+    def _failure(self, error: ServingError) -> bytes:
+        """Render the end of a stream that broke off."""
+        return errors.stream_end(error)
 
     def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)
 
 
-class Whole(WholeReply):
-    """One object; a subclass says what a choice is.
+class WholeAnswer(WholeReply):
+    """A whole answer as one object. Subclasses render the choices.
 
     Args:
-        num_sequences: of each request.
+        num_sequences: sequences of each request.
     """
 
     kind = ""
@@ -201,7 +214,7 @@ class Whole(WholeReply):
         num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
         return {**self._head.value(self.kind, self._choices()), "usage": usage(self._num_prompt_tokens, num_tokens)}
 
-    def _choices(self) -> list[dict[str, Any]]:
+    def _choices(self) -> Sequence[Mapping[str, Any]]:
         raise NotImplementedError
 
     def refused(self, error: ServingError) -> HttpResponse:

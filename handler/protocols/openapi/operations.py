@@ -1,4 +1,4 @@
-"""The routes that are not for inference: what each is, and what it answers."""
+"""The server's own routes that are not for inference."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from handler.protocols.openapi.shapes import COUNT, FLAG, TEXT, Shape, listing, record
-from handler.protocols.tgi.errors import UNHEALTHY
+from handler.protocols.openapi.json_schema import COUNT, FLAG, TEXT, Shape, listing, record
 
 
 class Operation(NamedTuple):
@@ -83,7 +82,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/"): Operation(
         "Page", "The chat page for browsers (Accept: text/html); for others whether the model can serve, as in TGI",
         {200: (_HTML, TEXT, "<!doctype html>"),
-         503: (_JSON, _UNHEALTHY, UNHEALTHY)}, open=True,
+         503: (_JSON, _UNHEALTHY, {"error": "unhealthy", "error_type": "healthcheck"})}, open=True,
     ),
     ("GET", "/docs"): Operation("Page", "This document as a page", {200: (_HTML, TEXT, "<!doctype html>")}, open=True),
     ("GET", "/api-doc/openapi.json"): Operation(

@@ -1,7 +1,7 @@
-"""GptManager's input tensors as parameters (seeds 000 and 001): each with its shapes, range, and what it is to us.
+"""GptManager's input tensors as parameters, each with its shapes and range, and the field that it sets.
 
-A name that LMI has too takes LMI's plain value and the tensor. What GptManager could do and no engine of today can is
-refused by name. The offsets in lists of words follow seed 001.
+Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier; the offsets in word lists follow the earlier one).
+A name that LMI has too takes LMI's plain value and the tensor. Tensors without an equivalent are refused by name.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from handler.protocols.adapters import numbered_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import taken, takes
-from handler.protocols.parameters import MAX_STOPS, PARAMETERS, SEVERAL, Parameter, Table, boolean, integer, number
+from handler.protocols.parameters import PARAMETERS, SEVERAL, Parameter, Table
+from handler.protocols.readers.adapters import numbered_adapter
+from handler.protocols.readers.values import MAX_STOPS, accepts, boolean, integer, number, schema_of_reader
 from handler.protocols.tensors.outputs import LOGITS, OUTPUTS
 
 _INT32 = (1 << 31) - 1
@@ -31,7 +31,7 @@ Words = tuple[tuple[int, ...], ...]
 
 
 def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
-    """The JSON schemas of a value, and of the tensors that hold it and nothing else."""
+    """List the JSON schemas of a value, and of the tensors that hold it alone."""
     forms = [schema]
     for _ in range(depth):
         forms.append({"type": "array", "minItems": 1, "maxItems": 1, "items": forms[-1]})
@@ -39,10 +39,10 @@ def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
 
 
 def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], Any]:
-    """A tensor of one element, or that element by itself."""
+    """Read a tensor of one element, or that element by itself."""
     depth = shape.count("1")
 
-    @takes(anyOf=one_of(taken(read) or {}, depth))
+    @accepts(anyOf=one_of(schema_of_reader(read), depth))
     def read_one(value: Any) -> Any:
         for _ in range(depth):
             if isinstance(value, list):
@@ -55,7 +55,7 @@ def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], An
 
 
 def _row(value: Any, shape: str) -> list[Any]:
-    """The row of a tensor of shape [1, N], or the row by itself."""
+    """Return the row of a tensor of shape [1, N], or the row by itself."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
     if not isinstance(value, list):
@@ -73,7 +73,7 @@ def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
 
 
 def _known(ids: Sequence[int], context: ServerContext) -> None:
-    """Refuse ids that no prompt could have; where each prompt brings its own vocabulary, intake does."""
+    """Refuse ids outside the vocabulary. Where each prompt brings its own, `serving/preprocess.py` checks them."""
     if context.vocabulary is not None and (worst := max(ids, default=0)) >= len(context.vocabulary):
         raise ValueError(f"{worst} is not in the vocabulary of {len(context.vocabulary)} tokens")
 
@@ -82,7 +82,7 @@ def _no_vocabulary(context: ServerContext) -> ValueError:
     return ValueError(f"the engine {context.engine} lacks it: it has no vocabulary of its own")
 
 
-@takes(**_TENSOR, items={"type": ["integer", "array"]})
+@accepts(**_TENSOR, items={"type": ["integer", "array"]})
 def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
     ids = _ids(_row(value, "[1, num_input_tokens] or [num_input_tokens]"))
     if not ids:
@@ -93,9 +93,9 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
     return tuple(ids)
 
 
-@takes(anyOf=one_of(_ID))
+@accepts(anyOf=one_of(_ID))
 def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
-    """-1 is no end token at all; another one takes the place of the model's own."""
+    """Read the end token: -1 is none at all; another one replaces the model's own."""
     id = single(integer(-1))(value)
     if id < 0:
         return {"ignore_eos": True}
@@ -103,27 +103,27 @@ def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
     return {"ignore_eos": True, "end_id": id}
 
 
-@takes(anyOf=one_of(_ID))
+@accepts(anyOf=one_of(_ID))
 def pad_id(value: Any, context: ServerContext) -> int:
     id: int = single(integer(-1))(value)
     _known((id,), context)
     return id
 
 
-@takes(**_TENSOR, items={"type": ["number", "array"]})
+@accepts(**_TENSOR, items={"type": ["number", "array"]})
 def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float], ...]:
     read = number(-math.inf)
     bias = [read(item) for item in _row(value, "[1, vocab_size] or [vocab_size]")]
-    found = tuple((id, item) for id, item in enumerate(bias) if item)
-    if found and context.vocabulary is None:
+    result = tuple((id, item) for id, item in enumerate(bias) if item)
+    if result and context.vocabulary is None:
         raise _no_vocabulary(context)
     if context.vocabulary is not None and len(bias) != len(context.vocabulary):
         raise ValueError(f"holds {len(bias)} numbers; the vocabulary has {len(context.vocabulary)} tokens")
-    return found
+    return result
 
 
 def word_list(value: Any) -> Words:
-    """Shape [2, N] (seed 000) or [1, 2, N] (seed 001): the words' ids one after another, and where each word ends."""
+    """Read shape [2, N] or [1, 2, N]: the ids of all words one after another, and the offset where each word ends."""
     shape = "[2, N] or [1, 2, N]"
     rows = _row(value, shape) if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(rows, list) or len(rows) != 2 or not all(isinstance(row, list) for row in rows):
@@ -144,22 +144,22 @@ def word_list(value: Any) -> Words:
 
 
 def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str, Any]]:
-    """Words of one token go to the field `singles`, as they are; longer ones, as their text, to `strings`."""
+    """Read words: those of one token set the field `singles`; longer ones, as text, set `strings`."""
 
-    @takes(**_TENSOR, maxItems=2, items={"type": "array"})
+    @accepts(**_TENSOR, maxItems=2, items={"type": "array"})
     def read(value: Any, context: ServerContext) -> dict[str, Any]:
-        found = word_list(value)
-        for word in found:
+        all_words = word_list(value)
+        for word in all_words:
             _known(word, context)
-        one = tuple(word[0] for word in found if len(word) == 1)
-        more = tuple(_text(word, context) for word in found if len(word) > 1)
-        return {**({singles: one} if one else {}), **({strings: more} if more else {})}
+        single_ids = tuple(word[0] for word in all_words if len(word) == 1)
+        texts = tuple(_text(word, context) for word in all_words if len(word) > 1)
+        return {**({singles: single_ids} if single_ids else {}), **({strings: texts} if texts else {})}
 
     return read
 
 
 def _text(word: tuple[int, ...], context: ServerContext) -> str:
-    """What a word of several tokens is as text: engines and stop strings know words by that."""
+    """Return the text of a word of several tokens; engines and stop strings take text."""
     vocabulary = context.vocabulary
     if vocabulary is None:
         raise _no_vocabulary(context)
@@ -174,23 +174,23 @@ def _text(word: tuple[int, ...], context: ServerContext) -> str:
 # -- what has a meaning of its own here ----------------------------------------------------------------------------
 
 
-@takes(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
+@accepts(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
 def _top_k(value: Any) -> dict[str, Any]:
-    """TensorRT-LLM has no `do_sample`: more than one candidate is sampling."""
+    """Read top_k. TensorRT-LLM has no `do_sample`: more than one candidate means sampling."""
     k = max(single(integer(-1))(value), 0)
     return {"top_k": k, "do_sample": True} if k > 1 else {"top_k": k}
 
 
-@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+@accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> dict[str, Any]:
-    """0 is off, as it is TensorRT-LLM's own default; another value is sampling."""
+    """Read top_p. 0 is TensorRT-LLM's default and means off; another value means sampling."""
     p = single(number(0, 1))(value)
     return {"top_p": p, "do_sample": True} if p else {"top_p": 1.0}
 
 
-@takes(anyOf=one_of({"enum": [True, False, 0, 1]}))
+@accepts(anyOf=one_of({"enum": [True, False, 0, 1]}))
 def _early_stopping(value: Any) -> bool:
-    """LMI's boolean, or TensorRT-LLM's integer, whose other values have other searches."""
+    """Read LMI's boolean, or TensorRT-LLM's 0 or 1."""
     value = single(lambda item: item)(value)
     if isinstance(value, bool):
         return value
@@ -199,24 +199,24 @@ def _early_stopping(value: Any) -> bool:
     return bool(value)
 
 
-@takes(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
+@accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
 def _ngram(value: Any) -> int:
     size: int = single(integer(0))(value)
     return 0 if size >= _NGRAM_OFF else size
 
 
-@takes(type="array", items={"enum": list(OUTPUTS)})
+@accepts(type="array", items={"enum": list(OUTPUTS)})
 def _outputs(value: Any) -> dict[str, Any]:
     if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
         raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
-    found: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
-    return {**found, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
+    result: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
+    return {**result, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
 
 
 def _never(why: str) -> Parameter:
-    """Accepted when it holds nothing."""
+    """Accept the tensor only when it is empty."""
 
-    @takes(enum=[[], [[]], 0, [0]])
+    @accepts(enum=[[], [[]], 0, [0]])
     def read(value: Any) -> None:
         if value not in ([], [[]], 0, [0]) or isinstance(value, bool):
             raise ValueError(f"is not supported: {why}")
@@ -225,7 +225,7 @@ def _never(why: str) -> Parameter:
 
 
 def _tensor_too(name: str) -> Parameter:
-    """A name that LMI has as well."""
+    """Take a parameter of LMI's, as a tensor too."""
     return Parameter(PARAMETERS[name].field, single(PARAMETERS[name].read))
 
 
@@ -258,7 +258,7 @@ TENSORS: Mapping[str, Parameter] = {
     "prompt_vocab_size": _never(_P_TUNING),
     "lora_task_id": Parameter(
         "adapter",
-        takes(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
+        accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
             lambda value, context: numbered_adapter(single(integer(0, _UINT64))(value), context)
         ),
         informed=True,
@@ -271,7 +271,7 @@ TENSORS: Mapping[str, Parameter] = {
     "draft_input_ids": _never(_DRAFT),
     "draft_logits": _never(_DRAFT),
 }
-"""All thirty of seed 000; the fields that Sampling lacks are `Found.others`."""
+"""All thirty tensors of the page; fields that are not in Sampling go to `ParsedParameters.others`."""
 
 TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, _outputs)}, "parameters.")
-"""All that `parameters` may hold in LMI's dialects and that `read_all` reads."""
+"""All names under `parameters` in LMI's dialects that `read_all` reads."""

@@ -1,7 +1,6 @@
-"""GptManager's output tensors (seed 000) as `outputs` of an answer: the seed's shapes, as nested lists.
+"""GptManager's output tensors in `outputs` of an answer, as nested lists (TensorRT-LLM, "Inference Request").
 
-Of a document they have a row for each sequence that the client gets, the shorter ones padded; of a line of a stream
-they are about its one token.
+A document has a row for each returned sequence, padded to the longest. A line of a stream has its one token.
 """
 
 from __future__ import annotations
@@ -20,41 +19,41 @@ OUTPUTS = {
     "context_logits": "return_context_logits",
     "generation_logits": "return_generation_logits",
 }
-"""Name -> the input tensor that asks for it; "" where `outputs` alone does."""
+"""Name -> the input tensor that asks for it; "" where only `outputs` does."""
 
 LOGITS = {"context_logits", "generation_logits"}
-"""Those that only the engine has, so that naming them asks it for them."""
+"""Tensors that the engine must compute: naming them asks the engine for them."""
 
 Rows = Sequence[Sequence[float]]
 
 
-class Wanted(NamedTuple):
-    """What of `OUTPUTS` is asked for; `pad` fills the ids of sequences that are shorter than the longest."""
+class OutputTensors(NamedTuple):
+    """The output tensors of a request; `pad` fills the ids of shorter sequences."""
 
     names: tuple[str, ...]
     pad: int = -1
 
 
-def wanted(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> Wanted | None:
-    """None when nothing is.
+def select_tensors(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> OutputTensors | None:
+    """Select the output tensors; None for none.
 
     Args:
         named: `outputs`.
-        flags: the input tensors that are set.
+        flags: input tensor -> its value, where it was set.
     """
     names = tuple(name for name, flag in OUTPUTS.items() if name in named or flags.get(flag))
-    return Wanted(names, pad) if names else None
+    return OutputTensors(names, pad) if names else None
 
 
-class Generated(NamedTuple):
-    """One sequence of an answer: its tokens and, for each, its row of logits where there are any."""
+class TokenRows(NamedTuple):
+    """One sequence: its tokens and, for each, a row of logits of the vocabulary's size, or no rows."""
 
     tokens: Sequence[Token]
     rows: Rows = ()
 
 
-def document(names: Wanted, sequences: Sequence[Generated], context: Rows | None) -> dict[str, Any]:
-    """`outputs` of a whole answer; `context` are the prompt's rows of logits."""
+def document(names: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> dict[str, Any]:
+    """Build `outputs` of a whole answer; `context` holds the prompt's rows of logits."""
     tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
     longest = max(map(len, tokens), default=0)
 
@@ -78,34 +77,36 @@ def document(names: Wanted, sequences: Sequence[Generated], context: Rows | None
 
 
 class Lines:
-    """`outputs` of the lines of a stream, in order."""
+    """The `outputs` of a stream's lines, in order."""
 
-    def __init__(self, names: Wanted) -> None:
+    def __init__(self, names: OutputTensors) -> None:
         self._names = names
         self._total = 0.0
         self._context: Rows | None = None
         self._rows: Iterator[Sequence[float]] = iter(())
 
     def take(self, delta: Delta) -> None:
-        """The delta whose tokens come next."""
+        """Take the delta whose tokens come next."""
         if delta.logits is not None:
             self._context = delta.logits.context if delta.logits.context is not None else self._context
             self._rows = iter(delta.logits.generation or ())
 
     def line(self, token: Token) -> dict[str, Any]:
-        """`cum_log_probs` goes up to this token; the prompt's logits stand in the first line only."""
+        """Build `outputs` of one line. `cum_log_probs` sums up to this token; the prompt's logits come in the first
+        line only.
+        """
         self._total += token.logprob or 0.0
         row = next(self._rows, None)
-        one = Generated((token,), () if row is None else (row,))
-        found = document(self._names, (one,), self._context)
-        if "cum_log_probs" in found:
-            found["cum_log_probs"] = [[self._total]]
+        rows = TokenRows((token,), () if row is None else (row,))
+        outputs = document(self._names, (rows,), self._context)
+        if "cum_log_probs" in outputs:
+            outputs["cum_log_probs"] = [[self._total]]
         if self._context is None:
-            found.pop("context_logits", None)
+            outputs.pop("context_logits", None)
         self._context = None
-        return found
+        return outputs
 
 
 def _lists(rows: Rows) -> list[list[float]]:
-    """Rows as JSON's encoder takes them, whatever the engine made them of."""
+    """Turn rows of any array type into lists."""
     return [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]

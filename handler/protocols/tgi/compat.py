@@ -1,4 +1,4 @@
-"""TGI_COMPAT: LMI's schema in the layout that strict TGI clients parse (contract generate_apis.md, 7 and 12)."""
+"""TGI_COMPAT: LMI's requests, answered in TGI's format, which the strict client text_generation 0.7 parses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from handler.core.values import Request
 from handler.protocols.base import HttpResponse, ServerContext
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.reply import SequenceOutput
-from handler.protocols.tgi.response_format import TgiLayout, seed_of
+from handler.protocols.tgi.response import TgiFormat, seed_of
 
 
-class TgiCompat(TgiLayout, Lmi):
-    """An array when not streaming, server-sent events when streaming.
+class TgiCompat(TgiFormat, Lmi):
+    """One array, or server-sent events.
 
-    Details are on unless switched off, as in LMI's own compatibility mode. Stop strings stay in the text, as in TGI.
+    Details are on by default, as in LMI's own compatibility mode. Stop strings stay in the text, as in TGI.
     """
 
     name = "tgi_compat"

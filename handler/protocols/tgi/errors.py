@@ -1,4 +1,4 @@
-"""How TGI says that something failed: statuses, words, `error_type` (contract generate_apis.md, 1.4)."""
+"""TGI's errors: statuses, messages, `error_type` (text-generation-inference 3, router/src/server.rs)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from handler.core.errors import (
 from handler.core.values import Request
 
 SLICE = 1024
-"""New tokens that TGI 3 checks against the model's limit; of more it makes as many as fit."""
+"""New tokens that TGI 3 checks against the model's limit. Of a larger number it generates as many as fit."""
 
 
-class Misshapen(InvalidPayload):
-    """A wrong JSON type, or a field that is not there: the message begins with where it stands."""
+class WrongType(InvalidPayload):
+    """A wrong JSON type, or a missing field. The message begins with the field's path."""
 
     @property
     def public(self) -> str:
         return f"{self.message.partition(': ')[0]} has a wrong type"
 
 
-class Rejected(InvalidParameter):
-    """A value that breaks a limit, in TGI's words."""
+class OutOfRange(InvalidParameter):
+    """A value out of range, in TGI's words."""
 
     @property
     def public(self) -> str:
@@ -42,15 +42,15 @@ class Rejected(InvalidParameter):
 
 
 UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}
-"""What a health check says of a server that cannot serve."""
+"""The body of a health check that fails."""
 
 
 class Failure(NamedTuple):
-    """What is said of an error.
+    """The rendering of an error.
 
     Attributes:
-        in_stream: it is an event under status 200 when the client asked for a stream, as in TGI; else it comes before
-            TGI would look at what was asked for.
+        in_stream: a request for a stream gets it as an event under status 200, as in TGI. Otherwise TGI fails before it
+            reads what the client asks for.
     """
 
     status: int
@@ -60,16 +60,16 @@ class Failure(NamedTuple):
 
 
 def failure(error: ServingError, request: Request | None = None, *, begun: bool = False) -> Failure:
-    """What TGI says of an error; where it says it in plain text, its text.
+    """Render an error as TGI does; where TGI answers plain text, return its text.
 
     Args:
-        request: what was asked, where it was read.
+        request: the request, as far as it was read.
         begun: the answer has begun.
     """
     match error:
         case NotJson():
             return Failure(400, f"Failed to parse the request body as JSON: {error.message}", "validation", False)
-        case Misshapen():
+        case WrongType():
             what = "Failed to deserialize the JSON body into the target type"
             return Failure(422, f"{what}: {error.message}", "validation", False)
         case UnsupportedMedia() | TooLarge() | MethodNotAllowed():
@@ -92,7 +92,7 @@ def failure(error: ServingError, request: Request | None = None, *, begun: bool 
 
 
 def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> str:
-    """TGI looks at the sum first; an answer without a limit of its own asks for what the prompt leaves."""
+    """Describe the excess. TGI checks the sum first; a request without a limit takes what the prompt leaves."""
     most = error.most
     if isinstance(error, PromptTooLong):
         most += 1
@@ -101,6 +101,6 @@ def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> 
             return f"`inputs` must have less than {error.most} tokens. Given: {error.given}"
     else:
         wanted = error.wanted
-    shown = error.given if isinstance(error, PromptTooLong) else error.num_prompt
-    given = f"Given: {shown} `inputs` tokens and {wanted} `max_new_tokens`"
+    num_prompt = error.given if isinstance(error, PromptTooLong) else error.num_prompt
+    given = f"Given: {num_prompt} `inputs` tokens and {wanted} `max_new_tokens`"
     return f"`inputs` tokens + `max_new_tokens` must be <= {most}. {given}"

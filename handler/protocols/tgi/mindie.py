@@ -1,4 +1,7 @@
-"""MindIE's text and stream inference at `/` (seed 003): TGI 0.9.4 as its document has it, with answers of its own."""
+"""MindIE's text and stream inference at `/`, which imitates TGI 0.9.4 and has answers of its own.
+
+Source: Huawei's MindIE Service documentation, the TGI-compatible interface of `POST /`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from handler.core.framing import JSON
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.parameters import PARAMETERS as LMI
-from handler.protocols.parameters import Parameter, Table, integer, read_all
+from handler.protocols.parameters import Parameter, Table, read_all
+from handler.protocols.readers.values import integer
 from handler.protocols.reply import SequenceOutput
 from handler.protocols.tgi.errors import failure
 from handler.protocols.tgi.native import DEFAULTS, Document, Stream
@@ -27,12 +31,12 @@ from handler.protocols.tgi.request import (
     require,
     unknown,
 )
-from handler.protocols.tgi.response_format import TgiLayout, finish_shown
+from handler.protocols.tgi.response import TgiFormat, finish_shown
 
 MAX_CHARACTERS = 512 << 10
 
 _LACKING = ("best_of", "frequency_penalty", "top_n_tokens", "grammar")
-"""TGI's parameters that the seed does not have."""
+"""TGI's parameters that MindIE does not have."""
 
 KINDS: Mapping[str, Kind] = {
     name: kind._replace(null=True) for name, kind in PARAMETERS.items() if name not in _LACKING
@@ -56,11 +60,11 @@ TABLE = Table(
 )
 
 _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
-"""The seed takes them and does nothing with them; other values than these are reported."""
+"""MindIE accepts these without effect. Values other than these defaults are listed in the answer's header."""
 
 
-class Mindie(TgiLayout):
-    """An object when not streaming. Nulls stand for absent values everywhere, as in the seed's own example."""
+class Mindie(TgiFormat):
+    """One object, or events. Null means absent everywhere, as in MindIE's own example."""
 
     name = "mindie"
     any_media = False
@@ -134,16 +138,16 @@ class Mindie(TgiLayout):
     def failed(
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
     ) -> HttpResponse:
-        """`error` alone, under its real status as long as nothing was sent."""
-        said = failure(error, request, begun=begun)
-        return HttpResponse(said.status, JSON.content_type, JSON.encode({"error": said.error}))
+        """Render `error` alone, with its real status as long as nothing was sent."""
+        answer = failure(error, request, begun=begun)
+        return HttpResponse(answer.status, JSON.content_type, JSON.encode({"error": answer.error}))
 
     def stream_failure(self, error: ServingError) -> Any:
         return {"error": failure(error, begun=True).error}
 
 
 def _check_limits(read: Body, context: ServerContext) -> None:
-    """The seed's ranges."""
+    """Check MindIE's ranges."""
     given = read.parameters
     no_prefill = not (read.stream and given.get("decoder_input_details"))
     require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")
@@ -161,13 +165,13 @@ def _check_limits(read: Body, context: ServerContext) -> None:
 
 def _request(read: Body, context: ServerContext) -> Request:
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
-    found = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": 20}, table=TABLE)
-    seed = found.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
+    parameters = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": 20}, table=TABLE)
+    seed = parameters.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
     return Request(
         prompt=read.inputs,
-        sampling=replace(found.sampling, seed=seed),
+        sampling=replace(parameters.sampling, seed=seed),
         truncate=given.get("truncate"),
-        details=given.get("details", False) or found.sampling.prompt_logprobs,
+        details=given.get("details", False) or parameters.sampling.prompt_logprobs,
         full_text=given.get("return_full_text", False),
-        adapter=found.others.get("adapter"),
+        adapter=parameters.others.get("adapter"),
     )

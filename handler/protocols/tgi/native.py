@@ -1,4 +1,4 @@
-"""TGI's own routes: `/`, `/generate` and `/generate_stream` as TGI 3 has them (contract generate_apis.md, 1 and 2)."""
+"""TGI's own routes `/`, `/generate` and `/generate_stream`, as text-generation-inference 3 has them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.values import Finish, Request
 from handler.protocols.base import Headers, HttpResponse, ParsedRequest, ServerContext, Timing
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, integer, read_all
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, read_all
+from handler.protocols.readers.values import integer
 from handler.protocols.reply import DocumentReply, ResponseFormat, SequenceOutput, StreamReply
+from handler.protocols.tgi.answers import TgiError
 from handler.protocols.tgi.errors import SLICE, failure
 from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
-from handler.protocols.tgi.response_format import TgiLayout, finish_shown, seed_of
+from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
 
 _AS_LMI = (
     "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample", "stop",
@@ -29,14 +31,14 @@ TABLE = Table(
     },
     "parameters.",
 )
-"""What shapes the answer, once types and limits are as TGI has them: onto Sampling, and what the engine lacks."""
+"""The parameters that shape the answer, once their types and ranges have passed TGI's checks."""
 
 DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
-"""Tokens show special marks, and stop strings are looked for among them; the whole text has none."""
+"""Tokens show special tokens, and stop strings match them; the whole text has none."""
 
 
 class Dialect(ResponseFormat, Protocol):
-    """A layout whose refusals depend on what was asked."""
+    """A format whose refusals depend on the request."""
 
     def failed(
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
@@ -44,7 +46,7 @@ class Dialect(ResponseFormat, Protocol):
 
 
 class Document(DocumentReply):
-    """A whole answer; the best of several is the one with the highest mean log-probability."""
+    """A whole answer. `best_of` returns the sequence with the highest mean log-probability."""
 
     def __init__(self, dialect: Dialect, request: Request) -> None:
         super().__init__(dialect, request)
@@ -67,13 +69,13 @@ class Stream(StreamReply):
         return self._dialect.failed(error, stream=True, request=self._request)
 
 
-class Tgi(TgiLayout):
+class Tgi(TgiFormat):
     """One of TGI's routes.
 
     Args:
         array: a whole answer is the only element of an array.
-        streams: None: the body says so.
-        full_text: the answer begins with the prompt unless the body says otherwise.
+        streams: None lets the body decide.
+        full_text: the text begins with the prompt by default.
     """
 
     any_media = False
@@ -95,23 +97,25 @@ class Tgi(TgiLayout):
         ignored = unknown(body, context)
         if read.stream and not stream:
             ignored.append("stream")  # this route does not look at it
-        told = headers(request, context)
+        own_headers = headers(request, context)
         if stream:
 
             def failed(error: ServingError) -> bytes:
                 return SSE.encode(self.stream_failure(error, request))
 
             reply = Stream(self, request)
-            return ParsedRequest((request,), reply, ignored, True, headers=told, keep_alive=KEEP_ALIVE, failed=failed)
-        return ParsedRequest((request,), Document(self, request), ignored, headers=told)
+            return ParsedRequest(
+                (request,), reply, ignored, True, headers=own_headers, keep_alive=KEEP_ALIVE, failed=failed
+            )
+        return ParsedRequest((request,), Document(self, request), ignored, headers=own_headers)
 
     def _request(self, read: Body, context: ServerContext) -> Request:
         given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
         if given.get("best_of", 1) > 1:  # then the limits saw to it that something says so
             given["do_sample"] = True
         defaults = {**DEFAULTS, "do_sample": not read.has_parameters}
-        found = read_all(given, context, defaults=defaults, table=TABLE)
-        sampling = found.sampling
+        parameters = read_all(given, context, defaults=defaults, table=TABLE)
+        sampling = parameters.sampling
         if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
             sampling = replace(sampling, seed=random.getrandbits(53))
         return Request(
@@ -120,7 +124,7 @@ class Tgi(TgiLayout):
             truncate=given.get("truncate"),
             details=given.get("details", False) or sampling.prompt_logprobs,
             full_text=given.get("return_full_text", self._full_text),
-            adapter=found.others.get("adapter"),
+            adapter=parameters.others.get("adapter"),
             fill_context="max_new_tokens" not in given,
             min_free_tokens=SLICE,
         )
@@ -168,25 +172,25 @@ class Tgi(TgiLayout):
     # -- failures ------------------------------------------------------------------------------------------------
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        asked = isinstance(body, dict) and body.get("stream") is True
-        return self.failed(error, stream=asked if self._streams is None else self._streams)
+        stream = isinstance(body, dict) and body.get("stream") is True
+        return self.failed(error, stream=stream if self._streams is None else self._streams)
 
     def failed(
         self, error: ServingError, *, stream: bool, request: Request | None = None, begun: bool = False
     ) -> HttpResponse:
-        said = failure(error, request, begun=begun)
-        value = {"error": said.error, "error_type": said.error_type}
-        if stream and said.in_stream:
+        answer = failure(error, request, begun=begun)
+        value: TgiError = {"error": answer.error, "error_type": answer.error_type}
+        if stream and answer.in_stream:
             return HttpResponse(200, SSE.content_type, SSE.encode(value))
-        return HttpResponse(said.status, JSON.content_type, JSON.encode(value))
+        return HttpResponse(answer.status, JSON.content_type, JSON.encode(value))
 
     def stream_failure(self, error: ServingError, request: Request | None = None) -> Any:
-        said = failure(error, request, begun=True)
-        return {"error": said.error, "error_type": said.error_type}
+        answer = failure(error, request, begun=True)
+        return {"error": answer.error, "error_type": answer.error_type}
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:
-    """TGI's own, with times in whole milliseconds but for x-compute-time, which has seconds."""
+    """Return TGI's headers: times in whole milliseconds, but `x-compute-time` in seconds."""
     start = [("x-compute-type", context.engine), ("x-compute-characters", str(len(request.prompt)))]
 
     def of(timing: Timing | None) -> Headers:

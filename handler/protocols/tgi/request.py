@@ -1,6 +1,6 @@
-"""TGI's request (contract generate_apis.md, 1.2): types as its JSON library sees them, then limits in its order.
+"""TGI's request: JSON types as its library serde reports them, then ranges in its order.
 
-MindIE imitates it, so `mindie.py` reads its own with the same pieces.
+Source: text-generation-inference 3, router/src/lib.rs and validation.rs. MindIE's `mindie.py` uses the same pieces.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from handler.protocols.base import ServerContext
-from handler.protocols.readers import reported
-from handler.protocols.structured_output import tgi_grammar
-from handler.protocols.tgi.errors import Misshapen, Rejected
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.structured_output import tgi_grammar
+from handler.protocols.tgi.errors import OutOfRange, WrongType
 from handler.protocols.validation import show
 
 MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS = 2, 4, 5
@@ -22,10 +22,10 @@ class Kind(NamedTuple):
     """A JSON type.
 
     Attributes:
-        name: what TGI's library calls it.
-        null: null stands for an absent value.
-        integral: an integer that does not fit is out of range.
-        items: of a list.
+        name: serde's name for it.
+        null: null means absent.
+        integral: report an integer that does not fit as a wrong value, not as a wrong type.
+        items: the type of a list's items.
     """
 
     name: str
@@ -73,10 +73,10 @@ TOP_LEVEL: Mapping[str, Kind] = {"inputs": _STRING._replace(null=False), "parame
 
 
 class Body(NamedTuple):
-    """A body whose types are right; absent values and nulls are gone.
+    """A body of the right types, without nulls.
 
     Attributes:
-        has_parameters: TGI samples where there are none at all.
+        has_parameters: TGI samples by default where `parameters` is absent.
     """
 
     inputs: str
@@ -88,41 +88,41 @@ class Body(NamedTuple):
 def read_body(
     body: Any, top_level: Mapping[str, Kind] = TOP_LEVEL, parameters: Mapping[str, Kind] = PARAMETERS
 ) -> Body:
-    """The body's fields.
+    """Read the body's fields.
 
     Raises:
-        Misshapen: the first one of a wrong type, or `inputs` missing.
+        WrongType: naming the first field of a wrong type, or the missing `inputs`.
     """
     _check("the body", body, _OBJECT)
-    found = _typed(body, top_level, "")
-    if "inputs" not in found:
-        raise Misshapen("missing field `inputs`")
-    given = found.get("parameters")
-    typed = {} if given is None else _typed(given, parameters, "parameters.")
-    return Body(found["inputs"], typed, given is not None, bool(found.get("stream")))
+    fields = _read_fields(body, top_level, "")
+    if "inputs" not in fields:
+        raise WrongType("missing field `inputs`")
+    given = fields.get("parameters")
+    typed = {} if given is None else _read_fields(given, parameters, "parameters.")
+    return Body(fields["inputs"], typed, given is not None, bool(fields.get("stream")))
 
 
-def _typed(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
-    found = {}
+def _read_fields(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
+    fields = {}
     for name, value in given.items():
         kind = kinds.get(name)
         if kind is None or (value is None and kind.null):
             continue
         _check(f"{prefix}{name}", value, kind)
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def _check(where: str, value: Any, kind: Kind) -> None:
     if not kind.fits(value):
-        raise Misshapen(f"{where}: {_said(value, kind)}, expected {kind.name}")
+        raise WrongType(f"{where}: {_describe(value, kind)}, expected {kind.name}")
     if kind.items is not None:
         for index, item in enumerate(value):
             _check(f"{where}[{index}]", item, kind.items)
 
 
-def _said(value: Any, kind: Kind) -> str:
-    """What TGI's library calls a value that it did not expect."""
+def _describe(value: Any, kind: Kind) -> str:
+    """Describe an unexpected value as serde does."""
     match value:
         case None:
             return "invalid type: null"
@@ -140,10 +140,10 @@ def _said(value: Any, kind: Kind) -> str:
 
 
 def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping[str, Kind] = PARAMETERS) -> list[str]:
-    """Names that mean nothing here, to be reported."""
-    found = [name for name in body if name not in TOP_LEVEL]
-    found += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
-    return reported(found, body, context)
+    """List the names that no table knows."""
+    names = [name for name in body if name not in TOP_LEVEL]
+    names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
+    return report_unknown(names, body, context)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------
@@ -151,14 +151,14 @@ def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping
 
 def require(right: bool, otherwise: str) -> None:
     if not right:
-        raise Rejected(otherwise)
+        raise OutOfRange(otherwise)
 
 
 def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
-    """What TGI refuses, the first thing that it would.
+    """Check TGI's ranges in its order.
 
     Raises:
-        Rejected: in its words.
+        OutOfRange: in TGI's words.
     """
     given = body.parameters
     best_of, do_sample = given.get("best_of", 1), given.get("do_sample", not body.has_parameters)
@@ -182,11 +182,11 @@ def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
         try:
             tgi_grammar(given["grammar"])
         except ValueError as error:
-            raise Rejected(f"grammar is not valid: it {error}") from None
+            raise OutOfRange(f"grammar is not valid: it {error}") from None
 
 
 def check_sampling(given: Mapping[str, Any]) -> None:
-    """Where TGI and MindIE have the same ranges."""
+    """Check the ranges that TGI and MindIE share."""
     for name in ("temperature", "repetition_penalty"):
         require(given.get(name, 1) > 0, f"`{name}` must be strictly positive")
     frequency = given.get("frequency_penalty", 0)
@@ -197,7 +197,7 @@ def check_sampling(given: Mapping[str, Any]) -> None:
 
 
 def check_truncate(given: Mapping[str, Any], context: ServerContext) -> None:
-    """The prompt has to leave room for one token."""
+    """Check that the prompt leaves room for one token."""
     truncate, total = given.get("truncate", 1), context.most_tokens()
     most = (1 << 32) if total is None else total - 1
     text = "`truncate` must be strictly positive and less than"

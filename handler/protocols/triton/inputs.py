@@ -1,8 +1,7 @@
-"""What a request of Triton's generate extension may hold: TensorRT-LLM's names, as its Triton backend has them.
+"""The inputs of Triton's generate extension: the names of TensorRT-LLM's Triton backend, and the fields that they set.
 
-Those of its `ensemble` and `tensorrt_llm_bls` models and of its `llmapi` model (`sampling_param_...`, `streaming`),
-onto the fields that LMI's names set too (contract trtllm.md, sections 6.3 and 6.4). Some names of vLLM's backend stand
-with them.
+They are those of its models `ensemble`, `tensorrt_llm_bls` and `llmapi` (`sampling_param_...`, `streaming`), with some
+of vLLM's backend.
 """
 
 from __future__ import annotations
@@ -12,27 +11,17 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import Adapter, StructuredOutput
-from handler.protocols.adapters import named_adapter
 from handler.protocols.base import ServerContext
-from handler.protocols.json_schema import takes
-from handler.protocols.parameters import (
-    PARAMETERS,
-    Parameter,
-    Table,
-    boolean,
-    integer,
-    number,
-    show,
-    string,
-    strings,
-    top_k,
-)
-from handler.protocols.structured_output import grammar, json_schema, regex
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, top_k
+from handler.protocols.readers.adapters import named_adapter
+from handler.protocols.readers.structured_output import grammar, json_schema, regex
+from handler.protocols.readers.values import accepts, boolean, integer, number, string, strings
 from handler.protocols.tensors.inputs import TENSORS, one_of, single
+from handler.protocols.validation import show
 
 
 class Input(NamedTuple):
-    """One name: Triton's type for it, and what it is to us."""
+    """One input: Triton's datatype, and the parameter."""
 
     datatype: str
     parameter: Parameter
@@ -41,16 +30,16 @@ class Input(NamedTuple):
 # -- values ------------------------------------------------------------------------------------------------------
 
 
-@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
+@accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
 def _words(value: Any) -> tuple[str, ...]:
-    """A string or a list of them; empty ones are none at all, as TensorRT-LLM's examples send them."""
-    found = [value] if isinstance(value, str) else value
-    return strings([item for item in found if item != ""] if isinstance(found, list) else found)
+    """Read a string or a list of them. Empty strings are dropped, as TensorRT-LLM's examples send them."""
+    items = [value] if isinstance(value, str) else value
+    return strings([item for item in items if item != ""] if isinstance(items, list) else items)
 
 
-@takes(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
+@accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
 def _stop(value: Any) -> tuple[str, ...] | None:
-    """vLLM's stop strings; of TensorRT-LLM, the flag that cancels an earlier request."""
+    """Read vLLM's stop strings, or TensorRT-LLM's flag that cancels an earlier request."""
     if isinstance(value, bool):
         if value:
             raise ValueError("is not supported: a request is cancelled by closing its connection")
@@ -58,12 +47,12 @@ def _stop(value: Any) -> tuple[str, ...] | None:
     return _words(value)
 
 
-@takes(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+@accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> float:
     return single(number(0, 1))(value) or 1.0  # TensorRT-LLM's 0 is off
 
 
-@takes(anyOf=one_of({"type": "string"}))
+@accepts(anyOf=one_of({"type": "string"}))
 def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
     return named_adapter(single(string)(value), context)
 
@@ -74,24 +63,24 @@ def _any_json(value: Any) -> StructuredOutput:
     return StructuredOutput("json_object", "")
 
 
-_GUIDES: Mapping[str, Callable[[Any], StructuredOutput]] = {
+_GUIDE_READERS: Mapping[str, Callable[[Any], StructuredOutput]] = {
     "json": _any_json,
     "json_schema": json_schema,
     "regex": regex,
     "ebnf_grammar": grammar,
 }
-"""By guided_decoding_guide_type."""
+"""guided_decoding_guide_type -> the reader of its value."""
 
 
-@takes(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
+@accepts(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
 def _guide(value: Mapping[str, Any]) -> StructuredOutput:
-    """`{type: guide}`, which `joined` makes of two inputs."""
+    """Read `{type: guide}`, which `join_guide` makes of two inputs."""
     ((kind, content),) = value.items()
-    return _GUIDES[kind](content)
+    return _GUIDE_READERS[kind](content)
 
 
 def _only_empty(why: str) -> Callable[[Any], None]:
-    @takes(enum=["", [], [""], 0, [0], False, [False]])
+    @accepts(enum=["", [], [""], 0, [0], False, [False]])
     def read(value: Any) -> None:
         if value not in ("", [], [""], 0, [0]):
             raise ValueError(f"is not supported: {why}")
@@ -100,12 +89,12 @@ def _only_empty(why: str) -> Callable[[Any], None]:
 
 
 def _never(datatype: str, why: str) -> Input:
-    """Accepted when it holds nothing."""
+    """Accept the input only when it is empty."""
     return Input(datatype, Parameter("", _only_empty(why)))
 
 
 def _same(datatype: str, name: str) -> Input:
-    """What LMI has under `name`, as a tensor of one element too."""
+    """Take LMI's parameter `name`, as a tensor of one element too."""
     field, read, informed = PARAMETERS[name]
     assert not informed, "single() gives its value alone"
     return Input(datatype, Parameter(field, single(read)))
@@ -154,7 +143,7 @@ INPUTS: Mapping[str, Input] = {
     "return_cumulative_logprob": Input("BOOL", Parameter("cumulative_logprob", _FLAG)),
     "return_num_input_tokens": Input("BOOL", Parameter("num_input_tokens", _FLAG)),
     "return_num_output_tokens": Input("BOOL", Parameter("num_output_tokens", _FLAG)),
-    "guided_decoding_guide_type": Input("BYTES", Parameter("", _guide)),  # `joined` takes it away
+    "guided_decoding_guide_type": Input("BYTES", Parameter("", _guide)),  # `join_guide` removes it
     "guided_decoding_guide": Input("BYTES", Parameter("structured_output", _guide)),
     "lora_task_id": Input("UINT64", TENSORS["lora_task_id"]),
     "lora_id": Input("UINT64", TENSORS["lora_task_id"]),
@@ -190,40 +179,40 @@ INPUTS: Mapping[str, Input] = {
     "return_kv_cache_reuse_stats": _never("BOOL", _METRICS),
     "sampling_param_return_perf_metrics": _never("BOOL", _METRICS),
 }
-"""All but the prompt; the fields that Sampling lacks are `Found.others`."""
+"""All inputs but the prompt; fields that are not in Sampling go to `ParsedParameters.others`."""
 
 TABLE = Table({name: input.parameter for name, input in INPUTS.items()})
 
 LLMAPI = ("sampling_param_", "streaming")
-"""What the names begin with that only the llmapi model has: its answers leave the prompt out unless told otherwise."""
+"""The prefixes of the llmapi model's names. Its answers leave the prompt out by default."""
 
 
 # -- what several inputs say together ------------------------------------------------------------------------------
 
 
-def joined(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs with the guide's two in one.
+def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the two inputs of guided decoding into one.
 
     Raises:
-        InvalidParameter: one of the two lacks the other, or there is no such type.
+        InvalidParameter: one of the two is missing, or the type is unknown.
     """
-    found = dict(given)
-    kind = _unpacked(found.pop("guided_decoding_guide_type", ""))
-    structured_output = _unpacked(found.pop("guided_decoding_guide", ""))
+    inputs = dict(given)
+    kind = _unpack(inputs.pop("guided_decoding_guide_type", ""))
+    structured_output = _unpack(inputs.pop("guided_decoding_guide", ""))
     if kind == "":
         if structured_output != "":
             raise InvalidParameter(f"guided_decoding_guide={show(structured_output)}: needs guided_decoding_guide_type")
-        return found
-    if not isinstance(kind, str) or kind not in _GUIDES:
-        raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDES)}")
-    return {**found, "guided_decoding_guide": {kind: structured_output}}
+        return inputs
+    if not isinstance(kind, str) or kind not in _GUIDE_READERS:
+        raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDE_READERS)}")
+    return {**inputs, "guided_decoding_guide": {kind: structured_output}}
 
 
 def samples(given: Mapping[str, Any]) -> bool:
-    """Whether tokens are drawn: TensorRT-LLM says so by these three (its LLM API's rule; top_p 0 is off, as in Triton).
+    """Return whether these inputs ask for sampling, by the rule of TensorRT-LLM's LLM API; top_p 0 is off.
 
     Raises:
-        InvalidParameter: beams are asked for as well.
+        InvalidParameter: they ask for beams as well.
     """
     temperature = _number(given, "temperature", "sampling_param_temperature")
     k = _number(given, "top_k", "sampling_param_top_k")
@@ -241,15 +230,15 @@ def samples(given: Mapping[str, Any]) -> bool:
 
 
 def _number(given: Mapping[str, Any], *names: str) -> float | None:
-    """The value of the first of `names` that is there; of what is no number, the table's readers tell."""
+    """Return the first of `names` that has a number; the table's readers refuse other values."""
     for name in names:
         if name in given:
-            value = _unpacked(given[name])
+            value = _unpack(given[name])
             return value if isinstance(value, int | float) and not isinstance(value, bool) else None
     return None
 
 
-def _unpacked(value: Any) -> Any:
+def _unpack(value: Any) -> Any:
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value

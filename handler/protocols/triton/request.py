@@ -1,6 +1,6 @@
-"""Triton's generate extension (seed 002), as its TensorRT-LLM models have it.
+"""Requests of Triton's generate extension, as its TensorRT-LLM models take them.
 
-What a real Triton server says stands in the contract generate_apis.md, in its section on one that was measured.
+Source: Triton's docs/protocol/extension_generate.md; its src/http_server.cc for the words of refusals.
 """
 
 from __future__ import annotations
@@ -13,23 +13,32 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.values import FieldNames, Request, Sampling
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
-from handler.protocols.parameters import MAX_NAME, Found, read_all, show
-from handler.protocols.readers import reported
-from handler.protocols.tensors.outputs import wanted
-from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, joined, samples
-from handler.protocols.triton.response import Asked, OneEventReply, OneResponse, ResponseReply, StreamReply, refusal
+from handler.protocols.parameters import ParsedParameters, read_all
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.readers.values import MAX_NAME
+from handler.protocols.tensors.outputs import select_tensors
+from handler.protocols.triton.inputs import INPUTS, LLMAPI, PROMPT, TABLE, join_guide, samples
+from handler.protocols.triton.response import (
+    OneEventReply,
+    OneResponse,
+    ResponseOptions,
+    ResponseReply,
+    StreamReply,
+    refusal,
+)
+from handler.protocols.validation import show
 
 VERSION = "1"
-"""Of the one model."""
+"""The version of the one model."""
 
 Datatypes = Mapping[str, str]
-"""Names of tensors, each with Triton's type for it."""
+"""Tensor's name -> Triton's datatype."""
 
 _EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
 
 
 class Route(Enum):
-    """How many responses there are: what the path says, or the body's `stream` where one path is for both."""
+    """What decides the number of responses: the path, or the body's `stream` on a shared path."""
 
     GENERATE = "generate"
     STREAM = "generate_stream"
@@ -37,7 +46,7 @@ class Route(Enum):
 
 
 class Triton:
-    """`/generate` and `/generate_stream`, and a body with `text_input` at other routes."""
+    """`/generate`, `/generate_stream`, and bodies with `text_input` on other routes."""
 
     any_media = True  # Triton looks at no content type
 
@@ -55,32 +64,32 @@ class Triton:
             raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; at most {MAX_NAME}")
         given, unknown = _read_names(body)
         prompt = _read_prompt(given, id, context)
-        given = joined(given)
-        found = read_all(given, context, defaults={"do_sample": samples(given)}, table=TABLE)
-        ignored = reported(unknown, body, context)
-        streams = self._streams(found)
-        request = _request(prompt, found, ignores_end=given.get("ignore_eos") in (True, [True]))
+        given = join_guide(given)
+        parameters = read_all(given, context, defaults={"do_sample": samples(given)}, table=TABLE)
+        ignored = report_unknown(unknown, body, context)
+        streams = self._streams(parameters)
+        request = _request(prompt, parameters, ignores_end=given.get("ignore_eos") in (True, [True]))
         fixed = {**({"id": id} if id else {}), "model_name": context.model_names[0], "model_version": VERSION}
-        asked = Asked(
+        options = ResponseOptions(
             request,
             fixed,
-            wanted((), _tensors(found), -1),
-            frozenset(name for name in _EXTRAS if found.others.get(name)),
-            "" if _without_prompt(given, found, streams) else prompt,
+            select_tensors((), _tensors(parameters), -1),
+            frozenset(name for name in _EXTRAS if parameters.others.get(name)),
+            "" if _without_prompt(given, parameters, streams) else prompt,
         )
         if streams:
-            _check_one(request.sampling, found)
-            return ParsedRequest((request,), StreamReply(asked), ignored, streams=True)
+            _check_one(request.sampling, parameters)
+            return ParsedRequest((request,), StreamReply(options), ignored, streams=True)
         if self._route is Route.STREAM:
-            return ParsedRequest((request,), OneEventReply(asked), ignored, streams=True)
-        return ParsedRequest((request,), ResponseReply(asked), ignored)
+            return ParsedRequest((request,), OneEventReply(options), ignored, streams=True)
+        return ParsedRequest((request,), ResponseReply(options), ignored)
 
-    def _streams(self, found: Found) -> bool:
-        """Whether there is a response a token.
+    def _streams(self, parameters: ParsedParameters) -> bool:
+        """Return whether there is a response a token.
 
-        `/generate_stream` streams unless told otherwise: its path says so, where TensorRT-LLM waits for `stream`.
+        `/generate_stream` streams by default, unlike TensorRT-LLM's model, which waits for `stream`.
         """
-        stream = found.others.get("stream")
+        stream = parameters.others.get("stream")
         if self._route is Route.STREAM:
             return stream is not False
         if stream and self._route is Route.GENERATE:
@@ -95,9 +104,9 @@ class Triton:
 
 
 def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The inputs, flat or under `parameters`, and the names that are none.
+    """Read the inputs, flat or under `parameters`, and list the other names.
 
-    Those may hold what Triton takes for a request's parameters: it does not ask whether anyone reads them.
+    Those must have the types that Triton allows in a request's parameters, whether or not a model reads them.
     """
     parameters = body.get("parameters", {})
     if not isinstance(parameters, dict):
@@ -126,11 +135,11 @@ def _is_input(name: str) -> bool:
 
 
 def _read_prompt(given: dict[str, Any], id: str, context: ServerContext) -> str:
-    """Takes the prompt from the inputs."""
+    """Take the prompt out of the inputs."""
     if PROMPT not in given:
-        one = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(given)} inputs"
+        expected = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(given)} inputs"
         raise InvalidPayload(
-            f"[request id: {id or '<id_unknown>'}] {one} for model '{context.model_names[0]}'. Got input(s) "
+            f"[request id: {id or '<id_unknown>'}] {expected} for model '{context.model_names[0]}'. Got input(s) "
             f"{sorted(given)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
         )
     prompt = given.pop(PROMPT)
@@ -143,17 +152,17 @@ def _read_prompt(given: dict[str, Any], id: str, context: ServerContext) -> str:
     return prompt
 
 
-def _request(prompt: str, found: Found, *, ignores_end: bool) -> Request:
-    sampling, names, end_id = found.sampling, found.names, found.others.get("end_id")
+def _request(prompt: str, parameters: ParsedParameters, *, ignores_end: bool) -> Request:
+    sampling, names, end_id = parameters.sampling, parameters.names, parameters.others.get("end_id")
     if end_id is not None:  # in the place of the model's own end token
         if ignores_end:
             raise InvalidParameter(f"end_id={end_id}: contradicts ignore_eos=true")
         sampling = replace(sampling, stop_token_ids=(end_id,))
-    ranked = sampling.num_sequences > 1 or bool(found.others.get("cumulative_logprob"))
+    ranked = sampling.num_sequences > 1 or bool(parameters.others.get("cumulative_logprob"))
     return Request(
         prompt=prompt,
-        sampling=replace(sampling, logprobs=ranked or bool(found.others.get("return_log_probs"))),
-        adapter=found.others.get("adapter"),
+        sampling=replace(sampling, logprobs=ranked or bool(parameters.others.get("return_log_probs"))),
+        adapter=parameters.others.get("adapter"),
         eos_token_id=end_id,
         names=FieldNames(
             prompt=PROMPT,
@@ -165,38 +174,38 @@ def _request(prompt: str, found: Found, *, ignores_end: bool) -> Request:
     )
 
 
-def _tensors(found: Found) -> Mapping[str, bool | None]:
+def _tensors(parameters: ParsedParameters) -> Mapping[str, bool | None]:
     return {
-        "return_log_probs": found.others.get("return_log_probs"),
-        "return_context_logits": found.sampling.return_context_logits,
-        "return_generation_logits": found.sampling.return_generation_logits,
+        "return_log_probs": parameters.others.get("return_log_probs"),
+        "return_context_logits": parameters.sampling.return_context_logits,
+        "return_generation_logits": parameters.sampling.return_generation_logits,
     }
 
 
-def _without_prompt(given: Mapping[str, Any], found: Found, streams: bool) -> bool:
-    """TensorRT-LLM's text begins with the prompt; not in a stream, and not from its llmapi model, unless told so."""
-    exclude = found.others.get("exclude_prompt")
+def _without_prompt(given: Mapping[str, Any], parameters: ParsedParameters, streams: bool) -> bool:
+    """Return whether the text leaves the prompt out: in a stream and from the llmapi model, by default."""
+    exclude = parameters.others.get("exclude_prompt")
     if exclude is not None:
         return bool(exclude)
     return streams or any(name.startswith(LLMAPI) for name in given)
 
 
-def _check_one(sampling: Sampling, found: Found) -> None:
+def _check_one(sampling: Sampling, parameters: ParsedParameters) -> None:
     for field in ("n", "best_of", "num_beams"):
         if (count := getattr(sampling, field)) > 1:
-            raise InvalidParameter(f"{found.names[field]}={show(count)}: must be 1 when streaming")
+            raise InvalidParameter(f"{parameters.names[field]}={show(count)}: must be 1 when streaming")
 
 
 # -- what the model is said to have ------------------------------------------------------------------------------
 
 
 def inputs() -> Datatypes:
-    """All that a request may hold, the required one first."""
-    return {PROMPT: "BYTES", **{name: one.datatype for name, one in INPUTS.items()}}
+    """Return all inputs, the required one first."""
+    return {PROMPT: "BYTES", **{name: input.datatype for name, input in INPUTS.items()}}
 
 
 def outputs() -> Datatypes:
-    """All that a response may hold, beside its names."""
+    """Return all outputs beside the text."""
     floats = ("cum_log_probs", "output_log_probs", "context_logits", "generation_logits", "cumulative_logprob")
     counts = ("num_input_tokens", "num_output_tokens")
     return {

@@ -1,4 +1,4 @@
-"""Answers of Triton's generate extension being written: one response, or one a token; and what it says of errors."""
+"""Answers of Triton's generate extension: one response, or one a token; and its errors."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from handler.core.errors import (
 from handler.core.framing import JSON, SSE, around
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.base import HttpResponse
-from handler.protocols.reply import SequenceOutput, WholeReply, finish_of, returned
-from handler.protocols.tensors.outputs import Generated, Lines, Wanted, document
+from handler.protocols.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
+from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
 EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
-"""TensorRT-LLM's names."""
+"""TensorRT-LLM's names of the reasons."""
 
 
 # -- errors ------------------------------------------------------------------------------------------------------
 
 
 class OneResponse(InvalidPayload):
-    """`/generate` was asked for a stream. Triton tells it under 200, the status of the responses that it had."""
+    """`/generate` was asked for a stream. Triton answers it with status 200, because a response came."""
 
     status = 200
 
@@ -45,9 +45,9 @@ class OneResponse(InvalidPayload):
 
 
 def refusal(error: ServingError) -> HttpResponse:
-    """The answer to a request that no response has been sent to.
+    """Render a refusal before any response was sent.
 
-    Triton itself has 500 for values of a wrong type and for bodies that are not JSON; its own document says 400.
+    Triton has 500 for values of a wrong type and for bodies that are not JSON; its own document says 400.
     """
     kept = OneResponse, InternalError, MethodNotAllowed, ModelNotFound, TooSlow, Unavailable
     status = error.status if isinstance(error, kept) else 400
@@ -72,26 +72,28 @@ def _not_found(error: ModelNotFound) -> str:
 # -- responses ---------------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
-    """What a request wants in its responses.
+class ResponseOptions(NamedTuple):
+    """The options of a request's responses.
 
     Attributes:
-        fixed: what each of them says: the request's id and the model.
-        tensors: those of `outputs` that stand beside the text.
-        extras: the others: finish_reason, cumulative_logprob, num_input_tokens, num_output_tokens.
+        fixed: fields that every response repeats: the request's id and the model.
+        tensors: output tensors beside the text.
+        extras: further fields: finish_reason, cumulative_logprob, num_input_tokens, num_output_tokens.
         before: the prompt, where the text begins with it.
     """
 
     request: Request
     fixed: Mapping[str, str]
-    tensors: Wanted | None
+    tensors: OutputTensors | None
     extras: frozenset[str]
     before: str
 
     def response(self, text: str | Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
-        """Names in alphabetical order; of `values`, tensors of one element by themselves, others flat."""
-        found = {**self.fixed, **{name: _flat(value) for name, value in values.items()}, "text_output": text}
-        return dict(sorted(found.items()))
+        """Build a response, names in alphabetical order; a tensor of one element is that element, others are flat
+        lists.
+        """
+        fields = {**self.fixed, **{name: _flat(value) for name, value in values.items()}, "text_output": text}
+        return dict(sorted(fields.items()))
 
 
 def _flat(value: Any) -> Any:
@@ -103,38 +105,38 @@ def _flat(value: Any) -> Any:
 
 
 class ResponseReply(WholeReply):
-    """One response: the text, or a list of them where several sequences were asked for."""
+    """One response: the text, or a list of texts for several sequences."""
 
-    def __init__(self, asked: Asked) -> None:
-        super().__init__(asked.request.sampling.num_sequences)
-        self._asked = asked
+    def __init__(self, options: ResponseOptions) -> None:
+        super().__init__(options.request.sampling.num_sequences)
+        self._options = options
 
     def _finish(self, delta: Delta) -> Finish | None:
-        return finish_of(self._asked.request, delta)
+        return finish_of(self._options.request, delta)
 
     def _document(self) -> dict[str, Any]:
-        asked = self._asked
-        sequences = self._returned()
-        texts = [asked.before + one.text for one in sequences]
-        lengths = [sum(token.id >= 0 for token in one.tokens) for one in sequences]
+        options = self._options
+        sequences = self._rank()
+        texts = [options.before + sequence.text for sequence in sequences]
+        lengths = [sum(token.id >= 0 for token in sequence.tokens) for sequence in sequences]
         extras: dict[str, Any] = {
-            "finish_reason": [_REASONS.get(one.finish) for one in sequences],
-            "cumulative_logprob": [one.logprob for one in sequences],
+            "finish_reason": [_REASONS.get(sequence.finish) for sequence in sequences],
+            "cumulative_logprob": [sequence.logprob for sequence in sequences],
             "num_input_tokens": self._num_prompt_tokens,
             "num_output_tokens": lengths,
         }
-        values = {name: extras[name] for name in asked.extras}
-        if asked.tensors is not None:
-            generated = [Generated(one.tokens, one.rows) for one in sequences]
-            values |= document(asked.tensors, generated, self._context)
-        return asked.response(texts[0] if len(texts) == 1 else texts, values)
+        values = {name: extras[name] for name in options.extras}
+        if options.tensors is not None:
+            generated = [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences]
+            values |= document(options.tensors, generated, self._context)
+        return options.response(texts[0] if len(texts) == 1 else texts, values)
 
-    def _returned(self) -> list[SequenceOutput]:
-        """In the order of their seeds, unless the best of more were asked for; beams as the engine ranks them."""
-        sampling = self._asked.request.sampling
+    def _rank(self) -> list[SequenceOutput]:
+        """Return the sequences in the order of their seeds; ranked for `best_of`, and as the engine ranks beams."""
+        sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
             return self._sequences
-        ranked = returned([one.logprob for one in self._sequences], sampling)
+        ranked = rank_sequences([sequence.logprob for sequence in self._sequences], sampling)
         count = sampling.n if sampling.n > 1 or sampling.num_beams == 1 else sampling.num_beams
         return [self._sequences[index] for index in ranked[:count]]
 
@@ -143,12 +145,12 @@ class ResponseReply(WholeReply):
 
 
 class _Events:
-    """What all replies on a stream's route say of a failure."""
+    """The failures of a stream's route."""
 
     content_type = EVENTS.content_type
 
     def refused(self, error: ServingError) -> HttpResponse:
-        """An event where the model failed, as its first response; what comes before the model is plain JSON."""
+        """Render an event where the model failed; a refusal before the model is plain JSON."""
         answer = refusal(error)
         if not isinstance(error, GenerationFailed):
             return answer
@@ -166,15 +168,15 @@ class OneEventReply(_Events, ResponseReply):
 class StreamReply(_Events):
     """An event a token."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-        self._before = asked.before
-        self._lines = None if asked.tensors is None else Lines(asked.tensors)
+    def __init__(self, options: ResponseOptions) -> None:
+        self._options = options
+        self._before = options.before
+        self._lines = None if options.tensors is None else Lines(options.tensors)
         self._num_prompt_tokens = 0
         self._logprob = 0.0
         self._around: tuple[bytes, bytes] | None = None  # what stands about the text where nothing else changes
-        if self._lines is None and asked.extras <= {"finish_reason"}:
-            self._around = around(lambda text: EVENTS.encode(asked.response(text, {})))
+        if self._lines is None and options.extras <= {"finish_reason"}:
+            self._around = around(lambda text: EVENTS.encode(options.response(text, {})))
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
@@ -189,14 +191,14 @@ class StreamReply(_Events):
         if delta.finish is None:
             return b"".join([self._event(token) for token in delta.tokens])
         *tokens, last = delta.tokens or (NO_TOKEN,)
-        finish = finish_of(self._asked.request, delta)
+        finish = finish_of(self._options.request, delta)
         return b"".join([*map(self._event, tokens), self._event(last, finish)])
 
     def _event(self, token: Token, finish: Finish | None = None) -> bytes:
         text = token.text
         if self._before:
             text, self._before = self._before + text, ""
-        extras = self._asked.extras
+        extras = self._options.extras
         if self._around is not None and (finish is None or not extras):  # nearly all
             before, after = self._around
             return before + JSON.encode(text) + after
@@ -210,4 +212,4 @@ class StreamReply(_Events):
         values |= {name: value for name, value in beside.items() if name in extras}
         if finish is not None and "finish_reason" in extras:
             values["finish_reason"] = _REASONS.get(finish)
-        return EVENTS.encode(self._asked.response(text, values))
+        return EVENTS.encode(self._options.response(text, values))

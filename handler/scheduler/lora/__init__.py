@@ -1,1 +1,1 @@
-"""LoRA adapters: which there are, and how they change."""
+"""LoRA adapters: their states, their files, and the calls that change them."""

@@ -1,38 +1,48 @@
-"""The LoRA adapters that there are, by name and by number; loading them in an engine is the hosts' business."""
+"""LoRA adapters: one state machine, from the call that registers an adapter until the engine has dropped it.
+
+    state       requests may name it   ends when
+    loading     no, its name is taken  the engine has loaded it: registered; the load failed: forgotten
+    registered  yes                    it is unregistered, or its update is registered: leaving
+    leaving     no, but some still do  no request uses it any more: the engine drops it, forgotten
+
+A restarted engine has no adapters. Requests carry theirs, and the engine loads them when it needs them.
+"""
 
 from __future__ import annotations
 
 import itertools
-import json
-import math
-import re
-import stat
-import urllib.parse
-from collections.abc import Iterator, Mapping
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from handler.core.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
-from handler.core.values import Adapter
+from handler.core.errors import (
+    AdapterFailed,
+    BadRequest,
+    Conflict,
+    InvalidPayload,
+    NoRoom,
+    NotFound,
+    ServingError,
+    Unavailable,
+)
+from handler.core.values import Adapter, Request
+from handler.engines.base import Output, SteppedEngine
+from handler.scheduler.lora.files import adapter_path, check_name
 
-_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
-"""A name goes into paths, headers and logs: nothing that would have to be escaped there."""
-
-_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""What PEFT's `save_pretrained` writes beside adapter_config.json."""
-
-_MAX_CONFIG = 1 << 20  # bytes of an adapter_config.json; PEFT writes about one thousand
+log = logging.getLogger("handler.adapters")
 
 
 class Registered(NamedTuple):
     """An adapter that requests may name.
 
     Attributes:
-        adapter: its `id` is the engine's: another one after each update.
-        number: what clients may call it by: 1, 2, ... in the order in which registering succeeded. Updates keep it,
-            and no other adapter ever gets it.
-        preload: it was loaded in the engine when it was registered.
+        adapter: the engine's; an update gives it a new `id`.
+        number: the clients' number: 1, 2, ... in the order of success. Updates keep it; none is used again.
+        preload: whether the engine loaded it when it was registered.
     """
 
     adapter: Adapter
@@ -40,32 +50,80 @@ class Registered(NamedTuple):
     preload: bool = True
 
 
-class AdapterRegistry:
-    """Names, numbers and paths, in the order of registering.
+Outcome = Registered | ServingError | None
+"""The end of a change: the adapter of that name now, None for no adapter, or the reason why nothing has changed."""
 
-    A change takes two steps, between which an engine may try the adapter: `begin` or `begin_update` reserves the name
-    and makes the new Adapter, `settle` lets requests find it, `abandon` forgets it. `find`, `get` and `by_number` may
-    be called on any thread, the others on one at a time.
+Then = Callable[[Outcome], None]
+"""Receives the outcome of a change."""
+
+Change = Callable[[Then], None]
+"""Starts a change."""
+
+
+class _Command(NamedTuple):
+    """A load or a drop that the engine has not answered yet; `then` is None for a drop."""
+
+    adapter: Adapter
+    then: Then | None
+
+
+class AdapterRegistry:
+    """The adapters of one model, in the order of registration.
+
+    `find`, `by_number`, `get`, `check` and `path` may run on any thread, all else on the batcher's.
 
     Args:
-        most: adapters at once; None is any number.
+        limit: adapters at once; None is any number.
+        base: directory where a relative `src` begins.
+        unavailable: the reason why this server has no adapters; "" where it has.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
+    def __init__(self, limit: int | None = None, base: Path | None = None, unavailable: str = "") -> None:
+        self.base = base
+        self._limit = limit
+        self._unavailable = unavailable
         self._ids = itertools.count(1)
         self._numbers = itertools.count(1)
         self._by_name: dict[str, Registered] = {}
         self._by_number: dict[int, Registered] = {}
-        self._changing: dict[str, Adapter] = {}
+        self._loading: dict[str, Adapter] = {}
+        self._leaving: dict[int, Adapter] = {}
+        # A request that was read before its adapter left gets the successor, or is refused where there is none.
+        self._successors: weakref.WeakKeyDictionary[Adapter, Adapter | None] = weakref.WeakKeyDictionary()
+        self._commands: dict[int, _Command] = {}  # by the engine's key
+        self._engine: SteppedEngine | None = None
+        self._keys: Iterator[int] = itertools.count()
+        self._requests: Callable[[], Iterable[Request]] = tuple
+
+    def bind(self, engine: SteppedEngine, keys: Iterator[int], requests: Callable[[], Iterable[Request]]) -> None:
+        """Set the engine; called once, by the batcher.
+
+        Args:
+            keys: gives unused keys of engine commands.
+            requests: lists the requests that wait or run.
+        """
+        self._engine, self._keys, self._requests = engine, keys, requests
+
+    # -- look-ups ------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Adapter | None:
-        found = self._by_name.get(name)
-        return found.adapter if found is not None else None
+        entry = self._by_name.get(name)
+        return entry.adapter if entry is not None else None
 
     def by_number(self, number: int) -> Adapter | None:
-        found = self._by_number.get(number)
-        return found.adapter if found is not None else None
+        entry = self._by_number.get(number)
+        return entry.adapter if entry is not None else None
+
+    def get(self, name: str) -> Registered:
+        """Look up a name.
+
+        Raises:
+            NotFound: no adapter has it.
+        """
+        entry = self._by_name.get(name)
+        if entry is None:
+            raise NotFound(f"The adapter {name} was not found")
+        return entry
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -73,197 +131,175 @@ class AdapterRegistry:
     def __iter__(self) -> Iterator[Registered]:
         return iter(list(self._by_name.values()))
 
-    def get(self, name: str) -> Registered:
-        """
-        Raises:
-            NotFound: there is none of that name.
-        """
-        found = self._by_name.get(name)
-        if found is None:
-            raise NotFound(f"The adapter {name} was not found")
-        return found
-
-    def begin(self, name: str, path: Path) -> Adapter:
-        """Reserve the name of a new adapter.
+    def check(self) -> None:
+        """Check that this server has adapters at all.
 
         Raises:
-            BadRequest: nothing may be called that.
-            Conflict: the name is taken.
-            NoRoom: there are as many as there may be.
+            BadRequest: it has none.
         """
+        if self._unavailable:
+            raise BadRequest(f"LoRA is not enabled: {self._unavailable}")
+
+    def path(self, src: str) -> Path:
+        """Find and check the directory that `src` names; reads files.
+
+        Raises:
+            BadRequest, AdapterFailed: there is no such directory, or no adapter in it.
+        """
+        return adapter_path(src, self.base)
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, path: Path, then: Then, *, preload: bool = True) -> None:
+        """Add an adapter; `then` gets the outcome, except for errors raised here.
+
+        Raises:
+            BadRequest: the name is not allowed, or this server has no adapters.
+            Conflict: the name is taken, or another call is changing it.
+            NoRoom: the limit is reached.
+            Unavailable: the engine is not ready.
+        """
+        self.check()
         check_name(name)
         self._check_unchanging(name)
         if name in self._by_name:
             raise Conflict(f"The adapter {name} already exists")
-        coming = sum(other not in self._by_name for other in self._changing)
-        if self._most is not None and len(self._by_name) + coming >= self._most:
-            raise NoRoom(f"there is room for {self._most} adapters (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)")
-        return self._reserve(name, path)
+        num_coming = sum(other not in self._by_name for other in self._loading)
+        if self._limit is not None and len(self._by_name) + num_coming >= self._limit:
+            raise NoRoom(f"there is room for {self._limit} adapters (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)")
+        self._load(name, path, preload, then)
 
-    def begin_update(self, name: str, path: Path) -> Adapter:
-        """Reserve the name of an adapter that others will take the place of; until then it stays.
+    def update(self, name: str, then: Then, path: Path | None = None, preload: bool | None = None) -> None:
+        """Replace an adapter, or reload changed weights from the same directory.
 
-        Raises:
-            NotFound: there is none of that name.
-            Conflict: another call is changing it.
-        """
-        self.get(name)
-        self._check_unchanging(name)
-        return self._reserve(name, path)
+        Requests in the engine keep the earlier adapter, later ones get the new one.
 
-    def settle(self, adapter: Adapter, *, preload: bool = True) -> Adapter | None:
-        """Let requests find what was begun; returns the adapter that it takes the place of."""
-        del self._changing[adapter.name]
-        earlier = self._by_name.get(adapter.name)
-        number = next(self._numbers) if earlier is None else earlier.number
-        self._by_name[adapter.name] = self._by_number[number] = Registered(adapter, number, preload)
-        return earlier.adapter if earlier is not None else None
-
-    def abandon(self, adapter: Adapter) -> None:
-        """Forget what was begun."""
-        del self._changing[adapter.name]
-
-    def remove(self, name: str) -> Adapter:
-        """Let no request find it any more.
+        Args:
+            path: by default the earlier adapter's.
+            preload: by default the earlier adapter's.
 
         Raises:
-            NotFound: there is none of that name.
-            Conflict: another call is changing it.
+            BadRequest, NotFound, Conflict, Unavailable.
         """
+        self.check()
+        earlier = self.get(name)
         self._check_unchanging(name)
-        found = self.get(name)
-        del self._by_name[name], self._by_number[found.number]
-        return found.adapter
+        self._load(name, path or Path(earlier.adapter.path), earlier.preload if preload is None else preload, then)
 
-    def _reserve(self, name: str, path: Path) -> Adapter:
-        adapter = Adapter(name, next(self._ids), str(path))
-        self._changing[name] = adapter
-        return adapter
+    def unregister(self, name: str) -> None:
+        """Hide an adapter from new requests; the engine drops it after the last request that uses it.
+
+        Raises:
+            BadRequest, NotFound, Conflict.
+        """
+        self.check()
+        self._check_unchanging(name)
+        entry = self.get(name)
+        del self._by_name[name], self._by_number[entry.number]
+        self._leave(entry.adapter, None)
+        log.info("adapter %s unregistered", name)
 
     def _check_unchanging(self, name: str) -> None:
-        if name in self._changing:
+        if name in self._loading:
             raise Conflict(f"The adapter {name} is being changed by another call")
+
+    def _load(self, name: str, path: Path, preload: bool, then: Then) -> None:
+        adapter = Adapter(name, next(self._ids), str(path))
+        if not preload:
+            return then(self._enter(adapter, preload=False))
+        if self._engine is None or not self._engine.ready:
+            raise Unavailable("the engine is not ready: no adapter can be loaded")
+        self._loading[name] = adapter
+        self._send(_Command(adapter, then))
+
+    def _enter(self, adapter: Adapter, *, preload: bool) -> Registered:
+        """Register: requests that come from now on find it."""
+        earlier = self._by_name.get(adapter.name)
+        number = next(self._numbers) if earlier is None else earlier.number
+        entry = self._by_name[adapter.name] = self._by_number[number] = Registered(adapter, number, preload)
+        if earlier is not None:
+            self._leave(earlier.adapter, adapter)
+        log.info("adapter %s (%d) from %s", adapter.name, number, adapter.path)
+        return entry
+
+    def _leave(self, adapter: Adapter, successor: Adapter | None) -> None:
+        for earlier, other in list(self._successors.items()):
+            if other == adapter:
+                self._successors[earlier] = successor
+        self._successors[adapter] = successor
+        self._leaving[adapter.id] = adapter
+        self.drop_unused()
+
+    def _fail(self, command: _Command, error: ServingError) -> None:
+        if command.then is not None:
+            adapter = command.adapter
+            del self._loading[adapter.name]
+            log.warning("adapter %s from %s: %s", adapter.name, adapter.path, error.public)
+            command.then(error)
+
+    # -- the batcher's side --------------------------------------------------------------------------------------
+
+    def current(self, request: Request) -> Request:
+        """Give a request the adapter that replaced its own while it waited for its ids, or for its batch.
+
+        Raises:
+            InvalidPayload: its adapter was unregistered.
+        """
+        adapter = request.adapter
+        if adapter is None or adapter not in self._successors:
+            return request
+        successor = self._successors[adapter]
+        if successor is None:
+            raise InvalidPayload(f"the adapter {adapter.name} was unregistered before the request began")
+        return replace(request, adapter=successor)
+
+    def take(self, output: Output) -> None:
+        """Take the engine's answer to a load or a drop; ignore any other output."""
+        command = self._commands.pop(output.key, None)
+        if command is None:
+            return
+        adapter = command.adapter
+        if output.error is None:
+            if command.then is not None:
+                del self._loading[adapter.name]
+                command.then(self._enter(adapter, preload=True))
+        elif command.then is None:
+            log.warning("the engine could not drop the adapter %s: %s", adapter.name, output.error)
+        else:
+            reason = f"the engine could not load the adapter {adapter.name}: {output.error}"
+            self._fail(command, AdapterFailed(reason))
+
+    def drop_unused(self) -> None:
+        """Have the engine drop leaving adapters that no request uses."""
+        for adapter in self._forget_unused():
+            if self._engine is not None and self._engine.ready:  # a restarted engine never had it
+                self._send(_Command(adapter, None))
+
+    def lose_engine(self, error: ServingError) -> None:
+        """End every load with `error`; the next engine has only the adapters of the requests that wait."""
+        self._forget_unused()
+        commands, self._commands = self._commands, {}
+        for command in commands.values():
+            self._fail(command, error)
+
+    def _forget_unused(self) -> list[Adapter]:
+        if not self._leaving:
+            return []
+        used = {request.adapter.id for request in self._requests() if request.adapter is not None}
+        unused = [adapter for id, adapter in self._leaving.items() if id not in used]
+        for adapter in unused:
+            del self._leaving[adapter.id]
+        return unused
+
+    def _send(self, command: _Command) -> None:
+        assert self._engine is not None
+        key = next(self._keys)
+        self._commands[key] = command
+        self._engine.change_adapter(key, command.adapter, drop=command.then is None)
 
 
 class AdapterHome(NamedTuple):
-    """What a model brings about adapters.
-
-    Attributes:
-        registry: nothing in it yet.
-        base: where a relative path to an adapter begins.
-        at_start: the adapters that lie beside the model, by name.
-    """
+    """The registry of a model, empty at first, and the adapters beside the model, by name."""
 
     registry: AdapterRegistry
-    base: Path | None = None
     at_start: Mapping[str, Path] = MappingProxyType({})
-
-
-def check_name(name: str) -> None:
-    """
-    Raises:
-        BadRequest: nothing may be called that.
-    """
-    if not _NAME.fullmatch(name):
-        raise BadRequest(f"name={name!r}: must be 1 to 256 letters, digits and . _ : @ + = ~ -, and not dots alone")
-
-
-def adapter_path(src: str, base: Path | None) -> Path:
-    """The directory that `src` names; a relative path is one below `base`.
-
-    Raises:
-        BadRequest: it names nothing on this machine.
-        AdapterFailed: there is no adapter as PEFT writes them: adapter_config.json and the weights.
-    """
-    directory = _local(src, base)
-    try:
-        if not directory.is_dir():
-            raise AdapterFailed(f"src={src}: there is no such directory")
-        _check_config(src, directory / "adapter_config.json")
-        weights = [file for name in _WEIGHTS if (file := directory / name).exists()]
-        if not weights:
-            raise AdapterFailed(f"src={src}: holds neither {' nor '.join(_WEIGHTS)}")
-        for file in weights:  # all: which of them an engine opens is its own choice
-            _check_regular(src, file)
-        if (directory / "model.py").exists():
-            raise AdapterFailed(f"src={src}: holds a model.py; formatters of an adapter's own are not supported")
-    except OSError as error:
-        raise AdapterFailed(f"src={src}: cannot be read: {error.strerror or error}") from None
-    return directory
-
-
-def _local(src: str, base: Path | None) -> Path:
-    if not src.isprintable():
-        raise BadRequest(f"src={src!r}: must be a path")
-    scheme, colon, _ = src.partition(":")
-    if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
-        url = urllib.parse.urlsplit(src)
-        if url.scheme != "file" or url.netloc not in ("", "localhost") or url.query or url.fragment:
-            raise BadRequest(f"src={src}: adapters are read from directories of this machine: a path, or file:///path")
-        path = Path(urllib.parse.unquote(url.path))
-        if not path.is_absolute():
-            raise BadRequest(f"src={src}: a file URL has an absolute path: file:///path")
-        return path
-    path = Path(src)
-    if path.is_absolute():
-        return path
-    if base is None:
-        raise BadRequest(f"src={src}: must be an absolute path: the model has no directory that it could lie in")
-    return base / path
-
-
-def _check_config(src: str, file: Path) -> None:
-    try:
-        _check_regular(src, file)
-        with file.open("rb") as opened:
-            content = opened.read(_MAX_CONFIG + 1)
-        if len(content) > _MAX_CONFIG:
-            raise AdapterFailed(f"src={src}: {file.name} has more than {_MAX_CONFIG} bytes")
-        config = json.loads(content, parse_constant=_finite, parse_float=_finite)
-    except FileNotFoundError:
-        raise AdapterFailed(f"src={src}: holds no {file.name}") from None
-    except RecursionError:
-        raise AdapterFailed(f"src={src}: {file.name} is nested too deeply") from None
-    except ValueError as error:
-        raise AdapterFailed(f"src={src}: {file.name} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter: no JSON object")
-    kind = config.get("peft_type", "LORA")
-    if kind != "LORA":
-        told = repr(kind[:80]) if isinstance(kind, str) else "no string"  # it may be anything, at any depth
-        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter (peft_type: {told})")
-
-
-def _check_regular(src: str, file: Path) -> None:
-    """Of what is no regular file, or no link to one, who reads may never see the end.
-
-    Raises:
-        AdapterFailed: it is not.
-        OSError: it is not there, or cannot be looked at.
-    """
-    if not stat.S_ISREG(file.stat().st_mode):
-        raise AdapterFailed(f"src={src}: {file.name} is no regular file")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is no number in JSON")
-    return value
-
-
-def adapters_of(directory: Path) -> dict[str, Path]:
-    """The adapters that lie in a directory, each in a directory of its own, by name; what begins with a dot is not one.
-
-    Raises:
-        ConfigError: one of them cannot be used; names it.
-    """
-    found = {}
-    for path in sorted(directory.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            try:
-                check_name(path.name)
-                found[path.name] = adapter_path(str(path.absolute()), None)
-            except ServingError as error:
-                raise ConfigError(f"the adapter {path.name} cannot be used: {error.message}") from None
-    return found

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import aiohttp
 import boto3
 from aiohttp import web
 from botocore.config import Config
@@ -21,6 +22,7 @@ from deploy.local.store import Store
 
 T = TypeVar("T")
 ACCOUNT = "000000000000"
+_HELD_AFTER = 5  # lines: of server-sent events two, and a chat's first has no text
 
 
 class Loop:
@@ -146,6 +148,33 @@ _SCRIPTS: dict[str, Callable[[Container, web.Request, dict[str, Any]], Coroutine
     "stream": _stream,
     "hang up": _hang_up,
 }
+
+
+@dataclass
+class Relay:
+    """Stands before a container, and holds each answer after a few lines until it may go on."""
+
+    container: str
+    may_go_on: threading.Event = field(default_factory=threading.Event)
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/{path:.*}", self._post)
+        return app
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        url, body, headers = self.container + request.path_qs, await request.read(), request.headers
+        async with aiohttp.ClientSession() as session, session.post(url, data=body, headers=headers) as found:
+            answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.headers["Content-Type"]})
+            await answer.prepare(request)
+            lines = 0
+            async for line in found.content:
+                await answer.write(line)
+                lines += 1
+                while lines == _HELD_AFTER and not self.may_go_on.is_set():
+                    await asyncio.sleep(0.005)
+            await answer.write_eof()
+            return answer
 
 
 def client(url: str, *, read_timeout: float = 20, region: str = "us-east-1", **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""InvokeEndpointAsync by stock boto3, with a directory as S3 (contract sections 1 and 1.5)."""
+"""InvokeEndpointAsync by stock boto3, with a directory as S3; limits from botocore's API model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_it_answers_before_the_container_does(local: Local, root: Path) -> None:
 def test_failures_are_written_where_they_belong(loop: Loop, tmp_path: Path) -> None:
     """The container's 5xx, one that takes too long, an input that is not there."""
     root = tmp_path / "s3"
-    with make_local(loop, Store(root), limits=Limits(asynchronous=1)) as local:
+    with make_local(loop, Store(root), limits=Limits(asynchronous=2)) as local:
         failed = invoke(local, Body=b'{"status": 500, "text": "out of memory"}')
         slow = invoke(local, Body=b'{"do": "wait"}')
         missing = invoke(local, InputLocation="s3://mine/nothing")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from deploy.cli import main
-from deploy.commands import local as local_command
+from deploy.cli.endpoint import local as local_command
+from deploy.cli.main import main
 from deploy.local.serving import Plan
 from tests.adapter_files import write_adapter
 from tests.deploy.local.processes import LocalProcess, alive, descendants, environment, local_process
@@ -113,7 +113,7 @@ def test_a_container_that_runs_already(loop: Loop, tmp_path: Path) -> None:
 
 
 def test_by_default_its_ways_are_sagemaker_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract section 1: 60 s, 8 minutes, 25 MB; /ping has 2 s, and 8 minutes to begin."""
+    """SageMaker's guide: 60 s, 8 minutes, 25 MB; /ping has 2 s, and 8 minutes to begin."""
     plans: list[Plan] = []
 
     async def taken(plan: Plan, **more: object) -> int:

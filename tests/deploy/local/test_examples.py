@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.clients import venvs
-from tests.deploy.local.processes import LocalProcess, descendants, environment, local_process
+from tests.deploy.local.processes import environment, local_process
+from tests.deploy.local.servers import Loop, Relay
+from tests.deploy.local.servers import local as make_local
+from tests.ports import free_port
 
 pytestmark = pytest.mark.model
 
@@ -36,11 +38,25 @@ def model_directory(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) 
     return directory
 
 
+class Served(NamedTuple):
+    """An emulator, and the container behind it."""
+
+    url: str
+    container: str
+
+
+@contextlib.contextmanager
+def in_container(*arguments: str) -> Iterator[Served]:
+    port = free_port()
+    with local_process("--container-port", str(port), *arguments) as local:
+        yield Served(local.url, f"http://127.0.0.1:{port}")
+
+
 @pytest.fixture(scope="module")
-def lmi(model_directory: Path) -> Iterator[LocalProcess]:
+def lmi(model_directory: Path) -> Iterator[Served]:
     """It is only read: SageMaker's is mounted so. Root may write to anything, so what is there is looked at."""
     before = contents(model_directory)
-    with local_process(str(model_directory), "--part-bytes", "11") as local:
+    with in_container(str(model_directory), "--part-bytes", "11") as local:
         yield local
     assert contents(model_directory) == before
 
@@ -51,56 +67,39 @@ def contents(directory: Path) -> list[tuple[str, int, int]]:
 
 
 @pytest.fixture(scope="module")
-def tgi(demo_model: Path) -> Iterator[LocalProcess]:
-    with local_process(str(demo_model), "-o", "option.dtype=fp32", "-o", "option.tgi_compat=true") as local:
+def tgi(demo_model: Path) -> Iterator[Served]:
+    with in_container(str(demo_model), "-o", "option.dtype=fp32", "-o", "option.tgi_compat=true") as local:
         yield local
 
 
-def run(script: str, local: LocalProcess, python: str = sys.executable, **more: str) -> str:
-    """What it prints. If it streams, its first word is there while the rest is not made: the container is held then.
-
-    A short answer may be whole before the container is held; one that does not stream always is.
-    """
-    for _ in range(4):
-        with contextlib.suppress(pytest.fail.Exception):
-            return _run(script, local, python, **more)
-    return _run(script, local, python, **more)
+def run(script: str, url: str, python: str = sys.executable, **more: str) -> str:
+    """Run a script of examples/ to its end; return what it prints."""
+    environ = {**environment(url), **more}
+    done = subprocess.run([python, str(EXAMPLES / script)], env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
-def _run(script: str, local: LocalProcess, python: str, **more: str) -> str:
-    processes = descendants(local.process.pid)  # looked for before: it takes as long as a few tokens
-    with subprocess.Popen(
-        [python, str(EXAMPLES / script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**environment(local.url), **more},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        printed = os.read(process.stdout.fileno(), 65536)
-        if script != "invoke.py":
-            with held(processes), pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.5)
-        printed += process.stdout.read()
-        errors = process.stderr.read().decode()
-        assert (process.wait(60), errors) == (0, "")
-    return printed.decode()
+def run_held(script: str, loop: Loop, local: Served, python: str = sys.executable, **more: str) -> str:
+    """The same for one that streams: its first word is there while the container holds the rest of the answer."""
+    relay = Relay(local.container)
+    with loop.serving(relay.app()) as at, make_local(loop, at=at, part_bytes=11) as emulator:
+        command, environ = [python, str(EXAMPLES / script)], {**environment(emulator.url), **more}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            first = os.read(process.stdout.fileno(), 65536)
+            relay.may_go_on.set()
+            rest = process.stdout.read()
+            errors = process.stderr.read().decode()
+            assert (process.wait(60), errors) == (0, "")
+    assert first
+    assert rest.strip()
+    return (first + rest).decode()
 
 
-@contextmanager
-def held(processes: Sequence[int]) -> Iterator[None]:
-    """The container and its engine do nothing."""
-    for pid in processes:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in processes:
-            os.kill(pid, signal.SIGCONT)
-
-
-def test_invoke(lmi: LocalProcess) -> None:
-    answer, _, finish = run("invoke.py", lmi).rstrip().rpartition("\n")
+def test_invoke(lmi: Served) -> None:
+    answer, _, finish = run("invoke.py", lmi.url).rstrip().rpartition("\n")
     assert answer.startswith(ANSWER)
     assert finish == "length after 24 tokens"
 
@@ -109,11 +108,13 @@ def test_invoke(lmi: LocalProcess) -> None:
     ("script", "served", "start"),
     [("stream_lmi.py", "lmi", ANSWER), ("tgi_compat.py", "tgi", ANSWER), ("openai_chat.py", "lmi", CHAT)],
 )
-def test_streams_come_token_by_token(script: str, served: str, start: str, request: pytest.FixtureRequest) -> None:
-    assert run(script, request.getfixturevalue(served)).startswith(start)
+def test_streams_come_token_by_token(
+    script: str, served: str, start: str, loop: Loop, request: pytest.FixtureRequest
+) -> None:
+    assert run_held(script, loop, request.getfixturevalue(served)).startswith(start)
 
 
-def test_tgi_compat_says_what_the_endpoint_lacks(lmi: LocalProcess) -> None:
+def test_tgi_compat_says_what_the_endpoint_lacks(lmi: Served) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "tgi_compat.py")], env=environment(lmi.url), capture_output=True, text=True
     )
@@ -123,7 +124,7 @@ def test_tgi_compat_says_what_the_endpoint_lacks(lmi: LocalProcess) -> None:
 
 @pytest.mark.clients
 @pytest.mark.timeout(600)
-def test_openai_s_client(lmi: LocalProcess, tmp_path: Path) -> None:
+def test_openai_s_client(lmi: Served, loop: Loop, tmp_path: Path) -> None:
     """OpenAI's client lives in an environment of its own; boto3 is lent to it."""
     for name in AWS_PACKAGES:
         found = importlib.util.find_spec(name)
@@ -132,4 +133,5 @@ def test_openai_s_client(lmi: LocalProcess, tmp_path: Path) -> None:
         path = Path(found.origin)
         path = path.parent if path.name == "__init__.py" else path
         (tmp_path / path.name).symlink_to(path)
-    assert run("openai_client.py", lmi, str(venvs.python("openai")), PYTHONPATH=str(tmp_path)) == f"{CHAT}\n"
+    python = str(venvs.python("openai"))
+    assert run_held("openai_client.py", loop, lmi, python, PYTHONPATH=str(tmp_path)) == f"{CHAT}\n"

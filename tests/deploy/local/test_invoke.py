@@ -1,4 +1,4 @@
-"""InvokeEndpoint by stock boto3: contract sections 1, 1.1 and 1.4, row by row."""
+"""InvokeEndpoint by stock boto3: limits, headers and errors, after SageMaker's guide and botocore's model."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ TIMED_OUT = "Your invocation timed out while waiting for a response from contain
 
 
 def test_a_slow_container_is_status_0_and_is_left_alone(loop: Loop) -> None:
-    with make_local(loop, limits=Limits(invoke=0.2)) as local:
+    with make_local(loop, limits=Limits(invoke=1)) as local:
         with pytest.raises(local.runtime.exceptions.ModelError) as raised:
             local.invoke({"do": "wait"})
         response = raised.value.response

@@ -1,4 +1,4 @@
-"""The OpenAI route and its bearer tokens (contract section 1.3)."""
+"""The OpenAI route and its bearer tokens (SageMaker's guide: realtime-endpoints-openai-compatible)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from deploy.local.access import check_token
-from deploy.local.answers import Rejected
+from deploy.local.answers import ApiError
 from deploy.local.endpoint import Component, Limits
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
@@ -80,7 +80,7 @@ def test_a_component_is_in_the_path(loop: Loop) -> None:
 
 
 def test_limits_are_those_of_whole_and_streamed_answers(loop: Loop) -> None:
-    with make_local(loop, limits=Limits(invoke=0.2, stream=0.6)) as local:
+    with make_local(loop, limits=Limits(invoke=0.2, stream=2)) as local:
         slow = post(local, {"do": "wait"})
         assert (slow.status_code, slow.json()["OriginalStatusCode"]) == (424, 0)
         stall = {"do": "stream", "stream": True, "pieces": ["41"], "end": "stall"}
@@ -133,7 +133,7 @@ def test_a_token_is_good_to_its_last_second() -> None:
     bearer = f"Bearer {token(presigned('eu-west-1', expires=900))}"
     now = datetime.now(timezone.utc)
     assert check_token(bearer, None, now + timedelta(seconds=890)) == "eu-west-1"
-    with pytest.raises(Rejected, match="was good for 900 s"):
+    with pytest.raises(ApiError, match="was good for 900 s"):
         check_token(bearer, None, now + timedelta(seconds=902))
 
 

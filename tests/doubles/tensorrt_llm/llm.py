@@ -1,4 +1,4 @@
-"""LLM (contract trtllm.md, sections 1 and 2)."""
+"""The class LLM: its constructor and `generate_async` (llmapi/llm.py of TensorRT-LLM 1.2)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from tensorrt_llm import _workers
-from tensorrt_llm._engine import Engine
-from tensorrt_llm._errors import RequestError
-from tensorrt_llm._fast import FastEngine
-from tensorrt_llm._manners import MANNERS, misuse
-from tensorrt_llm._model import Model
-from tensorrt_llm._request import Request
-from tensorrt_llm._result import GenerationResult
+from tensorrt_llm._double import workers
+from tensorrt_llm._double.engine import Engine
+from tensorrt_llm._double.errors import RequestError
+from tensorrt_llm._double.fast import FastEngine
+from tensorrt_llm._double.manners import MANNERS, misuse
+from tensorrt_llm._double.model import Model
+from tensorrt_llm._double.request import Request
+from tensorrt_llm._double.result import GenerationResult
 from tensorrt_llm.llm_args import checked
 from tensorrt_llm.sampling_params import SamplingParams
 
@@ -41,7 +41,7 @@ class LLM:
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
         self.args: Any = checked(type(self).__name__, {**given, **kwargs})
-        worker = _workers.start()
+        worker = workers.start()
         from transformers import AutoTokenizer
 
         self._tokenizer = None if skip_tokenizer_init else AutoTokenizer.from_pretrained(str(model))

@@ -1,4 +1,4 @@
-"""The arguments of LLM and how they are checked (contract trtllm.md, section 1)."""
+"""The arguments of LLM and their validation (llmapi/llm_args.py of TensorRT-LLM 1.2)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import pydantic
-from tensorrt_llm._api import API, kind, model
-from tensorrt_llm._manners import MANNERS
+from tensorrt_llm._double.api import API, kind, model
+from tensorrt_llm._double.manners import MANNERS
 from tensorrt_llm.lora_helper import LoraConfig
 
 KvCacheConfig: Any = model("KvCacheConfig", API["KvCacheConfig"]["params"], {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pydantic
-from tensorrt_llm._api import API, model
+from tensorrt_llm._double.api import API, model
 from tensorrt_llm.executor import CompletionOutput, LoRARequest, RequestError
 from tensorrt_llm.llm import LLM, RequestOutput
 from tensorrt_llm.llm_args import CudaGraphConfig, KvCacheConfig, PeftCacheConfig, SchedulerConfig
@@ -13,7 +13,7 @@ from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
 
 
 class _Any(pydantic.BaseModel):
-    """Of these the contract has no fields: any are taken."""
+    """A configuration whose fields the double does not know: it accepts any."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorrt_llm._api import record
+from tensorrt_llm._double.api import record
 
 
 class _Checked:

@@ -1,4 +1,4 @@
-"""SamplingParams and GuidedDecodingParams (contract trtllm.md, section 3)."""
+"""SamplingParams and GuidedDecodingParams (sampling_params.py of TensorRT-LLM 1.2)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import numpy
-from tensorrt_llm._api import record
-from tensorrt_llm._manners import MANNERS
+from tensorrt_llm._double.api import record
+from tensorrt_llm._double.manners import MANNERS
 
 
 class _Guided:

@@ -1,7 +1,7 @@
-"""vLLM's outputs, fetched by the thread that steps it.
+"""Patch of vLLM's SyncMPClient: the thread that steps the engine fetches the outputs itself.
 
-vLLM's own client has a thread for that, which waits for its core, decodes what comes and puts it into a queue: with few
-requests, waking a further thread at each step costs more than all that is done with the step.
+vLLM's own client has a thread that waits for the core, decodes each message and puts it into a queue. With few
+requests, waking that thread costs more than everything else in a step.
 """
 
 from __future__ import annotations
@@ -21,21 +21,17 @@ from handler.engines.base import Interrupted
 _log = logging.getLogger("handler.engine")
 
 _ATTRIBUTES = {"is_dp", "outputs_queue", "output_queue_thread", "output_socket", "shutdown_path"}
-"""All that vLLM's client sets when it is made, beyond its base class (0.20 to 0.33)."""
+"""Attributes that the constructor of vLLM's client sets, beyond its base class (0.20 to 0.33)."""
 
 _USED = {"decoder", "resources", "utility_results"}
-"""What its base class sets, and is used here."""
-
+"""Attributes that its base class sets, and this patch uses."""
 
 _NAMES = ("zmq", "SyncMPClient", "MPClient", "BackgroundResources", "_process_utility_output")
 
 
 @contextlib.contextmanager
-def polled_clients() -> Iterator[None]:
-    """Meanwhile, the clients that LLMEngine makes of its core fetch their outputs themselves.
-
-    In a version of vLLM whose client is not the known one nothing changes.
-    """
+def patch_sync_client() -> Iterator[None]:
+    """Patch the client that LLMEngine makes within this context; without effect where the client is unknown."""
     from vllm.v1.engine import core_client
 
     if not _is_known(core_client):
@@ -44,12 +40,12 @@ def polled_clients() -> Iterator[None]:
         )
         yield
         return
-    ordinary = core_client.SyncMPClient
-    core_client.SyncMPClient = _polled(core_client)
+    original = core_client.SyncMPClient
+    core_client.SyncMPClient = _make_client(core_client)
     try:
         yield
     finally:
-        core_client.SyncMPClient = ordinary
+        core_client.SyncMPClient = original
 
 
 def _is_known(core_client: ModuleType) -> bool:
@@ -58,25 +54,25 @@ def _is_known(core_client: ModuleType) -> bool:
     client, base = core_client.SyncMPClient, core_client.MPClient
     if not (hasattr(client, "_send_input") and hasattr(core_client.BackgroundResources, "validate_alive")):
         return False
-    return _stored(client.__init__) == _ATTRIBUTES and _stored(base.__init__) >= _USED
+    return _assigned(client.__init__) == _ATTRIBUTES and _assigned(base.__init__) >= _USED
 
 
-def _stored(function: Any) -> set[str]:
-    """Names of the attributes that a function sets."""
+def _assigned(function: Any) -> set[str]:
+    """Return the names of the attributes that a function sets."""
     return {step.argval for step in dis.get_instructions(inspect.unwrap(function)) if step.opname == "STORE_ATTR"}
 
 
-def _polled(core_client: ModuleType) -> type:
+def _make_client(core_client: ModuleType) -> type:
     zmq = core_client.zmq
 
-    class PolledClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
-        """All of it belongs to one thread, but for vLLM's monitor, which shuts it down when the core has died."""
+    class InlineClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
+        """Used by one thread; only vLLM's monitor shuts it down from another when the core has died."""
 
         def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **more: Any) -> None:
             core_client.MPClient.__init__(self, False, vllm_config, executor_class, log_stats, **more)
             self.is_dp = vllm_config.parallel_config.data_parallel_size > 1
             self._thread = threading.get_ident()
-            self._fetched: deque[Any] = deque()  # during a call
+            self._fetched: deque[Any] = deque()  # outputs that came during a call
             self._socket = self.resources.output_socket
             self.resources.output_socket = None  # to be closed by this thread
             self._poller = zmq.Poller()
@@ -84,11 +80,11 @@ def _polled(core_client: ModuleType) -> type:
             self._interrupted = False
 
         def interrupt_on(self, fd: int) -> None:
-            """From now on `get_output` raises Interrupted when `fd` is readable; first it may bring one output more."""
+            """Make `get_output` raise Interrupted when `fd` is readable, perhaps after one more output."""
             self._poller.register(fd, zmq.POLLIN)
 
         def get_output(self) -> Any:
-            """Each step waits here: few calls, as an engine on the same cores has emptied their caches meanwhile."""
+            """Wait for an output. Few calls: an engine on the same cores has emptied their caches meanwhile."""
             outputs = self._fetched.popleft() if self._fetched else None
             while outputs is None:
                 if self._interrupted:
@@ -103,7 +99,7 @@ def _polled(core_client: ModuleType) -> type:
             return outputs
 
         def _fetch(self) -> Any:
-            """Waits for what the core says next; None where that is the answer to a call."""
+            """Wait for the core's next message; None where it answers a call."""
             frame = self._socket.recv(copy=False)
             frames = [frame]
             while frame.more:
@@ -118,7 +114,7 @@ def _polled(core_client: ModuleType) -> type:
 
         def _send_input(self, request_type: Any, request: Any) -> None:
             super()._send_input(request_type, request)
-            while self.utility_results:  # a call, whose result is waited for
+            while self.utility_results:  # a call is waiting for its result
                 if (outputs := self._fetch()) is not None:
                     self._fetched.append(outputs)
 
@@ -127,4 +123,4 @@ def _polled(core_client: ModuleType) -> type:
             if threading.get_ident() == self._thread:
                 self._socket.close(linger=0)
 
-    return PolledClient
+    return InlineClient

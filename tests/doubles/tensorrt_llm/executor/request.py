@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tensorrt_llm._api import record
+from tensorrt_llm._double.api import record
 
 
 class _Checked:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensorrt_llm._errors import CppExecutorError, EngineDeadError, RequestError
-from tensorrt_llm._manners import MANNERS
+from tensorrt_llm._double.errors import CppExecutorError, EngineDeadError, RequestError
+from tensorrt_llm._double.manners import MANNERS
 
 __all__ = ["CppExecutorError", "RequestError"]
 

@@ -1,1 +1,0 @@
-"""What would fail, looked at before anything is made: read-only."""

@@ -1,0 +1,86 @@
+"""`lmi deploy down`: delete everything of a deployment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from deploy.aws import Aws
+from deploy.cli.console import confirm, out, say
+from deploy.cli.views.plan import print_plan
+from deploy.cli.views.progress import live_progress
+from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
+from deploy.deployer.interruption import interruptible, interruption_report, status_of
+from deploy.deployer.plan import removal_of_all
+from deploy.deployer.teardown import check_users, delete_data, delete_logs, log_groups
+from deploy.errors import SpecError
+from deploy.resources.resource import Kind
+from deploy.spec import Spec
+from deploy.spec.reading import read_spec
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("down", help="remove everything of a deployment")
+    parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification; or --name")
+    parser.add_argument("--name", help="the endpoint's name, where there is no file any more")
+    parser.add_argument("--region", help="AWS region (default: the file's, else what boto3 is set to)")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--logs", action="store_true", help="its log groups too")
+    parser.add_argument("--data", action="store_true", help="the model data that up uploaded too (needs the file)")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    spec = read_spec(arguments.spec) if arguments.spec is not None else None
+    if spec is None and arguments.name is None:
+        raise SpecError("give the specification's file, or --name")
+    if arguments.data and (spec is None or spec.model.upload is None):
+        raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
+    if spec is not None and arguments.name not in (None, spec.name):
+        raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
+    name = arguments.name or (spec.name if spec is not None else "")
+    run = Run()
+    try:
+        with interruptible():
+            return _remove(name, spec, out(), run, arguments)
+    except KeyboardInterrupt as interrupt:
+        print(interruption_report(run, "down", name), file=sys.stderr)
+        return status_of(interrupt)
+
+
+def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments: argparse.Namespace) -> int:
+    aws = Aws(arguments.region or (spec.region if spec is not None else None))
+    with live_progress(console) as report:
+        options = ApplyOptions(say=lambda line: say(console, line), report=report)
+        live = look_when_idle(aws, name, (), options)
+    planned = removal_of_all(live)
+    if arguments.data and spec is not None and spec.model.upload is not None:
+        check_users(
+            aws, spec.model.upload, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL]
+        )
+    if planned.actions:
+        print_plan(console, planned, whole=False)
+    else:
+        say(console, f"There is nothing of {name} in {aws.region}.")
+    also = [what for what, enabled in (("its logs", arguments.logs), ("its model data", arguments.data)) if enabled]
+    if not planned.actions and not also:
+        return 0
+    if not confirm(f"Remove {' and '.join([name, *also])} for good?", yes=arguments.yes, needed=True):
+        return 1
+    with live_progress(console) as report:
+        apply(aws, planned, (), ApplyOptions(options.say, report), run)
+    if arguments.logs:
+        components = {existing.name for existing in live.of(Kind.COMPONENT)}
+        components |= {component.name for component in spec.components} if spec is not None else set()
+        for group in delete_logs(aws, log_groups(name, sorted(components))):
+            say(console, f"removed the log group {group}")
+    if arguments.data and spec is not None and spec.model.upload is not None:
+        removed, others = delete_data(aws, spec.model.upload)
+        note = f"; {others} were not uploaded by this program, and stay" if others else ""
+        say(console, f"removed {removed} objects below {spec.model.upload}{note}")
+    say(console, f"{name} is gone.")
+    return 0

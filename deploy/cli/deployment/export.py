@@ -1,0 +1,49 @@
+"""`lmi deploy export`: write a deployment as CloudFormation or Terraform."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.aws import Aws
+from deploy.cli.arguments import add_spec, spec_of
+from deploy.export import cloudformation_template, terraform_configuration
+from deploy.resolve.resolver import resolve
+from deploy.resources.build import resources, warnings
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("export", help="write the deployment as CloudFormation or Terraform; asks AWS nothing")
+    add_spec(parser)
+    parser.add_argument(
+        "--to", choices=("cloudformation", "cloudformation-json", "terraform"), default="cloudformation",
+        help="what is written (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it)",
+    )  # fmt: skip
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    spec = spec_of(arguments)
+    region = Aws(spec.region).region
+    decision = resolve(spec, region).decision
+    built = resources(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    for warning in warnings(spec, decision):
+        print(f"note: {warning}", file=sys.stderr)
+    if arguments.to == "terraform":
+        text = json.dumps(terraform_configuration(built, region), indent=2)
+    elif arguments.to == "cloudformation-json":
+        text = json.dumps(cloudformation_template(built), indent=2)
+    else:
+        text = yaml.safe_dump(cloudformation_template(built), sort_keys=False, width=120).rstrip("\n")
+    if arguments.output is None:
+        print(text)
+    else:
+        arguments.output.write_text(text + "\n")
+    return 0

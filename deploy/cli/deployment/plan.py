@@ -1,0 +1,89 @@
+"""`lmi deploy plan`: print every request that `up` would make. Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws import Aws
+from deploy.cli.arguments import add_spec, spec_of
+from deploy.cli.console import out, say
+from deploy.cli.views.plan import as_json, candidates_table, print_checks, print_plan, print_warnings
+from deploy.deployer.live import look
+from deploy.deployer.preparation import Comparison, Preparation, compare, compare_offline, prepare
+from deploy.deployer.reach import why_unreachable
+from deploy.preflight.check import Check
+from deploy.preflight.checks import over_the_network, preflight
+from deploy.spec import Spec
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("plan", help="print every request that up would make, and what it would change")
+    add_spec(parser)
+    parser.add_argument("--offline", action="store_true", help="ask AWS nothing: the plan as if nothing existed")
+    parser.add_argument("--json", action="store_true", help="the plan as JSON")
+    parser.add_argument("--adopt", action="store_true", help="plan to take over what bears a wanted name")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    spec = spec_of(arguments)
+    aws = Aws(spec.region)
+    reason = "--offline" if arguments.offline else None
+    if reason is None:
+        try:
+            return _print_online(spec, aws, arguments)
+        except (BotoCoreError, ClientError) as error:
+            reason = why_unreachable(error)
+            if reason is None:
+                raise
+    preparation = prepare(spec, aws.region, None, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    _print(preparation, compare_offline(preparation), (), reason, arguments)
+    return 0
+
+
+def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace) -> int:
+    preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    comparison = compare(preparation, aws, look(aws, spec.name, preparation.resources_in_order), adopt=arguments.adopt)
+    # The plan says whom the name belongs to.
+    checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
+    _print(preparation, comparison, checks, None, arguments)
+    return 0
+
+
+def _print(
+    preparation: Preparation,
+    comparison: Comparison,
+    checks: Sequence[Check],
+    reason: str | None,
+    arguments: argparse.Namespace,
+) -> None:
+    """Print the plan.
+
+    Args:
+        checks: preflight's; empty if AWS was not asked.
+        reason: why AWS was not asked; None: it was.
+    """
+    decision = preparation.decision
+    warnings = [*preparation.warnings, *comparison.warnings]
+    if arguments.json:
+        more = {"region": decision.region, "account": decision.account, "instance_type": decision.instance_type}
+        verdicts = [{**asdict(check), "verdict": check.verdict.value} for check in checks]
+        print(as_json(comparison.plan, **more, unasked=reason, warnings=warnings, checks=verdicts))
+        return
+    console = out()
+    say(console, f"{comparison.plan.deployment} in {decision.region}, account {decision.account}", "bold")
+    if reason is not None:
+        say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
+    if preparation.candidates is not None:
+        console.print(candidates_table(preparation.candidates))
+    print_warnings(console, warnings)
+    print_checks(console, checks)
+    if comparison.upload is not None:
+        say(console, "\n".join([str(comparison.upload), *map(str, comparison.upload.findings)]))
+    print_plan(console, comparison.plan)

@@ -1,0 +1,105 @@
+"""`lmi deploy up`: create or change a deployment until AWS has what the specification says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from deploy.aws import Aws
+from deploy.cli.arguments import add_spec, spec_of
+from deploy.cli.console import confirm, out, say
+from deploy.cli.views.plan import print_checks, print_plan, print_warnings
+from deploy.cli.views.progress import live_progress
+from deploy.cli.views.upload import upload_progress
+from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
+from deploy.deployer.interruption import interruptible, interruption_report, status_of
+from deploy.deployer.preparation import compare, prepare, upload_model
+from deploy.deployer.wait import time_limit
+from deploy.errors import NotThere
+from deploy.preflight.checks import over_the_network, preflight, refuse_errors
+from deploy.resolve.prices import price_of
+from deploy.spec import Spec
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("up", help="make the endpoint, or change it until it is as the file says")
+    add_arguments(parser)
+    parser.set_defaults(run=_run)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `up` and `update` share."""
+    add_spec(parser)
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
+    parser.add_argument("--adopt", action="store_true", help="take over what bears a wanted name and is not ours")
+    parser.add_argument("--keep-failed", action="store_true", help="leave what failed, to be looked at")
+    parser.add_argument("--no-checks", action="store_true", help="do not look first for what would fail")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    return deploy(arguments, "up")
+
+
+def deploy(arguments: argparse.Namespace, command: str) -> int:
+    """Run `up`, or `update`, which needs an existing endpoint; on an interrupt print how far it came."""
+    spec, console, run = spec_of(arguments), out(), Run()
+    try:
+        with interruptible():
+            return _deploy(spec, console, run, arguments, command)
+    except KeyboardInterrupt as interrupt:
+        print(interruption_report(run, command, spec.name), file=sys.stderr)
+        return status_of(interrupt)
+
+
+def _deploy(spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str) -> int:
+    aws = Aws(spec.region)
+    preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    print_warnings(console, preparation.warnings)
+    with live_progress(console) as report:
+        options = ApplyOptions(
+            say=lambda line: say(console, line),
+            report=report,
+            keep_failed=arguments.keep_failed,
+            limit=time_limit(
+                preparation.decision, batches=-(-100 // spec.update.batch_percent), between=spec.update.wait
+            ),
+        )
+        live = look_when_idle(aws, spec.name, preparation.resources_in_order, options)
+    if command == "update" and live.endpoint is None:
+        raise NotThere(f"there is no endpoint {spec.name} in {aws.region}", "`lmi deploy up` makes it.")
+    comparison = compare(preparation, aws, live, adopt=arguments.adopt)
+    print_warnings(console, comparison.warnings)
+    if not comparison.plan.changing:
+        say(console, f"{spec.name} is as the specification says; nothing to do.")
+        return 0
+    print_plan(console, comparison.plan, whole=False)
+    if not arguments.no_checks:
+        # The plan says whom the name belongs to.
+        checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
+        print_checks(console, checks)
+        refuse_errors(checks)
+    say(console, _instances(spec, preparation.decision.instance_type))
+    if not confirm("Do this?", yes=arguments.yes, needed=False):
+        say(console, "Nothing was changed.")
+        return 1
+    if spec.model.upload is not None:
+        with upload_progress(console) as report_upload:
+            upload_model(spec, aws, report_upload)
+    with live_progress(console) as report:
+        apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
+    say(console, f"{spec.name} is in service. Talk to it: lmi deploy chat {spec.name}")
+    return 0
+
+
+def _instances(spec: Spec, instance_type: str) -> str:
+    """Return what will cost money: the number of instances, their type and price class."""
+    managed = spec.instance.managed
+    count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
+    price = price_of(instance_type, spec.instance.price)
+    cost = "price not known" if price.usd is None else f"{price.text} each"
+    return f"{count} x {instance_type}, {cost}, for as long as it exists"

@@ -1,0 +1,18 @@
+"""`lmi deploy update`: as `up`, for an existing endpoint."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from deploy.cli.deployment.up import add_arguments, deploy
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("update", help="change an endpoint that is there; alarms undo a change that does harm")
+    add_arguments(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    return deploy(arguments, "update")

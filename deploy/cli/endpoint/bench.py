@@ -1,0 +1,81 @@
+"""`lmi deploy bench`: measure an endpoint under load."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.table import Table
+
+from deploy.bench.asking import by_invocations, by_openai
+from deploy.bench.metrics import advice, rows
+from deploy.bench.run import Plan, measure
+from deploy.cli.console import out
+from deploy.cli.endpoint_arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of
+from deploy.client.retry import IMPATIENT
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench", help="measure an endpoint under load", description="Streams answers at rising load and prints time to "
+        "first token, time between tokens, throughput and errors, with advice on scaling.concurrency; the last line is "
+        "JSON. It costs what its requests cost.")  # fmt: skip
+    add_endpoint_arguments(parser)
+    add_parameters(parser)
+    loads = parser.add_mutually_exclusive_group()
+    loads.add_argument("--clients", type=_numbers(int), default=[1, 2, 4, 8, 16], metavar="N,N,...",
+                       help="requests under way at once, a level each (default 1,2,4,8,16)")  # fmt: skip
+    loads.add_argument("--rate", type=_numbers(float), metavar="R,R,...",
+                       help="requests a second, whether answers come or not, a level each")  # fmt: skip
+    parser.add_argument("--requests", type=int, metavar="N",
+                        help="of each level (default: 4 a client, at least 8; by --rate 50)")  # fmt: skip
+    parser.add_argument("--words", type=int, default=100, help="of a prompt (default %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer (default %(default)s)")
+    parser.add_argument("--route", choices=["invocations", "openai"], default="invocations",
+                        help="InvokeEndpointWithResponseStream, or chat completions (default %(default)s)")  # fmt: skip
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    plan = Plan(tuple(arguments.clients), tuple(arguments.rate or ()), arguments.requests)
+    body = (arguments.words, arguments.max_tokens, parameters_of(arguments))
+    predictor = predictor_of(arguments)
+    if arguments.route == "openai":
+        warm = ask = by_openai(predictor, *body, plan.connections)
+    else:
+        warm = by_invocations(predictor, *body)
+        ask = by_invocations(predictor_of(arguments, patience=IMPATIENT, connections=plan.connections), *body)
+    levels = measure(plan, ask, warm, lambda text: print(text, file=sys.stderr))
+    values = advice(levels) if not plan.rates else None
+    _show(levels)
+    if values is not None:
+        print(values.text)
+    print(json.dumps({"endpoint": arguments.name, "route": arguments.route, "words": arguments.words,
+                      "max_tokens": arguments.max_tokens, "levels": levels, "knee": values and values.knee,
+                      "scaling_concurrency": values and values.concurrency}))  # fmt: skip
+    return 1 if all(level["requests_per_second"] == 0 for level in levels) else 0
+
+
+def _show(levels: list[dict[str, Any]]) -> None:
+    head, *lines = rows(levels)
+    table = Table(*head)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for line in lines:
+        table.add_row(*line)
+    out().print(table)
+
+
+def _numbers(kind: type[int] | type[float]) -> Any:
+    def parse(text: str) -> list[float]:
+        try:
+            values = [kind(item) for item in text.split(",")]
+        except ValueError:
+            values = []
+        if not values or any(not 0 < item <= 10_000 for item in values):
+            raise argparse.ArgumentTypeError("must be numbers above 0, with commas between")
+        return values
+
+    return parse

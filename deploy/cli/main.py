@@ -1,0 +1,82 @@
+"""The command line of `lmi deploy` and `python -m deploy`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws import as_deploy_error
+from deploy.errors import DeployError
+
+COMMANDS = {
+    "plan": "deployment",
+    "up": "deployment",
+    "status": "endpoint",
+    "logs": "endpoint",
+    "invoke": "endpoint",
+    "stream": "endpoint",
+    "chat": "endpoint",
+    "bench": "endpoint",
+    "scale": "endpoint",
+    "update": "deployment",
+    "down": "deployment",
+    "export": "deployment",
+    "iam": "deployment",
+    "doctor": "deployment",
+    "local": "endpoint",
+    "schema": "deployment",
+}
+"""Commands in the help's order, and the package below `deploy.cli` that holds each one's module.
+
+A module has `add(commands)`, which adds the command's parser and sets `run`.
+"""
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
+    arguments = _parser(prog).parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except (BotoCoreError, ClientError) as error:
+        return _print_error(as_deploy_error(error))
+    except DeployError as error:
+        return _print_error(error)
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+class _AnyOrder(argparse.ArgumentParser):
+    """Accept flags between positional arguments: Python before 3.13 refuses the BODY of `NAME --flag BODY`."""
+
+    _within = False
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        if self._within:
+            return super().parse_known_args(args, namespace)
+        self._within = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._within = False
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Put a model on a SageMaker endpoint, and talk to it there."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_AnyOrder)
+    for name, package in COMMANDS.items():
+        importlib.import_module(f"deploy.cli.{package}.{name}").add(commands)
+    return parser
+
+
+def _print_error(error: DeployError) -> int:
+    print(f"lmi deploy: {error}", file=sys.stderr)
+    if error.advice:
+        print(error.advice, file=sys.stderr)
+    return error.status

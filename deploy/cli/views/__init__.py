@@ -1,0 +1,1 @@
+"""Print plans, progress, uploads and states."""

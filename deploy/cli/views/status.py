@@ -1,0 +1,84 @@
+"""Print a `Status` as tables, or write it as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from deploy.diagnostics.advice import advice
+from deploy.operations.status import MINUTES, Status
+from deploy.resources.resource import FAILED, MIXED, READY
+
+_COLOURS = dict.fromkeys((*READY, "OK"), "green") | dict.fromkeys((*FAILED, *MIXED, "ALARM"), "red")
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    return {**asdict(status), "serving": status.serving}
+
+
+def view(status: Status) -> RenderableType:
+    parts: list[RenderableType] = [_summary(status), _places(status)]
+    for title, rows in (("Scaling", _scaling(status)), ("Alarms", _alarms(status)), ("Metrics", _metrics(status))):
+        if rows:
+            table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
+            for row in rows:
+                table.add_row(*row)
+            parts.append(table)
+    parts += [Text(f"not read: {item}", style="yellow") for item in status.unread]
+    hints = advice("\n".join([status.reason, *(item.reason for item in status.components)]), name=status.name)
+    if hints:
+        parts.append(Text(hints))
+    return Group(*parts)
+
+
+def _summary(status: Status) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    serving = Text("yes", style="green") if status.serving else Text("no", style="red")
+    table.add_row("endpoint", f"{status.name} ({status.region})")
+    table.add_row("status", _coloured(status.status))
+    if status.reason:
+        table.add_row("reason", Text(status.reason))
+    table.add_row("serving", serving)
+    table.add_row("configuration", status.config)
+    table.add_row("changed", status.changed)
+    return table
+
+
+def _places(status: Status) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    for column in ("variant or component", "status", "now", "wanted", "what"):
+        table.add_column(column, overflow="fold")
+    for variant in status.variants:
+        what = " ".join(part for part in (variant.type or "", variant.image) if part)
+        table.add_row(variant.name, "", str(variant.instances), str(variant.desired), f"instances {what}".strip())
+    for item in status.components:
+        what = "copies" if item.base is None else f"adapter of {item.base}"
+        now, wanted = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
+        table.add_row(item.name, _coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip()))
+    return table
+
+
+def _scaling(status: Status) -> list[tuple[RenderableType, ...]]:
+    rows: list[tuple[RenderableType, ...]] = []
+    for item in status.scaling:
+        rows.append((item.target, f"{item.min} to {item.max}", ", ".join(item.policies) or "no policy"))
+        rows += [("", "", activity) for activity in item.activities]
+    return rows
+
+
+def _alarms(status: Status) -> list[tuple[RenderableType, ...]]:
+    return [(item.name, _coloured(item.state), Text(item.reason)) for item in status.alarms]
+
+
+def _metrics(status: Status) -> list[tuple[RenderableType, ...]]:
+    return [
+        (name, "none" if value is None else f"{value:g}", f"in {MINUTES} min") for name, value in status.metrics.items()
+    ]
+
+
+def _coloured(word: str) -> Text:
+    return Text(word, style=_COLOURS.get(word, "yellow"))

@@ -1,0 +1,1 @@
+"""AWS for the client: credentials, the runtime API and its errors."""

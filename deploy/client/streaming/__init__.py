@@ -1,0 +1,1 @@
+"""Read a streamed answer: bytes to values, values to events."""

@@ -1,0 +1,1 @@
+"""Bring AWS to the desired state: plan, apply, wait, roll back."""

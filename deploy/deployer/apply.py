@@ -1,0 +1,250 @@
+"""Apply a plan: one call after the other, waiting where the next call needs it.
+
+`up` can run again after any interruption: resources are found by name and tag (`live.py`), and a resource that AWS is
+still changing is waited for first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws import Aws, as_deploy_error, is_missing
+from deploy.deployer.calls import CALLS, call, is_duplicate, show, tags_of
+from deploy.deployer.live import Live, LiveResource, look
+from deploy.deployer.plan import Action, Plan, Verb
+from deploy.deployer.rollback import leftovers, undo
+from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
+from deploy.errors import DeployError, Failed, NotThere, Refused
+from deploy.resources.names import TAG_DEPLOYMENT
+from deploy.resources.resource import FAILED, READY, Kind, Ref, Resource, refs, resolved
+
+EVERY = 15.0
+"""Seconds between two polls."""
+
+_MAKES = (Verb.CREATE, Verb.REPLACE)
+
+
+@dataclass(frozen=True)
+class ApplyOptions:
+    """How a plan is applied.
+
+    Attributes:
+        say: called with one line for every step.
+        report: called at every poll.
+        keep_failed: do not delete resources that failed.
+        every: seconds between two polls.
+        limit: seconds after which waiting for an endpoint or a component ends.
+    """
+
+    say: Callable[[str], None]
+    report: Report
+    keep_failed: bool = False
+    every: float = field(default_factory=lambda: EVERY)
+    limit: float = 7200.0
+
+
+@dataclass
+class Run:
+    """The state of a run, for the rollback and for the report of an interruption.
+
+    Attributes:
+        created: keys of resources that this run created.
+        serving: keys of endpoints and components in their desired state.
+        current: the action in progress.
+    """
+
+    created: list[str] = field(default_factory=list)
+    serving: set[str] = field(default_factory=set)
+    current: Action | None = None
+
+
+def look_when_idle(aws: Aws, deployment: str, desired: Sequence[Resource], options: ApplyOptions) -> Live:
+    """Wait until AWS is idle, and return what exists. AWS finishes the creation or update of a killed run by itself."""
+    live = look(aws, deployment, desired)
+    for existing in live.busy:
+        options.say(f"{existing.kind.value}/{existing.name} is {existing.status}: waiting for it")
+        _wait_until_idle(aws, existing, options)
+    return look(aws, deployment, desired) if live.busy else live
+
+
+def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run | None = None) -> None:
+    """Apply the plan.
+
+    Args:
+        desired: the resources that the plan was made from.
+        run: updated with every step.
+
+    Raises:
+        Failed: a resource failed. What this run created for it is deleted, unless `keep_failed`.
+        DeployError, NotAllowed: AWS refused a call; likewise.
+    """
+    run = Run() if run is None else run
+    steps = _Steps(aws, plan, options, run)
+    for action in plan.actions:
+        run.current = action
+        try:
+            steps.do(action)
+        except (DeployError, ClientError, BotoCoreError) as error:
+            deploy_error = error if isinstance(error, DeployError) else as_deploy_error(error)
+            raise _roll_back(aws, deploy_error, plan, desired, options, run) from error
+    run.current = None
+
+
+class _Steps:
+    """The calls of one plan, and AWS's descriptions of the resources."""
+
+    def __init__(self, aws: Aws, plan: Plan, options: ApplyOptions, run: Run) -> None:
+        self._aws, self._plan, self._options, self._run = aws, plan, options, run
+        self._resources = {action.key: action.resource for action in plan.actions if action.resource is not None}
+        self._descriptions: dict[str, dict[str, Any]] = {}
+
+    def do(self, action: Action) -> None:
+        if action.verb in _MAKES:
+            self._make(action)
+        elif action.verb is Verb.UPDATE:
+            self._options.say(f"change {action.key}")
+            self._call(action)
+        elif action.verb is Verb.TAG:
+            self._options.say(f"tag {action.key}")
+            self._call(action)
+            return
+        elif action.verb is Verb.DELETE:
+            self._delete(action)
+            return
+        if CALLS[action.kind].status is not None and action.resource is not None:
+            if action.verb is not Verb.UNCHANGED:
+                wait_for(
+                    self._aws,
+                    action.resource,
+                    self._options.report,
+                    limit=self._options.limit,
+                    every=self._options.every,
+                    consistency=CONSISTENCY_SECONDS,
+                )
+            self._run.serving.add(action.key)
+
+    def _make(self, action: Action) -> None:
+        self._options.say(f"make {action.key}")
+        # Before the call: if its answer is lost, the resource may exist all the same.
+        self._run.created.append(action.key)
+        try:
+            self._call(action)
+        except ClientError as error:
+            if not is_duplicate(error):
+                self._run.created.remove(action.key)
+                raise
+            self._run.created.remove(action.key)
+            self._check_owner(action)
+
+    def _check_owner(self, action: Action) -> None:
+        """Check the owner of a resource that appeared between the look and the call.
+
+        Raises:
+            Refused: it is not of this deployment.
+        """
+        description = show(self._aws, action.kind, action.which)
+        if (
+            description is None
+            or tags_of(self._aws, action.kind, description).get(TAG_DEPLOYMENT) != self._plan.deployment
+        ):
+            raise Refused(f"{action.key} exists and was not made by this deployment", "Choose another name.")
+
+    def _delete(self, action: Action) -> None:
+        self._options.say(f"remove {action.key}" + (f" ({action.why})" if action.why else ""))
+        try:
+            self._call(action)
+        except ClientError as error:
+            if is_missing(error):
+                return
+            raise
+        if CALLS[action.kind].status is not None:
+            gone = Resource(action.kind, action.which[-1], {})
+            wait_for(
+                self._aws, gone, self._options.report, gone=True, limit=self._options.limit, every=self._options.every
+            )
+
+    def _call(self, action: Action) -> None:
+        request = action.request or {}
+        for ref in refs(request):
+            self._look_up(ref)
+        self._descriptions[action.key] = call(
+            self._aws,
+            action.service,
+            action.operation,
+            resolved(request, lambda ref: self._descriptions[ref.key][ref.attribute]),
+        )
+
+    def _look_up(self, ref: Ref) -> None:
+        """Describe a resource that existed before this run."""
+        if ref.attribute in self._descriptions.get(ref.key, {}):
+            return
+        action = next((item for item in self._plan.actions if item.key == ref.key), None)
+        description = None if action is None else show(self._aws, action.kind, action.which)
+        if description is None or ref.attribute not in description:
+            raise DeployError(f"{ref.key} has no {ref.attribute}")
+        self._descriptions[ref.key] = description
+
+
+def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) -> None:
+    """Wait until AWS finishes. The next look sees the result, and the plan handles it."""
+    resource = Resource(existing.kind, existing.name, {})
+    try:
+        wait_for(
+            aws, resource, options.report, gone=existing.status == "Deleting", limit=options.limit, every=options.every
+        )
+    except (Failed, NotThere) as error:
+        options.say(str(error))
+
+
+def _may_still_change(aws: Aws, current: Action | None) -> bool:
+    """Whether an update may still be in progress, so that nothing it needs may be deleted.
+
+    AWS forbids to delete a configuration during an update to it, and does not always notice.
+    """
+    if current is None or current.verb is not Verb.UPDATE or (status := CALLS[current.kind].status) is None:
+        return False
+    try:
+        description = show(aws, current.kind, current.which)
+    except (ClientError, BotoCoreError):
+        return True
+    if description is None:
+        return False
+    desired = current.request or {}
+    config, model = desired.get("EndpointConfigName"), desired.get("Specification", {}).get("ModelName")
+    if description[status] in READY:
+        serves = description.get("EndpointConfigName"), description.get("Specification", {}).get("ModelName")
+        return (config, model) != (None, None) and (config, model) == serves
+    return description[status] not in FAILED
+
+
+def _roll_back(
+    aws: Aws, error: DeployError, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run
+) -> DeployError:
+    """Delete what the run created in vain, and return the error to raise: its advice names what remains."""
+    failed = run.current.key if run.current is not None else ""
+    coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
+    removable = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)
+    advice = [error.advice] if error.advice else []
+    if removable and _may_still_change(aws, run.current):
+        names = ", ".join(item.key for item in removable)
+        advice.append(
+            f"AWS may still be changing {failed}, or serve with what is new: {names} stay. Run `lmi deploy up` again: "
+            "it waits, and goes on from there."
+        )
+    elif removable and options.keep_failed:
+        advice.append(f"Kept as it is: {', '.join(item.key for item in removable)}. `lmi deploy down` removes it.")
+    elif removable:
+        options.say(f"failed: {error}")
+        remaining = undo(aws, removable, options.report, options.say, options.every)
+        advice += [f"Could not be removed: {item}" for item in remaining]
+    endpoint = next((item for item in desired if item.kind is Kind.ENDPOINT and item.key in run.serving), None)
+    if endpoint is not None and endpoint.key in run.created:
+        advice.append(
+            f"{endpoint.key} is up and costs money: `lmi deploy up` goes on from here, `lmi deploy down` ends it."
+        )
+    error.advice = "\n".join(advice)
+    return error

@@ -1,0 +1,207 @@
+"""The boto3 calls that create, describe, change and delete each kind of resource, with retries.
+
+All differences between SageMaker, Application Auto Scaling and CloudWatch are in this table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, error_code, is_missing
+from deploy.errors import DeployError
+from deploy.resources.resource import Json, Kind
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one kind of resource.
+
+    Attributes:
+        service: boto3's name of the service.
+        create: the method that creates one. If `update` is the same, it also changes an existing one.
+        update: the method that changes one; None: AWS cannot change it, a new version replaces it.
+        describe: the method that describes one, or (with `list_field`) several.
+        delete: the method that deletes one.
+        identity: the arguments that identify one, the same in requests and in answers; the last is its name.
+        arn: field of its ARN, in answers.
+        list_field: field of the list in `describe`'s answer; None: the answer describes one.
+        names_argument: the argument of `describe` that takes a list of names.
+        delete_argument: the argument of `delete` that takes a list of names.
+        status: field of its state, in answers; None: it has no states.
+    """
+
+    service: str
+    create: str
+    update: str | None
+    describe: str
+    delete: str
+    identity: tuple[str, ...]
+    arn: str
+    list_field: str | None = None
+    names_argument: str | None = None
+    delete_argument: str | None = None
+    status: str | None = None
+
+
+_SCALABLE = ("ServiceNamespace", "ScalableDimension", "ResourceId")
+
+CALLS: Mapping[Kind, Calls] = {
+    Kind.MODEL: Calls(
+        "sagemaker", "create_model", None, "describe_model", "delete_model", ("ModelName",), "ModelArn"
+    ),
+    Kind.ENDPOINT_CONFIG: Calls(
+        "sagemaker", "create_endpoint_config", None, "describe_endpoint_config", "delete_endpoint_config",
+        ("EndpointConfigName",), "EndpointConfigArn",
+    ),
+    Kind.ENDPOINT: Calls(
+        "sagemaker", "create_endpoint", "update_endpoint", "describe_endpoint", "delete_endpoint",
+        ("EndpointName",), "EndpointArn", status="EndpointStatus",
+    ),
+    Kind.COMPONENT: Calls(
+        "sagemaker", "create_inference_component", "update_inference_component", "describe_inference_component",
+        "delete_inference_component", ("InferenceComponentName",), "InferenceComponentArn",
+        status="InferenceComponentStatus",
+    ),
+    Kind.SCALABLE_TARGET: Calls(
+        "application-autoscaling", "register_scalable_target", "register_scalable_target", "describe_scalable_targets",
+        "deregister_scalable_target", _SCALABLE, "ScalableTargetARN", list_field="ScalableTargets",
+        names_argument="ResourceIds",
+    ),
+    Kind.SCALING_POLICY: Calls(
+        "application-autoscaling", "put_scaling_policy", "put_scaling_policy", "describe_scaling_policies",
+        "delete_scaling_policy", (*_SCALABLE, "PolicyName"), "PolicyARN", list_field="ScalingPolicies",
+        names_argument="PolicyNames",
+    ),
+    Kind.ALARM: Calls(
+        "cloudwatch", "put_metric_alarm", "put_metric_alarm", "describe_alarms", "delete_alarms", ("AlarmName",),
+        "AlarmArn", list_field="MetricAlarms", names_argument="AlarmNames", delete_argument="AlarmNames",
+    ),
+}  # fmt: skip
+
+Identity = tuple[str, ...]
+
+pause = time.sleep
+
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
+"""Seconds between attempts: five minutes in all."""
+
+_AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "ConcurrentUpdateException")
+_SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
+
+
+def identity(kind: Kind, fields: Json) -> Identity:
+    """Return the identity in a request or an answer."""
+    return tuple(str(fields[name]) for name in CALLS[kind].identity)
+
+
+def is_duplicate(error: ClientError) -> bool:
+    message = str(error.response.get("Error", {}).get("Message", "")).lower()
+    return error_code(error).startswith("Validation") and "already existing" in message
+
+
+def call(aws: Aws, service: str, operation: str, request: Json) -> dict[str, Any]:
+    """Call AWS. Retry for five minutes during another change and when throttled.
+
+    Raises:
+        ClientError: AWS's last error.
+        DeployError: the installed boto3 does not know a field of the request.
+    """
+    client = aws.client(service)
+    _check_fields(client, operation, request)
+    for seconds in (*_PAUSES, None):
+        try:
+            answer: dict[str, Any] = getattr(client, operation)(**request)
+            return answer
+        except ClientError as error:
+            if seconds is None or not _is_retryable(error):
+                raise
+        pause(seconds)
+    raise AssertionError("the last try returns or raises")
+
+
+def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
+    """Describe one; None: it does not exist."""
+    calls = CALLS[kind]
+    arguments: dict[str, Any] = dict(zip(calls.identity, which, strict=True))
+    if calls.names_argument is not None:
+        argument = {Kind.SCALABLE_TARGET: "ResourceId"}.get(kind, calls.identity[-1])
+        arguments[calls.names_argument] = [arguments.pop(argument)]
+    try:
+        answer = call(aws, calls.service, calls.describe, arguments)
+    except ClientError as error:
+        if is_missing(error):
+            return None
+        raise
+    if calls.list_field is not None:
+        return next((item for item in answer[calls.list_field] if identity(kind, item) == which), None)
+    return {name: value for name, value in answer.items() if name != "ResponseMetadata"}
+
+
+def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
+    """Return the call that deletes one: its name and its arguments."""
+    calls = CALLS[kind]
+    if calls.delete_argument is not None:
+        return calls.delete, {calls.delete_argument: [which[-1]]}
+    return calls.delete, dict(zip(calls.identity, which, strict=True))
+
+
+def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
+    """Return the tags of a resource that AWS described; a policy has none."""
+    if kind is Kind.SCALING_POLICY:
+        return {}
+    arn = description[CALLS[kind].arn]
+    if kind is Kind.SCALABLE_TARGET:
+        return dict(call(aws, "application-autoscaling", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
+    if kind is Kind.ALARM:
+        return _tags(call(aws, "cloudwatch", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
+    pages = aws.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
+    return _tags([tag for page in pages for tag in page["Tags"]])
+
+
+def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return the call that sets tags on an existing resource: its name and its arguments."""
+    list_field = [{"Key": key, "Value": value} for key, value in tags.items()]
+    if kind is Kind.SCALABLE_TARGET:
+        return "tag_resource", {"ResourceARN": arn, "Tags": dict(tags)}
+    if kind is Kind.ALARM:
+        return "tag_resource", {"ResourceARN": arn, "Tags": list_field}
+    return "add_tags", {"ResourceArn": arn, "Tags": list_field}
+
+
+def _tags(list_field: list[dict[str, str]]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in list_field}
+
+
+def _is_retryable(error: ClientError) -> bool:
+    message = str(error.response.get("Error", {}).get("Message", "")).lower()
+    return error_code(error) in (*_AGAIN, *_SLOWER) or "in-progress" in message or "in progress" in message
+
+
+def _check_fields(client: Any, operation: str, request: Json) -> None:
+    """Check that the installed botocore knows the request's fields: those of 2026 need a new version."""
+    model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
+    unknown = _unknown_fields(model.input_shape, request, "")
+    if unknown:
+        raise DeployError(
+            f"{operation}: this boto3 does not know {', '.join(unknown)}", "Update it: pip install --upgrade boto3"
+        )
+
+
+def _unknown_fields(shape: Any, value: Any, place: str) -> list[str]:
+    """Return the places in a request that the shape does not have."""
+    if shape is None:
+        return []
+    if shape.type_name == "structure" and isinstance(value, Mapping):
+        places = []
+        for name, item in value.items():
+            here = f"{place}.{name}".lstrip(".")
+            places += _unknown_fields(shape.members[name], item, here) if name in shape.members else [here]
+        return places
+    if shape.type_name == "list" and isinstance(value, list | tuple):
+        return [item for part in value for item in _unknown_fields(shape.member, part, place)]
+    return []

@@ -1,0 +1,181 @@
+"""Find what exists of a deployment in AWS. Changes nothing.
+
+Resources are found by their desired names, by names that begin with the deployment's (older versions of model and
+configuration), and by their place (components, scaling and alarms of the endpoint). Tags tell whether they are owned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, is_missing
+from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
+from deploy.resources.names import TAG_DEPLOYMENT, is_version_of, scoped_name, stem_of
+from deploy.resources.resource import ENDED, FAILED, MIXED, READY, Json, Kind, Resource
+
+
+@dataclass(frozen=True)
+class LiveResource:
+    """A resource that exists.
+
+    Attributes:
+        description: AWS's description of it.
+        tags: its tags; a policy has those of its scalable target.
+    """
+
+    kind: Kind
+    description: Json
+    tags: Mapping[str, str]
+
+    @property
+    def which(self) -> Identity:
+        return identity(self.kind, self.description)
+
+    @property
+    def name(self) -> str:
+        return self.which[-1]
+
+    @property
+    def status(self) -> str:
+        """AWS's status; `InService` for a kind without states."""
+        status = CALLS[self.kind].status
+        return READY[0] if status is None else str(self.description[status])
+
+    @property
+    def failed(self) -> bool:
+        return self.status in FAILED
+
+    @property
+    def busy(self) -> bool:
+        return self.status not in ENDED
+
+    @property
+    def mixed(self) -> bool:
+        return self.status in MIXED
+
+    def is_of(self, deployment: str) -> bool:
+        return self.tags.get(TAG_DEPLOYMENT) == deployment
+
+
+@dataclass(frozen=True)
+class Live:
+    """Everything that exists of a deployment.
+
+    Attributes:
+        deployment: its name.
+        resources: those that it owns, those with a desired name, and the endpoint of its name, whoever owns it.
+        online: False: AWS could not be asked, and nothing is known.
+    """
+
+    deployment: str
+    resources: tuple[LiveResource, ...] = ()
+    online: bool = True
+
+    def get(self, kind: Kind, which: Identity) -> LiveResource | None:
+        return next((item for item in self.resources if item.kind is kind and item.which == which), None)
+
+    def of(self, *kinds: Kind) -> tuple[LiveResource, ...]:
+        return tuple(item for item in self.resources if item.kind in kinds)
+
+    @property
+    def owned(self) -> tuple[LiveResource, ...]:
+        return tuple(item for item in self.resources if item.is_of(self.deployment))
+
+    @property
+    def endpoint(self) -> LiveResource | None:
+        return next(iter(self.of(Kind.ENDPOINT)), None)
+
+    @property
+    def busy(self) -> tuple[LiveResource, ...]:
+        """Resources of the deployment that AWS is still changing: no call can change them now."""
+        return tuple(item for item in self.owned if item.busy)
+
+
+def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
+    """Find what exists. Leave out resources that only share the beginning of a name, without the deployment's tag."""
+    existing: dict[tuple[Kind, Identity], LiveResource] = {}
+
+    def keep(kind: Kind, description: Json | None, tags: Mapping[str, str] | None = None) -> None:
+        if description is not None and (kind, identity(kind, description)) not in existing:
+            tags = _tags(aws, kind, description) if tags is None else tags
+            if tags is not None:
+                existing[kind, identity(kind, description)] = LiveResource(kind, description, tags)
+
+    for kind, which in ((item.kind, identity(item.kind, item.request)) for item in desired):
+        if kind not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
+            keep(kind, show(aws, kind, which))
+    for kind, name in _candidates(aws, deployment):
+        if (kind, (name,)) not in existing:
+            keep(kind, show(aws, kind, (name,)))
+    # By its name: a killed run may have left a component's alarm without its component.
+    owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(deployment, "")}
+    for alarm in _pages(aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
+        keep(Kind.ALARM, alarm)
+    targets = [item for item in desired if item.kind is Kind.SCALABLE_TARGET]
+    _scaling(aws, deployment, existing, targets)
+    names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (deployment,))}
+    return Live(deployment, tuple(item for key, item in existing.items() if key in names or item.is_of(deployment)))
+
+
+def _candidates(aws: Aws, deployment: str) -> Iterator[tuple[Kind, str]]:
+    """Yield what may belong to the deployment: versions of models and configurations, the endpoint, its components.
+
+    A tag alone is not enough: a user may have copied it to another resource.
+    """
+    for kind, operation, listed in (
+        (Kind.MODEL, "list_models", "Models"),
+        (Kind.ENDPOINT_CONFIG, "list_endpoint_configs", "EndpointConfigs"),
+    ):
+        for item in _pages(aws, "sagemaker", operation, listed, NameContains=stem_of(deployment)):
+            name = item[CALLS[kind].identity[-1]]
+            if is_version_of(deployment, name):
+                yield kind, name
+    yield Kind.ENDPOINT, deployment
+    for item in _pages(
+        aws, "sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=deployment
+    ):
+        yield Kind.COMPONENT, item["InferenceComponentName"]
+
+
+def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
+    """Return the tags; None: the resource was deleted meanwhile."""
+    try:
+        return tags_of(aws, kind, description)
+    except ClientError as error:
+        if is_missing(error):
+            return None
+        raise
+
+
+def _scaling(
+    aws: Aws, deployment: str, existing: dict[tuple[Kind, Identity], LiveResource], desired: Iterable[Resource]
+) -> None:
+    """Find the scalable targets of the endpoint and of components (which they outlive), and their policies."""
+    desired_targets = {identity(item.kind, item.request) for item in desired}
+    variants = f"endpoint/{deployment}/"
+    for target in _pages(
+        aws, "application-autoscaling", "describe_scalable_targets", "ScalableTargets", ServiceNamespace="sagemaker"
+    ):
+        which = identity(Kind.SCALABLE_TARGET, target)
+        if which not in desired_targets and not target["ResourceId"].startswith((variants, "inference-component/")):
+            continue
+        tags = _tags(aws, Kind.SCALABLE_TARGET, target)
+        if tags is None or (which not in desired_targets and tags.get(TAG_DEPLOYMENT) != deployment):
+            continue
+        existing[Kind.SCALABLE_TARGET, which] = LiveResource(Kind.SCALABLE_TARGET, target, tags)
+        where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
+        for policy in _pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
+            # A policy that a user has added is not ours to change; it is deleted only with its target.
+            whose = tags if policy["PolicyName"].startswith(scoped_name(deployment, "")) else {}
+            existing[Kind.SCALING_POLICY, identity(Kind.SCALING_POLICY, policy)] = LiveResource(
+                Kind.SCALING_POLICY, policy, whose
+            )
+
+
+def _pages(aws: Aws, service: str, operation: str, listed: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+    for page in aws.client(service).get_paginator(operation).paginate(**arguments):
+        yield from page[listed]

@@ -1,0 +1,220 @@
+"""Plan the calls that bring AWS to the desired state. Pure.
+
+Order: first deletions of what failed (AWS allows only deletion), then creations and changes in the builders' order, at
+the end deletions of what is no longer desired, in reverse order of creation.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.deployer.calls import CALLS, Identity, identity, removal, tagging
+from deploy.deployer.differences import Difference, as_request, desired_fields, differences, with_known_refs
+from deploy.deployer.live import Live, LiveResource
+from deploy.deployer.versions import current_version, outdated
+from deploy.errors import Refused
+from deploy.resources.resource import READY, Json, Kind, Resource
+
+_REMOVAL = (
+    Kind.SCALING_POLICY,
+    Kind.SCALABLE_TARGET,
+    Kind.ALARM,
+    Kind.COMPONENT,
+    Kind.ENDPOINT,
+    Kind.ENDPOINT_CONFIG,
+    Kind.MODEL,
+)
+"""The order of deletion: nothing before what uses it."""
+
+
+class Verb(enum.Enum):
+    CREATE = "create"
+    REPLACE = "replace"
+    """Create a new version beside the old one, as AWS cannot change this kind."""
+    UPDATE = "update"
+    TAG = "tag"
+    UNCHANGED = "unchanged"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True)
+class Action:
+    """One call, or none.
+
+    Attributes:
+        which: the resource's identity.
+        operation: boto3's method, e.g. `create_model`; empty if unchanged.
+        request: all its arguments; the value of a `Ref` in it is known once that resource exists.
+        resource: the desired resource; None: deletion.
+        changes: what changes, field by field.
+        why: reason of a deletion.
+    """
+
+    verb: Verb
+    kind: Kind
+    which: Identity
+    operation: str = ""
+    request: Json | None = None
+    resource: Resource | None = None
+    changes: tuple[Difference, ...] = ()
+    why: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind.value}/{self.which[-1]}"
+
+    @property
+    def service(self) -> str:
+        return CALLS[self.kind].service
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The calls of a deployment, in order.
+
+    Attributes:
+        deployment: its name.
+        online: False: made without asking AWS, as if nothing existed.
+    """
+
+    deployment: str
+    actions: tuple[Action, ...]
+    online: bool = True
+
+    @property
+    def changing(self) -> tuple[Action, ...]:
+        return tuple(action for action in self.actions if action.verb is not Verb.UNCHANGED)
+
+
+def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool = False) -> Plan:
+    """Plan the changes.
+
+    Args:
+        desired: resources, in the order of their creation.
+        keep: number of configuration versions to keep, the new one included.
+        adopt: take over resources that have a desired name and another owner.
+
+    Raises:
+        Refused: there is such a resource, and `adopt` is False.
+    """
+    _refuse_foreign(desired, live, adopt)
+    lost = _failed(live)
+    first = [
+        _removal(existing, f"its state is {existing.status}" if existing.failed else "what it is on goes")
+        for existing in lost
+    ]
+    remaining = Live(live.deployment, tuple(item for item in live.resources if item not in lost), live.online)
+    changes_in_order = [action for resource in desired for action in _action(resource, remaining)]
+    last = [_removal(existing, why) for existing, why in _surplus(desired, remaining, keep)]
+    return Plan(live.deployment, (*first, *changes_in_order, *last), live.online)
+
+
+def removal_of_all(live: Live) -> Plan:
+    """Plan the deletion of everything that the deployment owns.
+
+    Raises:
+        Refused: the endpoint of that name has another owner.
+    """
+    endpoint = live.endpoint
+    if endpoint is not None and not endpoint.is_of(live.deployment):
+        raise Refused(_foreign(endpoint), "Delete it as it was made, or take it over with `lmi deploy up --adopt`.")
+    return Plan(live.deployment, tuple(_removal(existing, "") for existing in in_order_of_removal(live.owned)))
+
+
+def in_order_of_removal(resources: Sequence[LiveResource]) -> list[LiveResource]:
+    """Sort: nothing before what uses it, adapters before the components that they belong to."""
+    return sorted(resources, key=lambda item: (_REMOVAL.index(item.kind), _base(item) is None))
+
+
+def _refuse_foreign(desired: Sequence[Resource], live: Live, adopt: bool) -> None:
+    if adopt:
+        return
+    for resource in desired:
+        existing = live.get(resource.kind, identity(resource.kind, resource.request))
+        if existing is not None and not existing.is_of(live.deployment):
+            raise Refused(_foreign(existing), "Choose another name, or take it over: --adopt.")
+
+
+def _foreign(existing: LiveResource) -> str:
+    return f"{existing.kind.value}/{existing.name} exists and was not made by this deployment"
+
+
+def _failed(live: Live) -> list[LiveResource]:
+    """Return what failed for good and everything on it: they are deleted first."""
+    failed = {item.name for item in live.owned if item.failed and item.kind is Kind.COMPONENT}
+    endpoint = live.endpoint
+    everything = endpoint is not None and endpoint.failed
+
+    def goes(item: LiveResource) -> bool:
+        if item.kind is Kind.ENDPOINT:
+            return everything
+        if item.kind is Kind.COMPONENT:
+            return everything or item.name in failed or _base(item) in failed
+        if item.kind in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
+            of, name = str(item.description["ResourceId"]).split("/")[:2]
+            return everything or (of == "inference-component" and name in failed)
+        return False
+
+    return in_order_of_removal([item for item in live.owned if goes(item)])
+
+
+def _action(resource: Resource, live: Live) -> tuple[Action, ...]:
+    """Return the calls of one desired resource: usually one, two if its tags change too."""
+    calls = CALLS[resource.kind]
+    which = identity(resource.kind, resource.request)
+    existing = live.get(resource.kind, which)
+    if existing is None:
+        old = current_version(resource, live)
+        verb = Verb.CREATE if old is None else Verb.REPLACE
+        changes = () if old is None else differences(old.description, desired_fields(resource))
+        return (Action(verb, resource.kind, which, calls.create, resource.request, resource, _without_name(changes)),)
+    descriptions = {f"{item.kind.value}/{item.name}": item.description for item in live.resources}
+    changes = differences(
+        as_request(resource.kind, existing.description), with_known_refs(desired_fields(resource), descriptions)
+    )
+    if existing.mixed:  # AWS names one configuration, but others serve too
+        changes = (*changes, Difference(str(calls.status), existing.status, READY[0]))
+    actions = []
+    if changes and calls.update is not None:
+        request = resource.update or {name: value for name, value in resource.request.items() if name != "Tags"}
+        actions.append(Action(Verb.UPDATE, resource.kind, which, calls.update, request, resource, changes))
+    if retagged := differences(existing.tags, _tags(resource)):
+        operation, request = tagging(resource.kind, existing.description[calls.arn], _tags(resource))
+        actions.append(Action(Verb.TAG, resource.kind, which, operation, request, resource, retagged))
+    return tuple(actions) or (Action(Verb.UNCHANGED, resource.kind, which, resource=resource),)
+
+
+def _tags(resource: Resource) -> Mapping[str, str]:
+    tags: Any = resource.request.get("Tags", {})
+    return tags if isinstance(tags, Mapping) else {tag["Key"]: tag["Value"] for tag in tags}
+
+
+def _without_name(changes: tuple[Difference, ...]) -> tuple[Difference, ...]:
+    """Drop the name, which differs between all versions."""
+    return tuple(item for item in changes if item.place not in ("ModelName", "EndpointConfigName"))
+
+
+def _surplus(desired: Sequence[Resource], live: Live, keep: int) -> list[tuple[LiveResource, str]]:
+    """Return owned resources that the specification no longer names, and old versions, with the reason."""
+    names = {(item.kind, identity(item.kind, item.request)) for item in desired}
+    surplus = [item for item in live.owned if (item.kind, item.which) not in names]
+    parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]
+    old = outdated(desired, live, keep)
+    why = {id(item): "not wanted any more" for item in parts} | {id(item): "an older version" for item in old}
+    return [(item, why[id(item)]) for item in in_order_of_removal([*parts, *old])]
+
+
+def _removal(existing: LiveResource, why: str) -> Action:
+    operation, request = removal(existing.kind, existing.which)
+    return Action(Verb.DELETE, existing.kind, existing.which, operation, request, why=why)
+
+
+def _base(existing: LiveResource) -> str | None:
+    """Return the component that an adapter belongs to; None: no adapter."""
+    if existing.kind is not Kind.COMPONENT:
+        return None
+    base = existing.description.get("Specification", {}).get("BaseInferenceComponentName")
+    return None if base is None else str(base)

@@ -1,0 +1,177 @@
+"""Prepare a deployment: from a specification to a plan. Changes nothing, except for `upload_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from deploy.aws import Aws
+from deploy.deployer.live import Live
+from deploy.deployer.plan import Plan, plan
+from deploy.deployer.teardown import users_of
+from deploy.errors import Refused
+from deploy.resolve.candidates import Candidates
+from deploy.resolve.decision import Decision
+from deploy.resolve.resolver import resolve
+from deploy.resources.build import resources, warnings
+from deploy.resources.resource import Json, Kind, Resource
+from deploy.s3.parts import object_sender
+from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, UploadResult, plan_upload, upload
+from deploy.spec import Spec
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A specification, and everything that follows from it alone.
+
+    Attributes:
+        wanted: the resources, in the order of their creation.
+        warnings: one sentence each, for the user to read before confirming.
+        candidates: the instance types; None: the model's size is unknown.
+    """
+
+    spec: Spec
+    decision: Decision
+    resources_in_order: tuple[Resource, ...]
+    warnings: tuple[str, ...]
+    candidates: Candidates | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A preparation compared with what exists in AWS.
+
+    Attributes:
+        warnings: one sentence each.
+        upload: what would be uploaded; None: the model's files are not on this machine.
+    """
+
+    plan: Plan
+    warnings: tuple[str, ...] = ()
+    upload: UploadPlan | None = None
+
+
+def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret: bool = False) -> Preparation:
+    """Resolve the specification and build its resources.
+
+    Args:
+        aws: None: ask AWS nothing.
+
+    Raises:
+        SpecError, DoesNotFit, Refused, NotThere: as `resolve` and `resources`.
+    """
+    resolution = resolve(spec, region, aws=aws)
+    decision = resolution.decision
+    resources_in_order = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
+    return Preparation(spec, decision, resources_in_order, warnings(spec, decision), resolution.candidates)
+
+
+def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = False) -> Comparison:
+    """Compare with what exists.
+
+    Args:
+        adopt: take over resources of other origin that have a wanted name.
+
+    Raises:
+        Refused: a wanted name belongs to something else, or the upload would harm another model.
+    """
+    spec = preparation.spec
+    planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
+    return Comparison(planned, scaled_by_hand(spec, live), check_data(spec, aws, live))
+
+
+def compare_offline(preparation: Preparation) -> Comparison:
+    """Compare with an empty account."""
+    spec = preparation.spec
+    return Comparison(plan(preparation.resources_in_order, Live(spec.name, online=False), keep=spec.update.keep))
+
+
+def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
+    """Warn if the endpoint was scaled by hand and an update would undo that.
+
+    With `scaling` or `instance.managed` an update keeps the number of instances (`resources/endpoint.py`).
+    """
+    endpoint = live.endpoint
+    if spec.scaling is not None or spec.instance.managed is not None or endpoint is None or endpoint.failed:
+        return ()
+    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
+    variants = config.description["ProductionVariants"] if config is not None else ()
+    initial = {item["VariantName"]: item.get("InitialInstanceCount") for item in variants}
+    return tuple(
+        f"{endpoint.name} is scaled to {count} instances, instance.count is {spec.instance.count}, and an update takes "
+        f"it there; to keep them, write instance.count: {count}, or scaling:"
+        for item in endpoint.description.get("ProductionVariants", ())
+        # The endpoint still has its first number of instances: the file has changed, and the plan shows that.
+        if (count := item.get("DesiredInstanceCount"))
+        not in (None, spec.instance.count, initial.get(item["VariantName"]))
+    )
+
+
+def upload_model(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> UploadResult | None:
+    """Upload `model.path` if the specification has one. Files that S3 has already are not sent again."""
+    model = spec.model
+    if model.directory is None or model.upload is None:
+        return None
+    return upload(
+        aws,
+        model.directory,
+        model.upload,
+        progress,
+        isolated=spec.network.isolated,
+        own_code=spec.own_code,
+        deployment=spec.name,
+    )
+
+
+def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
+    """Plan the upload; None: the specification has no `model.path`.
+
+    Raises:
+        Refused: the upload would change files under a serving endpoint. Later instances would load a mixture or the
+            new version, an update could not be rolled back, and the model, which names the prefix, would not change.
+            Also refused: files that another deployment uploaded, or that another model loads.
+    """
+    model = spec.model
+    if model.directory is None or model.upload is None:
+        return None
+    planned = plan_upload(aws, model.directory, model.upload, isolated=spec.network.isolated, own_code=spec.own_code)
+    serves = live.endpoint is not None and not live.endpoint.failed
+    users = [
+        existing.name
+        for existing in live.owned
+        if existing.kind is Kind.MODEL and _data(existing.description) == model.upload
+    ]
+    if planned.missing and serves and users:
+        raise Refused(
+            f"model.path is not what {live.deployment} serves from {model.upload}: {len(planned.missing)} files are "
+            f"new or changed, e.g. {planned.missing[0]}",
+            "Write another prefix into model.upload (as s3://bucket/model-2/): the endpoint is then updated to it, and "
+            "can be rolled back to the old files.",
+        )
+    if planned.missing:
+        _refuse_foreign(aws, planned, live)
+    return planned
+
+
+def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
+    """Raise Refused if another model loads from the prefix, or another deployment uploaded a file to be replaced."""
+    own_models = {existing.name for existing in live.owned if existing.kind is Kind.MODEL}
+    there = users_of(aws, str(planned.prefix))
+    users = [f"the model {name} loads from {where}" for name, where in there.items() if name not in own_models]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        senders = set(pool.map(lambda name: object_sender(aws, planned.prefix, name), planned.changed))
+    users += [f"the deployment {name} sent files there" for name in senders if name not in (None, live.deployment)]
+    if users:
+        raise Refused(
+            f"{planned.prefix} is also another's: {sorted(users)[0]}"
+            + (f", and {len(users) - 1} more" if len(users) > 1 else "")
+            + f"; {len(planned.missing)} files would be new or changed there, e.g. {planned.missing[0]}",
+            "Write another prefix into model.upload, as s3://bucket/model-2/.",
+        )
+
+
+def _data(model: Json) -> str | None:
+    """Return the S3 prefix of a model that AWS describes."""
+    uri = model.get("PrimaryContainer", {}).get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
+    return None if uri is None else str(uri)

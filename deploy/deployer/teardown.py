@@ -1,0 +1,95 @@
+"""Delete logs and uploaded model data on request (`lmi deploy down --logs --data`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, is_missing
+from deploy.deployer.calls import call, show
+from deploy.errors import Refused
+from deploy.operations.logs import component_group, endpoint_group
+from deploy.resources.resource import Kind
+from deploy.s3.parts import object_digest
+from deploy.s3.prefix import Prefix, delete, objects
+
+_WORKERS = 8  # parallel requests to S3
+
+
+def log_groups(endpoint: str, components: Iterable[str]) -> list[str]:
+    return [endpoint_group(endpoint), *(component_group(name) for name in components)]
+
+
+def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
+    """Delete the log groups, and yield those that existed."""
+    for group in groups:
+        try:
+            call(aws, "logs", "delete_log_group", {"logGroupName": group})
+        except ClientError as error:
+            if not is_missing(error):
+                raise
+        else:
+            yield group
+
+
+def users_of(aws: Aws, uri: str) -> dict[str, str]:
+    """Return all models of the account and region that load from the prefix, above or below it, by name."""
+    pages = aws.client("sagemaker").get_paginator("list_models").paginate()
+    names = [item["ModelName"] for page in pages for item in page["Models"]]
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        descriptions = list(pool.map(lambda name: show(aws, Kind.MODEL, (name,)), names))
+    users = {}
+    for name, description in zip(names, descriptions, strict=True):
+        for container in (
+            [description.get("PrimaryContainer", {}), *description.get("Containers", ())]
+            if description is not None
+            else ()
+        ):
+            where = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri")
+            where = where or container.get("ModelDataUrl")
+            if where and (where.startswith(uri) or uri.startswith(where)):
+                users[name] = str(where)
+    return users
+
+
+def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
+    """Check that no other model loads from the prefix.
+
+    Args:
+        own_models: models that are deleted before the data.
+
+    Raises:
+        Refused: another model loads from there.
+    """
+    others = {name: where for name, where in users_of(aws, uri).items() if name not in set(own_models)}
+    if others:
+        name, where = sorted(others.items())[0]
+        raise Refused(
+            f"{uri} is also what the model {name} loads from ({where})"
+            + (f", and {len(others) - 1} more" if len(others) > 1 else ""),
+            "Leave --data out, or remove those first.",
+        )
+
+
+def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
+    """Delete the objects below the prefix that `up` uploaded (marked by their digest), and unfinished uploads.
+
+    Returns:
+        The number of deleted objects, and the number of others that remain.
+
+    Raises:
+        Failed: S3 did not delete some.
+    """
+    prefix = Prefix.of(uri)
+    s3 = aws.client("s3")
+    there = objects(aws, prefix)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        digests = list(pool.map(lambda entry: object_digest(aws, prefix, entry.name), there))
+    uploaded = [entry.name for entry, digest in zip(there, digests, strict=True) if digest is not None]
+    delete(aws, prefix, uploaded)
+    for page in s3.get_paginator("list_multipart_uploads").paginate(Bucket=prefix.bucket, Prefix=prefix.key):
+        for item in page.get("Uploads", ()):  # parts of a killed run, which cost as much as objects
+            s3.abort_multipart_upload(Bucket=prefix.bucket, Key=item["Key"], UploadId=item["UploadId"])
+    return len(uploaded), len(there) - len(uploaded)

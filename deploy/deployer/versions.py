@@ -1,0 +1,62 @@
+"""Versions of models and endpoint configurations, which AWS cannot change: the current and the outdated. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from deploy.deployer.live import Live, LiveResource
+from deploy.resources.resource import Json, Kind, Resource
+
+
+def current_version(resource: Resource, live: Live) -> LiveResource | None:
+    """Return the version that the endpoint, or a component, uses now."""
+    endpoint = live.endpoint
+    if endpoint is None:
+        return None
+    config = live.get(Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
+    if resource.kind is Kind.ENDPOINT_CONFIG:
+        return config
+    if resource.kind is not Kind.MODEL:
+        return None
+    used_models = [*_models([config.description] if config is not None else []), *_component_models(live)]
+    return next((existing for name in used_models if (existing := live.get(Kind.MODEL, (name,))) is not None), None)
+
+
+def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveResource]:
+    """Return the versions to delete: configurations beyond the `keep` newest, and models that no remaining one uses.
+
+    Serving and desired versions always stay. While two versions serve side by side nothing is outdated, as AWS names
+    only one of them. The version of a killed run counts too.
+    """
+    if live.endpoint is not None and live.endpoint.mixed:
+        return []
+    names = {(item.kind, item.name) for item in desired}
+    serving = {str(live.endpoint.description["EndpointConfigName"])} if live.endpoint is not None else set()
+    configs = _newest(item for item in live.owned if item.kind is Kind.ENDPOINT_CONFIG)
+    current = [item for item in configs if (item.kind, item.name) in names]
+    others = [item for item in configs if item not in current]
+    # The serving version is the target of a rollback: it is kept first.
+    others.sort(key=lambda item: item.name not in serving)
+    coming = sum(item.kind is Kind.ENDPOINT_CONFIG for item in desired)
+    retained = [*current, *others[: max(keep - coming, 0)]]
+    removable = [item for item in configs if item not in retained]
+    used_models = {name for kind, name in names if kind is Kind.MODEL}
+    # Components are changed or deleted before any model.
+    used_models |= set(_models(item.description for item in retained))
+    models = _newest(item for item in live.owned if item.kind is Kind.MODEL and item.name not in used_models)
+    if any(item.kind is Kind.COMPONENT for item in desired):  # with components no configuration names the models
+        models = models[max(keep - 1, 0) :]
+    return [*removable, *models]
+
+
+def _newest(resources: Iterable[LiveResource]) -> list[LiveResource]:
+    return sorted(resources, key=lambda item: (item.description["CreationTime"], item.name), reverse=True)
+
+
+def _models(configs: Iterable[Json]) -> list[str]:
+    return [item["ModelName"] for config in configs for item in config["ProductionVariants"] if "ModelName" in item]
+
+
+def _component_models(live: Live) -> list[str]:
+    specifications = [item.description.get("Specification", {}) for item in live.of(Kind.COMPONENT)]
+    return [str(item["ModelName"]) for item in specifications if "ModelName" in item]

@@ -1,0 +1,243 @@
+"""Wait until an endpoint or a component serves, is gone, or has failed, and report its progress.
+
+botocore's waiter for endpoints reports nothing, and there is none for components, so this module polls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws import Aws
+from deploy.deployer.calls import CALLS, show
+from deploy.deployer.reach import passes
+from deploy.diagnostics.advice import advice
+from deploy.errors import Failed, NotThere
+from deploy.operations import logs
+from deploy.resolve.decision import Decision
+from deploy.resources.resource import ENDED, MIXED, Kind, Resource
+
+_PULL = 240.0  # seconds in which AWS has usually found an instance; the rest is the image's pull
+_SILENT = 600.0  # seconds without a log stream that mean a wrong host, or no image
+_MARGIN = 900.0  # seconds for the instance's boot and the image's pull, which no timeout covers
+_PROVISION = 3600.0  # AWS's maximum
+_LOG_TAIL = 40
+
+CONSISTENCY_SECONDS = 60.0
+"""Seconds in which AWS may still describe the state before a call: no new resource, or the old version."""
+
+
+class Time(Protocol):
+    """The part of module `time` that waiting needs."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state at one poll.
+
+    Attributes:
+        key: the resource's key.
+        status: AWS's status.
+        phase: what is probably going on, in words.
+        elapsed: seconds since waiting began.
+        limit: seconds after which waiting ends.
+        log: the container's last line; empty: none yet.
+        hint: advice if it takes longer than it should.
+    """
+
+    key: str
+    status: str
+    phase: str
+    elapsed: float
+    limit: float
+    log: str = ""
+    hint: str = ""
+
+
+Report = Callable[[Progress], None]
+
+
+_GROUPS = {Kind.ENDPOINT: logs.endpoint_group, Kind.COMPONENT: logs.component_group}
+_PHASES = {
+    "InService": "serving",
+    "Deleting": "deleting",
+    "Updating": "replacing instances",
+    "SystemUpdating": "AWS updates the host",
+    "RollingBack": "rolling back",
+    "Failed": "failed",
+    "OutOfService": "out of service",
+    "UpdateRollbackFailed": "failed to roll back",
+}
+_VARIANT_PHASES = {
+    "ActivatingTraffic": "moving the traffic over",
+    "Baking": "watching the alarms before going on",
+    "Deleting": "taking old instances away",
+}
+
+
+def time_limit(decision: Decision, batches: int = 1, between: float = 0.0) -> float:
+    """Return the seconds after which AWS itself has given up.
+
+    Args:
+        batches: number of batches of an update.
+        between: seconds between two batches.
+    """
+    provision = _PROVISION if decision.provision is None else decision.provision
+    return batches * (provision + decision.download + decision.startup + between) + _MARGIN
+
+
+def wait_for(
+    aws: Aws,
+    resource: Resource,
+    report: Report,
+    *,
+    gone: bool = False,
+    limit: float = 2 * _PROVISION,
+    every: float = 15.0,
+    consistency: float = 0.0,
+    clock: Time = time,
+) -> dict[str, Any]:
+    """Wait until it serves (or, with `gone`, until it does not exist), and return AWS's last description.
+
+    Args:
+        resource: an endpoint or a component. If its request names a configuration or a model, that version must serve.
+        report: called at each poll.
+        limit: seconds; see `time_limit`.
+        every: seconds between two polls.
+        consistency: seconds in which polls may still describe the state before the call.
+
+    Raises:
+        Failed: AWS gave up or rolled back, or the limit has passed: with FailureReason, the log's end and advice.
+        NotThere: it does not exist, or was deleted meanwhile.
+    """
+    began = clock.monotonic()
+    last: dict[str, Any] = {}
+    was_busy = False
+    while True:
+        elapsed = clock.monotonic() - began
+        try:
+            description = show(aws, resource.kind, (resource.name,))
+        except (ClientError, BotoCoreError) as error:
+            # AWS goes on even if it cannot be asked: giving up here would roll back a healthy deployment.
+            if not passes(error) or elapsed >= limit:
+                raise
+            report(Progress(resource.key, "", f"AWS cannot be asked: {error}", elapsed, limit))
+            clock.sleep(every)
+            continue
+        if description is None and not gone and not last and elapsed < consistency:
+            clock.sleep(every)
+            continue
+        if description is None:
+            if gone:
+                report(Progress(resource.key, "", "gone", elapsed, limit))
+                return last
+            raise NotThere(f"{resource.key} does not exist" + (" any more" if last else ""))
+        was_going, last = bool(last) and _status(resource, last) == "Deleting", description
+        progress = _progress(aws, resource, description, elapsed, limit)
+        report(progress)
+        # Otherwise copies are still missing.
+        ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]
+        was_busy = was_busy or not ended
+        if (
+            ended
+            and not gone
+            and not was_busy
+            and elapsed < consistency
+            and _is_previous_version(resource, description)
+        ):
+            clock.sleep(every)
+            continue
+        if ended and (not gone or was_going):  # a resource may fail before its deletion
+            return _verdict(aws, resource, description)
+        if elapsed >= limit:
+            raise _failure(
+                aws, resource, f"{progress.status} ({progress.phase}) after {elapsed / 60:.0f} min", progress.hint
+            )
+        clock.sleep(min(every, max(limit - elapsed, 0.0)))
+
+
+def _status(resource: Resource, description: Mapping[str, Any]) -> str:
+    return str(description[str(CALLS[resource.kind].status)])
+
+
+def _progress(aws: Aws, resource: Resource, description: Mapping[str, Any], elapsed: float, limit: float) -> Progress:
+    status = _status(resource, description)
+    copies = description.get("RuntimeConfig", {})
+    desired, there = copies.get("DesiredCopyCount", 0), copies.get("CurrentCopyCount", 0)
+    if status == "InService" and there < desired:
+        return Progress(resource.key, status, f"{there} of {desired} copies are up", elapsed, limit)
+    if status not in ("Creating", "Updating"):
+        return Progress(resource.key, status, _PHASES.get(status, status), elapsed, limit)
+    lines = _log(aws, resource)
+    line = lines[-1].text if lines else ""
+    hint = ""
+    if status == "Creating" and lines is None and elapsed >= _SILENT:
+        hint = advice(f"no log stream after {elapsed / 60:.0f} min")
+    return Progress(resource.key, status, _phase(status, description, lines, elapsed), elapsed, limit, line, hint)
+
+
+def _phase(status: str, description: Mapping[str, Any], lines: list[logs.Line] | None, elapsed: float) -> str:
+    variants = description.get("PendingDeploymentSummary", {}).get("ProductionVariants", [])
+    for variant in variants:
+        for item in variant.get("VariantStatus", []):
+            if item["Status"] in _VARIANT_PHASES:
+                return _VARIANT_PHASES[item["Status"]]
+    if status == "Updating":
+        return _PHASES[status]
+    if lines is None:
+        return "finding an instance" if elapsed < _PULL else "pulling the image"
+    return "loading the model"
+
+
+def _log(aws: Aws, resource: Resource, count: int = 1) -> list[logs.Line] | None:
+    """Return the log's end; None also if it may not be read, because waiting goes on without it."""
+    try:
+        return logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
+    except (ClientError, BotoCoreError):
+        return None
+
+
+def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[str, Any]:
+    status = _status(resource, description)
+    if status != "InService":
+        raise _failure(aws, resource, str(description.get("FailureReason") or status))
+    desired, serves = _versions(resource, description)
+    if desired != serves:
+        reason = description.get("FailureReason") or "an alarm went off, or the new instances did not get ready"
+        raise _failure(aws, resource, f"the update was rolled back to {serves}: {reason}")
+    return description
+
+
+def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> bool:
+    """Whether it serves another version than the desired one, and nothing tells that the update has ended."""
+    if _status(resource, description) in MIXED:  # the state before an update
+        return True
+    desired, serves = _versions(resource, description)
+    return _status(resource, description) == "InService" and "FailureReason" not in description and desired != serves
+
+
+def _versions(resource: Resource, description: Mapping[str, Any]) -> tuple[object, object]:
+    """Return the desired and the serving version (of a component: its model); equal if none is desired."""
+    request = resource.request
+    if resource.kind is Kind.COMPONENT:
+        request, description = request.get("Specification", {}), description.get("Specification", {})
+    name = "ModelName" if resource.kind is Kind.COMPONENT else "EndpointConfigName"
+    desired = request.get(name)
+    return (desired, description.get(name, desired)) if isinstance(desired, str) else (None, None)
+
+
+def _failure(aws: Aws, resource: Resource, reason: str, hint: str = "") -> Failed:
+    lines = [line.text for line in _log(aws, resource, _LOG_TAIL) or []]
+    name = resource.request.get("EndpointName", "NAME")
+    advice_lines = [advice(reason, lines, name if isinstance(name, str) else "NAME") or hint]
+    if lines:
+        advice_lines += ["The log's end:", *(f"  {line}" for line in lines[-10:])]
+    return Failed(f"{resource.key}: {reason}", "\n".join(part for part in advice_lines if part))

@@ -1,0 +1,141 @@
+"""Export a deployment as a CloudFormation template, or as a Terraform configuration that holds that template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deploy.errors import Refused
+from deploy.resources.resource import Kind, Ref, Resource, resolved
+
+_TYPES = {
+    Kind.MODEL: "AWS::SageMaker::Model",
+    Kind.ENDPOINT_CONFIG: "AWS::SageMaker::EndpointConfig",
+    Kind.ENDPOINT: "AWS::SageMaker::Endpoint",
+    Kind.COMPONENT: "AWS::SageMaker::InferenceComponent",
+    Kind.SCALABLE_TARGET: "AWS::ApplicationAutoScaling::ScalableTarget",
+    Kind.SCALING_POLICY: "AWS::ApplicationAutoScaling::ScalingPolicy",
+    Kind.ALARM: "AWS::CloudWatch::Alarm",
+}
+_UNIQUE = (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)
+"""A deployment has one of each: its logical name is its kind, so that a new version replaces the old one."""
+
+_NAME_PROPERTIES = {"ModelName": Kind.MODEL, "EndpointConfigName": Kind.ENDPOINT_CONFIG, "EndpointName": Kind.ENDPOINT}
+"""Properties that name another resource. Each is an attribute of that resource under the same name."""
+
+_UPDATE_PROPERTIES = ("DeploymentConfig", "RetainAllVariantProperties")
+"""Arguments of UpdateEndpoint in the API; properties of the endpoint in a template."""
+
+_MAX_INLINE_TEMPLATE = 51_200
+"""Bytes of CreateStack's TemplateBody (CloudFormation API reference)."""
+
+_STACK = "endpoint"
+
+
+def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
+    """Return the template of a deployment. Its properties are those of the API's requests, except tags and updates.
+
+    The names in AWS stay the same, so `lmi deploy status` and the other commands find what a stack creates.
+    """
+    names = _logical_names(resources)
+    endpoint = _endpoint(resources)
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"SageMaker endpoint {endpoint.name} (written by lmi deploy export).",
+        "Resources": {names[resource.key]: _template_resource(resource, names) for resource in resources},
+        "Outputs": {
+            "EndpointName": {
+                "Description": "For invoke_endpoint.",
+                "Value": {"Fn::GetAtt": [names[endpoint.key], "EndpointName"]},
+            }
+        },
+    }
+
+
+def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[str, Any]:
+    """Return a main.tf.json: one `aws_cloudformation_stack` of the provider hashicorp/aws, which holds the template.
+
+    Raises:
+        Refused: the template is larger than CloudFormation takes inline.
+    """
+    body = json.dumps(cloudformation_template(resources), separators=(",", ":"))
+    if (size := len(body.encode())) > _MAX_INLINE_TEMPLATE:
+        raise Refused(
+            f"the template has {size:,} bytes, and a stack takes {_MAX_INLINE_TEMPLATE:,} inline",
+            "Export CloudFormation, put the template into S3, and give the stack its template_url.",
+        )
+    stack = {
+        "name": f"lmi-{_endpoint(resources).name}",  # a stack's name begins with a letter, an endpoint's need not
+        "template_body": _without_interpolation(body),
+        "timeouts": {"create": "3h", "update": "9h", "delete": "3h"},  # the provider's own 30 minutes are too short
+    }
+    return {
+        "terraform": {"required_providers": {"aws": {"source": "hashicorp/aws", "version": ">= 5.0"}}},
+        "provider": {"aws": {"region": region}},
+        "resource": {"aws_cloudformation_stack": {_STACK: stack}},
+        "output": {"endpoint_name": {"value": f'${{aws_cloudformation_stack.{_STACK}.outputs["EndpointName"]}}'}},
+    }
+
+
+def _endpoint(resources: Sequence[Resource]) -> Resource:
+    return next(resource for resource in resources if resource.kind is Kind.ENDPOINT)
+
+
+def _without_interpolation(text: str) -> str:
+    """Escape `${` and `%{`, which begin an expression in Terraform."""
+    return text.replace("${", "$${").replace("%{", "%%{")
+
+
+def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
+    """Return each resource's name in the template by its key: the same in every version of the deployment."""
+    deployment = _endpoint(resources).name
+    names: dict[str, str] = {}
+    for resource in resources:
+        own = resource.name.removeprefix("inference-component/").removeprefix("endpoint/")
+        own = own.removeprefix(f"{deployment}/")
+        text = resource.kind.value if resource.kind in _UNIQUE else f"{resource.kind.value}-{own}"
+        name = "".join(word[0].upper() + word[1:] for word in re.findall("[A-Za-z0-9]+", text))
+        while name in names.values():  # a-b and a/b
+            name += "X"
+        names[resource.key] = name
+    return names
+
+
+def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str, Any]:
+    updates = {name: resource.update[name] for name in _UPDATE_PROPERTIES if name in resource.update}
+    content = {**resource.request, **updates}
+    if isinstance(tags := content.get("Tags"), Mapping):
+        content["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
+    properties, references = _with_references(content, resource, names)
+    # CloudFormation derives no order from a name that is only part of a text.
+    if depends_on := [names[key] for key in resource.needs if key not in references]:
+        return {"Type": _TYPES[resource.kind], "Properties": properties, "DependsOn": depends_on}
+    return {"Type": _TYPES[resource.kind], "Properties": properties}
+
+
+def _with_references(content: Any, resource: Resource, names: Mapping[str, str]) -> tuple[Any, set[str]]:
+    """Return the properties with references in place of other resources' names, and the keys of those resources."""
+    references: set[str] = set()
+
+    def policy_arn(ref: Ref) -> dict[str, str]:
+        if ref.attribute != "PolicyARN":  # the `Ref` of a scaling policy is its ARN; no other attribute is used
+            raise KeyError(ref.attribute)
+        references.add(ref.key)
+        return {"Ref": names[ref.key]}
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: convert_property(name, item) for name, item in value.items()}
+        return [convert(item) for item in value] if isinstance(value, list) else value
+
+    def convert_property(name: str, value: Any) -> Any:
+        kind = _NAME_PROPERTIES.get(name)
+        key = f"{kind.value}/{value}" if kind is not None and kind is not resource.kind else None
+        if key is None or key not in resource.needs:
+            return convert(value)
+        references.add(key)
+        return {"Fn::GetAtt": [names[key], name]}
+
+    return convert(resolved(content, policy_arn)), references

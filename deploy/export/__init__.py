@@ -1,1 +1,0 @@
-"""The same resources for those who keep their infrastructure elsewhere: CloudFormation, Terraform."""

@@ -1,0 +1,1 @@
+"""IAM policies for a deployment, and their simulation."""

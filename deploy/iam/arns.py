@@ -1,0 +1,83 @@
+"""ARNs of everything that a deployment creates and uses."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from deploy.resolve.decision import Decision
+from deploy.resources.names import digest, version_name
+from deploy.spec import Spec
+
+_ECR = re.compile(r"^(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+)")
+
+
+class Arns:
+    """ARNs in one deployment's partition, region and account."""
+
+    def __init__(self, spec: Spec, decision: Decision) -> None:
+        _, self._partition, *_, account, _ = spec.role.split(":", 5)
+        self.account: str = decision.account or account
+        self._region = decision.region
+        self._spec = spec
+        self._versions = f"{version_name(spec.name, {})[: -len(digest({}))]}*"
+
+    def of(self, service: str, rest: str, *, region: str | None = None) -> str:
+        where = self._region if region is None else region
+        return f"arn:{self._partition}:{service}:{where}:{self.account}:{rest}"
+
+    def models(self) -> list[str]:
+        return self._sagemaker("model", [self._versions])
+
+    def configs(self) -> list[str]:
+        return self._sagemaker("endpoint-config", [self._versions])
+
+    def endpoints(self) -> list[str]:
+        return self._sagemaker("endpoint", [self._spec.name])
+
+    def components(self) -> list[str]:
+        names = [
+            name for item in self._spec.components for name in (item.name, *(child.name for child in item.adapters))
+        ]
+        return self._sagemaker("inference-component", names)
+
+    def _sagemaker(self, kind: str, names: list[str]) -> list[str]:
+        """Return each name as written and in lower case: SageMaker lowers names in ARNs; policies heed case."""
+        spelt = dict.fromkeys(spelling for name in names for spelling in (name, name.lower()))
+        return [self.of("sagemaker", f"{kind}/{name}") for name in spelt]
+
+    def logs(self) -> list[str]:
+        """Return the ARNs of the log groups, and of their streams."""
+        groups = [f"/aws/sagemaker/Endpoints/{self._spec.name}"]
+        groups += [f"/aws/sagemaker/InferenceComponents/{item.name}" for item in self._spec.components]
+        return [self.of("logs", f"log-group:{group}{end}") for group in groups for end in ("", ":*")]
+
+    def alarms(self) -> list[str]:
+        return [self.of("cloudwatch", f"alarm:{self._spec.name}/*")]
+
+    def repository(self, image: str) -> str | None:
+        """Return the ARN of the image's ECR repository; None: the image is elsewhere."""
+        parts = _ECR.match(image)
+        if parts is None:
+            return None
+        account, region, name = parts.groups()
+        return f"arn:{self._partition}:ecr:{region}:{account}:repository/{name}"
+
+    def objects(self, uri: str) -> str:
+        """Return the ARN of one adapter's file, or of everything below another S3 URI."""
+        place = uri.removeprefix("s3://")
+        end = "" if uri.endswith(".tar.gz") else "*" if "/" in place else "/*"
+        return f"arn:{self._partition}:s3:::{place}{end}"
+
+    def bucket(self, name: str) -> str:
+        return f"arn:{self._partition}:s3:::{name}"
+
+    def key(self, key: str, condition: dict[str, Any] | None = None) -> tuple[list[str], dict[str, Any] | None]:
+        """Return a KMS key's resources and condition: IAM takes an alias as a condition, not as a resource."""
+        if key.startswith("arn:") and ":alias/" not in key:
+            return [key], condition
+        if "alias/" in key:
+            name = key[key.index("alias/") :]
+            alias = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": name}}
+            return [self.of("kms", "key/*")], {**alias, **(condition or {})}
+        return [self.of("kms", f"key/{key}")], condition

@@ -1,0 +1,105 @@
+"""Ask IAM whether a principal may do what a policy allows (`lmi deploy iam --check`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, as_deploy_error
+from deploy.errors import DeployError, NotAllowed
+from deploy.iam.policies import Policy
+
+_SESSION = re.compile(r"^arn:([a-z-]+):sts::(\d{12}):assumed-role/([^/]+)/.+$")
+
+
+class Denial(NamedTuple):
+    """One denied action.
+
+    Attributes:
+        action: e.g. `sagemaker:CreateModel`.
+        resource: an ARN, or `*`.
+        why: IAM's word: implicitDeny (nothing allows it) or explicitDeny (something forbids it).
+    """
+
+    action: str
+    resource: str
+    why: str
+
+
+def denials(aws: Aws, principal: str, policy: Policy) -> tuple[Denial, ...]:
+    """Return the actions of the policy that the principal may not do.
+
+    Raises:
+        NotAllowed: the caller may not simulate.
+        DeployError: there is no such principal.
+    """
+    return tuple(item for statement in policy["Statement"] for item in _of_statement(aws, principal, statement))
+
+
+def caller(aws: Aws) -> str:
+    """Return the ARN of the caller: a user, or the role of a session."""
+    arn = str(aws.client("sts").get_caller_identity()["Arn"])
+    if (session := _SESSION.match(arn)) is None:
+        return arn
+    partition, account, role = session.groups()
+    return str(_role_arn(aws, role) or f"arn:{partition}:iam::{account}:role/{role}")
+
+
+def _role_arn(aws: Aws, role: str) -> str | None:
+    """Return the role's ARN with its path, which a session's ARN leaves out (as for AWS's single sign-on)."""
+    try:
+        return str(aws.client("iam").get_role(RoleName=role)["Role"]["Arn"])
+    except ClientError:
+        return None
+
+
+def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterator[Denial]:
+    request = {
+        "PolicySourceArn": principal,
+        "ActionNames": statement["Action"],
+        "ResourceArns": [_example(resource) for resource in statement["Resource"]],
+        "ContextEntries": list(_context(statement.get("Condition", {}))),
+    }
+    try:
+        for page in aws.client("iam").get_paginator("simulate_principal_policy").paginate(**request):
+            for result in page["EvaluationResults"]:
+                yield from _of_result(result)
+    except ClientError as error:
+        policy_document = as_deploy_error(error)
+        if isinstance(policy_document, NotAllowed):
+            raise NotAllowed(
+                str(policy_document),
+                "--check needs iam:SimulatePrincipalPolicy on whom it asks about; the policies print without it.",
+            ) from None
+        raise DeployError(f"{principal}: {policy_document}", policy_document.advice) from None
+
+
+def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
+    """Yield the denials of one result: IAM answers for each resource separately."""
+    for item in result.get("ResourceSpecificResults") or [result]:
+        if (decision := item.get("EvalResourceDecision", item.get("EvalDecision"))) != "allowed":
+            resource = item.get("EvalResourceName", result.get("EvalResourceName", "*"))
+            yield Denial(result["EvalActionName"], resource, str(decision))
+
+
+def _example(resource: str) -> str:
+    """Return an example of a pattern: IAM simulates no pattern except `*` alone."""
+    return resource if resource == "*" else resource.replace("*", "x")
+
+
+def _context(condition: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the context entries under which the condition holds."""
+    for operator, keys in condition.items():
+        for key, values in keys.items():
+            given = values if isinstance(values, list) else [values]
+            kind = "boolean" if operator == "Bool" else "string"
+            several = "List" if operator.startswith("ForA") else ""
+            texts = [_example(str(value)) for value in given]
+            yield {
+                "ContextKeyName": key,
+                "ContextKeyValues": texts if several else texts[:1],
+                "ContextKeyType": kind + several,
+            }

@@ -1,0 +1,1 @@
+"""Operate an existing endpoint: status, logs, scaling, measurements."""

@@ -1,0 +1,215 @@
+"""Measure on a live endpoint what AWS's documents leave open, by public calls (`lmi deploy doctor NAME --live`).
+
+Each measurement returns one `Finding`. It is no verdict on the endpoint; a failed measurement is a finding too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
+
+from deploy.aws import error_code
+
+MIB = 2**20
+SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
+"""Bytes of request bodies: below and above the API model's limit (6,291,456), and below the 25 MB of AWS's FAQ."""
+
+OPEN = (
+    "whether traffic stops before SIGTERM (needs a look into the container while it is replaced)",
+    "what SAGEMAKER_ENABLE_LOAD_AWARE does, and whether an own container may take part in KV_AWARE",
+    "what an adapter component's update calls in the container (see its log with `lmi deploy logs NAME`)",
+)
+"""Open points that no public call shows."""
+
+_FAILURES = (ClientError, BotoCoreError, HTTPError)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One measurement. `figures`: for programs; None: it failed."""
+
+    question: str
+    answer: str
+    figures: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """An endpoint to measure, with requests in LMI's schema."""
+
+    client: Any
+    endpoint: str
+    component: str | None = None
+
+    def arguments(self, body: Mapping[str, Any] | bytes, **more: Any) -> dict[str, Any]:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        header = {} if self.component is None else {"InferenceComponentName": self.component}
+        return {"EndpointName": self.endpoint, "Body": content, "ContentType": "application/json", **header, **more}
+
+
+def measure(
+    target: Target, *, tokens: int = 64, slow: int = 0, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Finding]:
+    """Yield the measurements one after the other.
+
+    Args:
+        tokens: number of tokens to ask streams for.
+        slow: tokens of an answer that takes more than a minute, to see the time limit; 0: not measured.
+    """
+    yield _measure("a plain answer", lambda: _plain(target, clock))
+    yield _measure("Accept on a plain call", lambda: _accept_plain(target))
+    yield _measure("Accept on a stream", lambda: _accept_stream(target))
+    yield _measure("PayloadParts of a stream", lambda: _parts(target, tokens, clock))
+    yield _measure("headers through and back", lambda: _headers(target))
+    yield _measure("a session", lambda: _session(target))
+    for size in SIZES:
+        yield _measure(f"a body of {size / MIB:.2f} MiB", lambda size=size: _size(target, size))  # type: ignore[misc]
+    if slow:
+        yield _measure("an answer beyond the time limit", lambda: _slow(target, slow, clock))
+        yield _measure("a stream beyond a minute", lambda: _parts(target, slow, clock))
+    for point in OPEN:
+        yield Finding(point, "not measurable by public calls")
+
+
+def report(endpoint: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    return {"endpoint": endpoint, "findings": [asdict(finding) for finding in findings]}
+
+
+def _measure(question: str, measurement: Callable[[], tuple[str, Mapping[str, Any]]]) -> Finding:
+    try:
+        answer, figures = measurement()
+    except _FAILURES as error:
+        return Finding(question, _failure_text(error))
+    return Finding(question, answer, figures)
+
+
+def _failure_text(error: Exception) -> str:
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        inner = error.response.get("OriginalStatusCode")
+        text = str(error.response.get("Error", {}).get("Message", ""))[:200]
+        from_container = "" if inner is None else f", the container {inner}"
+        return f"{error_code(error)} (status {status}{from_container}): {text}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _prompt(tokens: int, **parameters: Any) -> dict[str, Any]:
+    return {"inputs": "Count from one to one hundred:", "parameters": {"max_new_tokens": tokens, **parameters}}
+
+
+def _plain(target: Target, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
+    began = clock()
+    answer = target.client.invoke_endpoint(**target.arguments(_prompt(1)))
+    size = len(answer["Body"].read())
+    took = clock() - began
+    return f"{size} bytes of {answer['ContentType']} after {took:.2f} s", {"seconds": took, "bytes": size}
+
+
+def _accept_plain(target: Target) -> tuple[str, Mapping[str, Any]]:
+    return _compare(
+        lambda accept: target.client.invoke_endpoint(**target.arguments(_prompt(1)), Accept=accept)["ContentType"],
+        ("application/json", "application/jsonlines"),
+    )
+
+
+def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
+    """Compare two Accept headers. The client sends X-Amzn-SageMaker-Accept; the container may receive it as Accept."""
+
+    body = {**_prompt(1), "stream": True}
+
+    def content_type(accept: str) -> str:
+        answer = target.client.invoke_endpoint_with_response_stream(**target.arguments(body), Accept=accept)
+        for _ in answer["Body"]:
+            pass
+        return str(answer["ContentType"])
+
+    return _compare(content_type, ("application/jsonlines", "text/event-stream"))
+
+
+def _compare(content_type: Callable[[str], str], accepts: tuple[str, str]) -> tuple[str, Mapping[str, Any]]:
+    got = {accept: content_type(accept) for accept in accepts}
+    text = "; ".join(f"{accept} gives {answer}" for accept, answer in got.items())
+    followed = len(set(got.values())) == len(accepts)
+    if not followed:
+        text += " (a container that heeds no Accept, as the handler does not, tells nothing)"
+    return f"{'reaches the container' if followed else 'changes nothing'}: {text}", {"content_types": got}
+
+
+def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
+    began = clock()
+    answer = target.client.invoke_endpoint_with_response_stream(**target.arguments({**_prompt(tokens), "stream": True}))
+    sizes: list[int] = []
+    times: list[float] = []
+    whole_lines = 0
+    failure = ""
+    try:
+        for event in answer["Body"]:
+            if "PayloadPart" in event:
+                content = event["PayloadPart"]["Bytes"]
+                sizes.append(len(content))
+                times.append(clock() - began)
+                whole_lines += content.endswith(b"\n")
+    except _FAILURES as error:
+        failure = f"; ended by {_failure_text(error)}"
+    if not sizes:
+        return f"none{failure}", {"parts": 0}
+    gaps = [later - earlier for earlier, later in pairwise(times)] or [0.0]
+    figures = {
+        "parts": len(sizes), "bytes_min": min(sizes), "bytes_median": median(sizes), "bytes_max": max(sizes),
+        "first_after": times[0], "last_after": times[-1], "gap_median": median(gaps), "gap_max": max(gaps),
+        "ending_in_a_newline": whole_lines,
+    }  # fmt: skip
+    return (
+        f"{len(sizes)} parts of {min(sizes)} to {max(sizes)} bytes (median {median(sizes):g}), the first after "
+        f"{times[0]:.2f} s, the last after {times[-1]:.2f} s, {whole_lines} end in a newline{failure}",
+        figures,
+    )
+
+
+def _headers(target: Target) -> tuple[str, Mapping[str, Any]]:
+    answer = target.client.invoke_endpoint(
+        **target.arguments(_prompt(1)), CustomAttributes="doctor=1", InferenceId="doctor-1"
+    )
+    back = {
+        name: value
+        for name, value in answer["ResponseMetadata"]["HTTPHeaders"].items()
+        if name.startswith(("x-amzn-", "x-request", "content-type"))
+    }
+    return f"{len(back)} come back: {', '.join(sorted(back))}", {"headers": back}
+
+
+def _session(target: Target) -> tuple[str, Mapping[str, Any]]:
+    answer = target.client.invoke_endpoint(**target.arguments({"requestType": "NEW_SESSION"}), SessionId="NEW_SESSION")
+    session_id = answer.get("NewSessionId")
+    if session_id is None:
+        return "the container opens none", {"opened": False}
+    session = str(session_id).partition(";")[0]
+    target.client.invoke_endpoint(**target.arguments({"requestType": "CLOSE"}), SessionId=session)
+    return f"opened and closed ({session_id})", {"opened": True}
+
+
+def _size(target: Target, size: int) -> tuple[str, Mapping[str, Any]]:
+    """Send a small request padded with white space."""
+    body = json.dumps(_prompt(1)).encode().ljust(size)
+    answer = target.client.invoke_endpoint(**target.arguments(body))
+    answer["Body"].read()
+    return "taken", {"bytes": size}
+
+
+def _slow(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
+    began = clock()
+    try:
+        target.client.invoke_endpoint(**target.arguments(_prompt(tokens, ignore_eos_token=True)))["Body"].read()
+    except _FAILURES as error:
+        took = clock() - began
+        return f"ended after {took:.1f} s by {_failure_text(error)}", {"seconds": took, "answered": False}
+    took = clock() - began
+    return f"answered after {took:.1f} s; ask for more tokens to see the limit", {"seconds": took, "answered": True}

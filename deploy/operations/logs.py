@@ -1,0 +1,133 @@
+"""Read the containers' logs from CloudWatch: the end, a period, or new lines as they arrive.
+
+An endpoint logs to /aws/sagemaker/Endpoints/NAME, a component to /aws/sagemaker/InferenceComponents/NAME.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, error_code
+from deploy.errors import DeployError
+
+_MISSING = "ResourceNotFoundException"
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One event of a log.
+
+    Attributes:
+        at: milliseconds since 1970.
+        stream: the instance's log stream.
+        text: without its end of line.
+    """
+
+    at: int
+    stream: str
+    text: str
+
+
+def endpoint_group(name: str) -> str:
+    return f"/aws/sagemaker/Endpoints/{name}"
+
+
+def component_group(name: str) -> str:
+    return f"/aws/sagemaker/InferenceComponents/{name}"
+
+
+def period(text: str) -> timedelta:
+    """Parse `15m`, `90s`, `2h` or `1d`.
+
+    Raises:
+        DeployError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    if match is None:
+        raise DeployError(f"{text!r} is no period", "Write a number and s, m, h or d: 90s, 15m, 2h, 1d.")
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def tail(aws: Aws, group: str, count: int = 20) -> list[Line] | None:
+    """Return the last lines of the newest stream; None: there is no stream yet."""
+    logs = aws.client("logs")
+    try:
+        streams = logs.describe_log_streams(logGroupName=group, orderBy="LastEventTime", descending=True, limit=1)
+        if not streams["logStreams"]:
+            return None
+        stream = streams["logStreams"][0]["logStreamName"]
+        got = logs.get_log_events(logGroupName=group, logStreamName=stream, limit=count, startFromHead=False)
+    except ClientError as error:
+        if error_code(error) == _MISSING:
+            return None
+        raise
+    return [_line(event, stream) for event in got["events"]]
+
+
+def exists(aws: Aws, group: str) -> bool:
+    events = aws.client("logs").describe_log_groups(logGroupNamePrefix=group)["logGroups"]
+    return any(item["logGroupName"] == group for item in events)
+
+
+def lines(aws: Aws, group: str, *, since: int, until: int | None = None, pattern: str | None = None) -> Iterator[Line]:
+    """Return all lines of a period, oldest first; none if the group does not exist.
+
+    Args:
+        since: milliseconds since 1970.
+        until: likewise; None: now.
+        pattern: words that a line must contain, case-sensitive.
+    """
+    begin: dict[str, object] = {"logGroupName": group, "startTime": since}
+    if until is not None:
+        begin["endTime"] = until
+    if pattern:
+        begin["filterPattern"] = '"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    try:
+        for page in aws.client("logs").get_paginator("filter_log_events").paginate(**begin):
+            for event in page["events"]:
+                yield _line(event, event.get("logStreamName", ""))
+    except ClientError as error:
+        if error_code(error) != _MISSING:
+            raise
+
+
+def follow(
+    aws: Aws,
+    groups: Sequence[str],
+    *,
+    since: int,
+    pattern: str | None = None,
+    every: float = 2.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Line]:
+    """Yield the groups' lines since then and all new ones, without end.
+
+    CloudWatch may add lines out of order, so each poll goes back `_LATE` milliseconds and skips known lines.
+    """
+    known_ids: dict[tuple[int, str, str], None] = {}
+    newest = since
+    while True:
+        start = max(since, newest - _LATE)
+        events = [line for group in groups for line in lines(aws, group, since=start, pattern=pattern)]
+        for line in sorted(events, key=lambda line: line.at):
+            key = (line.at, line.stream, line.text)
+            if key not in known_ids:
+                known_ids[key] = None
+                newest = max(newest, line.at)
+                yield line
+        known_ids = {key: None for key in known_ids if key[0] >= newest - _LATE}
+        sleep(every)
+
+
+_LATE = 30_000
+
+
+def _line(event: dict[str, object], stream: str) -> Line:
+    return Line(int(str(event["timestamp"])), stream, str(event["message"]).rstrip("\r\n"))

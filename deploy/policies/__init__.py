@@ -1,1 +1,0 @@
-"""Who must be allowed what."""

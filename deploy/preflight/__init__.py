@@ -1,0 +1,1 @@
+"""Find before `up` what would fail. Read-only."""

@@ -1,0 +1,199 @@
+"""Run all preflight checks. Read-only: where reading is not allowed, a warning says so."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, as_deploy_error, error_code, is_missing
+from deploy.errors import DeployError, NotAllowed, Refused
+from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
+from deploy.preflight.image import image
+from deploy.preflight.model import model, secret
+from deploy.resolve.decision import Decision
+from deploy.resources.names import TAG_DEPLOYMENT
+from deploy.spec import Spec
+
+_SECONDS = 5.0  # for one request to the hub
+
+
+def preflight(
+    aws: Aws, spec: Spec, decision: Decision, *, fetch: Fetch | None = None, without: Collection[str] = ()
+) -> list[Check]:
+    """Run every check, in the order in which failures would occur.
+
+    Args:
+        fetch: `over_the_network`, to ask the hub and the image's registry; None: ask only AWS's API.
+        without: names of checks to leave out.
+
+    Raises:
+        BotoCoreError: AWS cannot be reached.
+    """
+    context = Context(aws, spec, decision, fetch)
+    checks: list[Check] = []
+    for name, check in _CHECKS.items():
+        if name not in without:
+            checks += _run(name, check, context)
+    return checks
+
+
+def refuse_errors(checks: Sequence[Check]) -> None:
+    """Stop if a check found an error.
+
+    Raises:
+        Refused: there is an error; the advice lists all.
+    """
+    wrong = [check for check in checks if check.verdict is Verdict.ERROR]
+    if wrong:
+        lines = [f"  {check.name}: {check.says}\n    {check.advice}".rstrip() for check in wrong]
+        raise Refused(f"{wrong[0].name}: {wrong[0].says}", "\n".join(lines))
+
+
+def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    """Fetch with the standard library, following redirects."""
+    request = urllib.request.Request(url, method=method, headers=dict(headers))
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as failure:
+        with failure:
+            return failure.code, b""
+
+
+def lines(checks: Sequence[Check]) -> list[str]:
+    """Return the lines to print: one for each check, and its advice below."""
+    marks = {Verdict.OK: "ok     ", Verdict.WARNING: "warning", Verdict.ERROR: "error  "}
+    failure = []
+    for check in checks:
+        failure.append(f"{marks[check.verdict]} {check.name}: {check.says}")
+        if check.advice:
+            failure.append(f"        {check.advice}")
+    return failure
+
+
+def _run(name: str, check: Callable[[Context], Check | list[Check] | None], context: Context) -> list[Check]:
+    try:
+        result = check(context)
+    except ClientError as failure:
+        deploy_error = as_deploy_error(failure)
+        if isinstance(deploy_error, NotAllowed):
+            return [warning(name, f"not looked at: {failure.operation_name} is not allowed", deploy_error.advice)]
+        return [warning(name, f"not looked at: {deploy_error}")]
+    except DeployError as failure:
+        return [error(name, str(failure), failure.advice)]
+    if result is None:
+        return []
+    return result if isinstance(result, list) else [result]
+
+
+def _account(context: Context) -> Check:
+    return ok("account", f"{context.aws.account()} in {context.aws.region}")
+
+
+def _role(context: Context) -> Check:
+    arn = context.spec.role
+    account = context.decision.account or context.aws.account()
+    if arn.split(":")[4] != account:
+        return error("role", f"{arn} is of another account than {account}", "Give a role of this account in role.")
+    iam = context.aws.client("iam")
+    try:
+        result = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
+    except iam.exceptions.NoSuchEntityException:
+        return error("role", f"{arn} does not exist", "`lmi deploy iam` prints what to make it of.")
+    if not _trusts_sagemaker(result["AssumeRolePolicyDocument"]):
+        return error("role", f"{arn} does not trust sagemaker.amazonaws.com",
+                     "Add it to the role's trust policy; `lmi deploy iam` prints one.")  # fmt: skip
+    return ok("role", arn)
+
+
+def _trusts_sagemaker(document: Any) -> bool:
+    policy = json.loads(document) if isinstance(document, str) else document
+    statements = policy.get("Statement", [])
+    for statement in statements if isinstance(statements, list) else [statements]:
+        principal = statement.get("Principal", {})
+        services = principal.get("Service", []) if isinstance(principal, Mapping) else []
+        services = [services] if isinstance(services, str) else services
+        if statement.get("Effect") == "Allow" and "sagemaker.amazonaws.com" in services:
+            return True
+    return False
+
+
+def _quota(context: Context) -> Check:
+    """Check the quota of the instance type for endpoints. What other endpoints use of it is unknown here."""
+    instance = context.decision.instance_type
+    managed = context.spec.instance.managed
+    needed = context.spec.instance.count if managed is None else max(managed.max, context.spec.instance.count)
+    if context.spec.scaling is not None and not context.spec.components:
+        needed = max(needed, context.spec.scaling.max)
+    name = f"{instance} for endpoint usage"
+    pages = context.aws.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+    for page in pages:
+        for quota in page["Quotas"]:
+            if quota["QuotaName"] == name:
+                return _enough(name, quota["Value"], needed, context.spec.instance.count)
+    return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
+
+
+def _enough(name: str, value: float, needed: int, at_first: int) -> Check:
+    advice = f"Ask for {needed} of `{name}` in Service Quotas (Amazon SageMaker), or take another instance.type."
+    if value < at_first:
+        return error("quota", f"{name}: {value:g}, and {at_first} are needed", advice)
+    if value < needed:
+        return warning("quota", f"{name}: {value:g}, and scaling may want {needed}", advice)
+    return ok("quota", f"{name}: {value:g}")
+
+
+def _network(context: Context) -> Check | None:
+    network = context.spec.network
+    if not network.subnets:
+        return None
+    ec2 = context.aws.client("ec2")
+    try:
+        subnets = ec2.describe_subnets(SubnetIds=list(network.subnets))["Subnets"]
+        groups = ec2.describe_security_groups(GroupIds=list(network.security_groups))["SecurityGroups"]
+    except ClientError as failure:
+        if error_code(failure).endswith((".NotFound", ".Malformed")):
+            message = failure.response["Error"]["Message"]
+            return error("network", message, "Correct network.subnets and network.security_groups.")
+        raise
+    vpcs = {item["VpcId"] for item in (*subnets, *groups)}
+    if len(vpcs) > 1:
+        return error("network", f"subnets and security groups are of several VPCs: {', '.join(sorted(vpcs))}",
+                     "Take network.subnets and network.security_groups of one VPC.")  # fmt: skip
+    zones = {subnet["AvailabilityZone"] for subnet in subnets}
+    if len(zones) < 2:
+        return warning("network", f"all subnets are in {next(iter(zones))}",
+                       "Give network.subnets in several zones: more capacity, and one may fail.")  # fmt: skip
+    return ok("network", f"{next(iter(vpcs))}, {len(zones)} zones")
+
+
+def _name(context: Context) -> Check:
+    sagemaker = context.aws.client("sagemaker")
+    try:
+        result = sagemaker.describe_endpoint(EndpointName=context.spec.name)
+    except ClientError as failure:
+        if is_missing(failure):
+            return ok("name", f"{context.spec.name} is free")
+        raise
+    tags = {tag["Key"]: tag["Value"] for tag in sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"]}
+    if tags.get(TAG_DEPLOYMENT) != context.spec.name:
+        return error("name", f"an endpoint {context.spec.name} exists that was not made from a specification",
+                     "Take another name, or delete that endpoint.")  # fmt: skip
+    return ok("name", f"{context.spec.name} exists and is this deployment's ({result['EndpointStatus']})")
+
+
+_CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
+    "account": _account,
+    "name": _name,
+    "role": _role,
+    "image": image,
+    "model": model,
+    "secret": secret,
+    "quota": _quota,
+    "network": _network,
+}

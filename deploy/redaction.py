@@ -1,0 +1,49 @@
+"""Recognize secrets: refused in a container's environment, and replaced by `***` in all output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+HIDDEN = "***"
+
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]")  # hfToken and hf.token are hf_token
+_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEYS?|AUTHORIZATION)$"
+    r"|_(KEY|SECRET|PASSWORD)S?$"
+    r"|(^|_)(SECRET|PASSWORD)_(?!ARN$|NAME$|ID$)"
+)
+_VALUE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
+    r"|github_pat_[A-Za-z0-9_]{30,}|xox[abprs]-[A-Za-z0-9-]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
+    r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,})"
+    r"|(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"  # https://user:password@host
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-Z ]*PRIVATE KEY-----)?"
+    r"|(?<=[&?]X-Amz-Signature=)[0-9a-f]+|(?<=[&?]X-Amz-Security-Token=)[^&\s]+"
+)
+_NEVER_A_NUMBER = re.compile(r"(^|_)(PASSWORD|PASSWD|PASSPHRASE)S?$")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
+"""Numbers and booleans are no secrets, e.g. `max_token=512`. SageMaker takes them as text."""
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a setting looks like a secret, by its name or by the form of its value."""
+    text = str(value)
+    words = _WORDS.sub("_", name).upper()
+    if not text or (_NUMBER.fullmatch(text) and not _NEVER_A_NUMBER.search(words)):
+        return False
+    return bool(_NAME.search(words)) or bool(_VALUE.search(text))
+
+
+def redact(value: Any) -> Any:
+    """Return the value with `***` in place of secrets, in mappings, lists and texts of any depth."""
+    if isinstance(value, Mapping):
+        return {name: HIDDEN if _hides(name, item) else redact(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact(item) for item in value]
+    return _VALUE.sub(HIDDEN, value) if isinstance(value, str) else value
+
+
+def _hides(name: object, value: object) -> bool:
+    return isinstance(value, str | int | float) and is_secret(str(name), value)

@@ -1,0 +1,1 @@
+"""Decide what a specification leaves open: instance, image, host, timeouts."""

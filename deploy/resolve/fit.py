@@ -1,0 +1,207 @@
+"""Whether a model fits on an instance, and on how many of its GPUs. Arithmetic without I/O.
+
+Memory of one GPU, in GiB:
+
+    weights       bytes of all weights / tensor parallel degree
+    KV cache      2 * layers * KV heads * head size * bytes per token. A GPU holds its share of the KV heads, at least
+                  one: above as many GPUs as KV heads, heads are copied
+    workspace     a tenth of the weights, at least half a GiB: activations and the kernels' buffers
+    CUDA graphs   1; 2 if several GPUs work together (buffers to exchange results)
+    total         at most 0.9 of what the driver counts; the driver and fragmentation take the rest
+
+A model fits if one request of the full context fits. The result is on the safe side for layers with a sliding window,
+which keep less. A CPU type holds weights and cache in its RAM, of which the system keeps 2 GiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.resolve.instances import InstanceType
+from deploy.resolve.model_shape import WIDTH
+from deploy.resolve.prices import Price, price_of
+from deploy.spec.sections import Shape
+from deploy.spec.values import Precision
+
+_GIB = 1 << 30
+_USABLE = 0.9
+_NEEDS: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9), "bf16": (8, 0)}
+_BLACKWELL_CUDA = (12, 8)
+_BUS_LIMIT = 4
+"""More GPUs than this without NVLink: exchanging each layer's result over PCIe takes the most time."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A model and how it is served: what has to fit.
+
+    Attributes:
+        shape: the model's shape.
+        dtype: precision of the weights in memory.
+        context: tokens of the longest request, prompt and answer together.
+        kv_bytes: bytes of a value in the KV cache: 2, or 1 with an FP8 cache.
+        degree: GPUs that the user wants a copy spread over; None: the best degree.
+        usable: the fraction of a GPU's memory that may be used.
+        cuda: the image's CUDA version, e.g. (12, 8); None: unknown.
+    """
+
+    shape: Shape
+    dtype: Precision = "bf16"
+    context: int = 4096
+    kv_bytes: int = 2
+    degree: int | None = None
+    usable: float = _USABLE
+    cuda: tuple[int, int] | None = None
+
+    @property
+    def weight_gib(self) -> float:
+        """Size of all weights: the checkpoint's own size if they are served as they are stored."""
+        shape = self.shape
+        if shape.stored is not None and shape.dtype == self.dtype:
+            return shape.stored / _GIB
+        kept = 0.0
+        if WIDTH[self.dtype] < 2:  # embeddings and the last layer stay in 16 bits
+            kept = min(0.1 * shape.parameters, 2e9) if shape.embeddings is None else shape.embeddings
+            kept = min(kept, shape.parameters)
+        return (kept * 2 + (shape.parameters - kept) * WIDTH[self.dtype]) / _GIB
+
+    @property
+    def stored_gib(self) -> float:
+        """Size of the checkpoint, which is downloaded and loaded through the host's RAM."""
+        shape = self.shape
+        return (shape.stored or shape.parameters * WIDTH[shape.dtype or "bf16"]) / _GIB
+
+    def kv_gib(self, tokens: int, degree: int) -> float:
+        """Size of the KV cache of so many tokens on one GPU."""
+        heads = -(-self.shape.kv_heads // degree)
+        return 2 * self.shape.layers * heads * self.shape.head_dim * self.kv_bytes * tokens / _GIB
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model's memory on one instance type. GiB are of one GPU, or of the host's RAM on a CPU type.
+
+    Attributes:
+        degree: GPUs that a copy is spread over; 1 on a CPU type.
+        weights: GiB of weights.
+        rest: GiB of workspace and CUDA graphs.
+        limit: GiB that may be used.
+        room: GiB left for the KV cache; negative: the weights alone are too large.
+        tokens: number of tokens in the KV cache.
+        sequences: requests of the full context at once.
+        problem: why the model does not fit; empty: it fits.
+        remarks: disadvantages of a type that fits.
+        price: price of one instance.
+    """
+
+    instance: InstanceType
+    degree: int
+    weights: float
+    rest: float
+    limit: float
+    room: float
+    tokens: int
+    sequences: int
+    problem: str
+    remarks: tuple[str, ...]
+    price: Price
+
+    @property
+    def fits(self) -> bool:
+        return not self.problem
+
+
+def fit(need: Need, instance: InstanceType, own_price: float | None = None) -> Fit:
+    """Fit the model on one type, with its best degree.
+
+    Args:
+        own_price: the user's price of the instance, US dollars an hour; None: the table's.
+    """
+    fits = [_with_degree(need, instance, degree, own_price) for degree in _degrees(need, instance)]
+    return max(fits, key=lambda item: (item.fits, not _bus_bound(item) or not item.fits, item.degree))
+
+
+def _degrees(need: Need, instance: InstanceType) -> Sequence[int]:
+    """Return the degrees to try: those that divide the heads, or only the user's, even if it divides none."""
+    if instance.gpus == 0:
+        return (1,)
+    if need.degree is not None:
+        return (need.degree,)
+    heads, kv_heads = need.shape.heads or need.shape.kv_heads, need.shape.kv_heads
+    divisors = [
+        degree
+        for degree in (1, 2, 4, 8)
+        if degree <= instance.gpus and heads % degree == 0 and (kv_heads % degree == 0 or degree % kv_heads == 0)
+    ]
+    return divisors or (1,)
+
+
+def _with_degree(need: Need, instance: InstanceType, degree: int, own_price: float | None) -> Fit:
+    if instance.gpus == 0:
+        limit, graphs = need.usable * (instance.ram_gib - 2), 0.0
+    else:
+        limit, graphs = need.usable * instance.gpu_gib, 1.0 if degree == 1 else 2.0
+    weights = need.weight_gib / degree
+    rest = max(0.5, weights / 10) + graphs
+    room = limit - weights - rest
+    tokens = max(0, int(room / need.kv_gib(1, degree)))
+    problem = _problem(need, instance, degree, weights, rest, limit, tokens)
+    return Fit(
+        instance=instance,
+        degree=degree,
+        weights=weights,
+        rest=rest,
+        limit=limit,
+        room=room,
+        tokens=tokens,
+        sequences=tokens // need.context,
+        problem=problem,
+        remarks=_remarks(need, instance, degree),
+        price=price_of(instance.name, own_price),
+    )
+
+
+def _problem(
+    need: Need, instance: InstanceType, degree: int, weights: float, rest: float, limit: float, tokens: int
+) -> str:
+    least = _NEEDS.get(need.dtype)
+    if instance.gpus and least is not None and instance.compute < least:
+        return (
+            f"{need.dtype} needs compute capability {least[0]}.{least[1]}, "
+            f"the {instance.gpu} has {instance.compute[0]}.{instance.compute[1]}"
+        )
+    if instance.blackwell and need.cuda is not None and need.cuda < _BLACKWELL_CUDA:
+        return f"the {instance.gpu} needs CUDA 12.8, and the image has {need.cuda[0]}.{need.cuda[1]}"
+    if degree > max(1, instance.gpus):
+        return f"tensor parallel degree {degree}, and {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
+    where = f"each of {degree} GPUs" if degree > 1 else "the GPU" if instance.gpus else "RAM"
+    if tokens == 0:
+        return (
+            f"weights of {weights:.1f} GiB and {rest:.1f} GiB beside them are more than the {limit:.1f} GiB of {where}"
+        )
+    if tokens < need.context:
+        return (
+            f"beside weights of {weights:.1f} GiB and {rest:.1f} GiB more, the {limit:.1f} GiB of {where} hold a KV "
+            f"cache of {tokens} tokens, and the context has {need.context}"
+        )
+    return ""
+
+
+def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]:
+    remarks = []
+    if instance.gpus and need.stored_gib > 0.75 * instance.ram_gib:
+        remarks.append(f"a checkpoint of {need.stored_gib:.0f} GiB loads through {instance.ram_gib} GiB of host RAM")
+    if instance.blackwell and need.cuda is None:
+        remarks.append("needs an image of CUDA 12.8 or newer (image.cuda)")
+    if not instance.gpus and not instance.family.endswith("7i"):
+        remarks.append("no AMX: bf16 is slow")
+    if not instance.gpus and instance.vcpus < 4:
+        remarks.append("few cores")
+    if degree > _BUS_LIMIT and not instance.nvlink:
+        remarks.append(f"{degree} GPUs without NVLink")
+    return tuple(remarks)
+
+
+def _bus_bound(item: Fit) -> bool:
+    return item.degree > _BUS_LIMIT and not item.instance.nvlink

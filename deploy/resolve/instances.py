@@ -1,0 +1,144 @@
+"""SageMaker's instance types, from dated tables.
+
+AWS adds types every few months, so an unknown type is accepted with a warning. Types that the amd64 image cannot run on
+are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import botocore.session
+
+from deploy.data import table
+from deploy.errors import SpecError
+
+_NVLINK = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
+_GRAVITON = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*|p6e-gb200")
+_OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "Elastic Inference"}
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """One instance type.
+
+    Attributes:
+        name: SageMaker's name, e.g. `ml.g6e.xlarge`.
+        gpu: the GPU's name; None on a CPU type.
+        gpus: number of GPUs.
+        gpu_mib: MiB of memory of one GPU, as the driver counts them (an "A10G 24 GB" has 22888).
+        vcpus: hardware threads.
+        ram_gib: GiB of the host's memory.
+        nvme_gb: GB of local disk; 0: an EBS volume.
+        compute: the GPU's compute capability, e.g. (8, 9); (0, 0) on a CPU type.
+    """
+
+    name: str
+    gpu: str | None
+    gpus: int
+    gpu_mib: int
+    vcpus: int
+    ram_gib: int
+    nvme_gb: int
+    compute: tuple[int, int]
+
+    @property
+    def family(self) -> str:
+        return family(self.name)
+
+    @property
+    def gpu_gib(self) -> float:
+        return self.gpu_mib / 1024
+
+    @property
+    def nvlink(self) -> bool:
+        """Whether its GPUs are connected by NVLink, not only by the PCIe bus."""
+        return self.gpus > 1 and self.family in _NVLINK
+
+    @property
+    def blackwell(self) -> bool:
+        return self.compute >= (10, 0)
+
+
+def family(name: str) -> str:
+    """Return `g6e` for `ml.g6e.xlarge`."""
+    return name.split(".")[1]
+
+
+@cache
+def all_types() -> tuple[InstanceType, ...]:
+    """Return all known types, GPU types first."""
+    return tuple(_gpu_type(*row) for row in table("gpu_instances")["instances"].items()) + tuple(
+        InstanceType(name, None, 0, 0, row["vcpu"], row["ram"], 0, (0, 0))
+        for name, row in table("cpu_instances")["instances"].items()
+    )
+
+
+def find(name: str) -> InstanceType | None:
+    """Return the type; None: the tables do not know it.
+
+    Raises:
+        SpecError: it has another processor, or other accelerators than NVIDIA's.
+    """
+    kind = family(name)
+    if _GRAVITON.fullmatch(kind):
+        raise SpecError(
+            f"instance.type: {name} is an arm64 host, and the image is built for amd64",
+            "Take an x86 type: ml.c7i.* or ml.m7i.* without a GPU, ml.g6e.* or ml.p5.* with one.",
+        )
+    if (chip := _OTHER_CHIPS.get(re.split(r"\d", kind)[0])) is not None:
+        raise SpecError(
+            f"instance.type: {name} has {chip}, which none of the handler's engines runs on",
+            "Take a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
+        )
+    return next((item for item in all_types() if item.name == name), None)
+
+
+def refuse_mistyped(name: str) -> None:
+    """Refuse an unknown type that looks like a typing error. AWS's own list and new generations are accepted.
+
+    Raises:
+        SpecError: the name is within two letters of a known type.
+    """
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    known = {*model.shape_for("ProductionVariantInstanceType").enum, *(item.name for item in all_types())}
+    if name in known:
+        return
+    generation = re.sub(r"\D", "", family(name))
+    away = {item: _edits(name, item) for item in known if re.sub(r"\D", "", family(item)) == generation}
+    nearest = min(away.values(), default=3)
+    if nearest > 2:
+        return
+    meant = sorted(item for item, edits in away.items() if edits == nearest)[:3]
+    raise SpecError(
+        f"instance.type: there is no {name}; did you mean {' or '.join(meant)}?",
+        "If AWS has it by now, set instance.unchecked: true.",
+    )
+
+
+def _edits(item: str, other: str) -> int:
+    """Return the number of letters to insert, delete or change; 1 if letters only change places."""
+    if sorted(item) == sorted(other):
+        return int(item != other)
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(item, 1):
+        above, row[0] = row[0], number
+        for place, letter_of_other in enumerate(other, 1):
+            above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (letter != letter_of_other))
+    return row[-1]
+
+
+def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:
+    major, minor = str(row["sm"]).split(".")
+    return InstanceType(
+        name,
+        str(row["gpu"]),
+        int(row["count"]),
+        int(row["mib"]),
+        int(row["vcpu"]),
+        int(row["ram"]),
+        int(row["nvme"]),
+        (int(major), int(minor)),
+    )

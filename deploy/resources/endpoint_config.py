@@ -1,0 +1,97 @@
+"""Build the endpoint configuration: instances, host, timeouts, routing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.errors import SpecError
+from deploy.resolve.decision import Decision
+from deploy.resources.model import isolation
+from deploy.resources.names import VARIANT, version_name
+from deploy.resources.resource import Kind, Resource
+from deploy.spec import Spec
+from deploy.spec.sections import Async, PrefixAware
+
+
+def endpoint_config(spec: Spec, decision: Decision, model: Resource, tags: list[dict[str, str]]) -> Resource:
+    """Build the configuration. With components it has no model, but the role, the network and the managed instances."""
+    content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, model)]}
+    if spec.components:
+        content |= {"ExecutionRoleArn": spec.role, **isolation(spec)}
+    if spec.encryption.volume_key is not None:
+        content["KmsKeyId"] = spec.encryption.volume_key
+    if spec.asynchronous is not None:
+        content["AsyncInferenceConfig"] = _asynchronous(spec.asynchronous, spec.encryption.output_key)
+    name = version_name(spec.name, content)
+    needs = () if spec.components else (model.key,)
+    return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
+
+
+def _variant(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
+    variant: dict[str, Any] = {
+        "VariantName": VARIANT,
+        "InstanceType": decision.instance_type,
+        "InitialInstanceCount": instances(spec),
+        "RoutingConfig": _routing(spec.routing),
+    }
+    if spec.components:  # components have their own timeouts
+        if (managed := spec.instance.managed) is not None:
+            variant["ManagedInstanceScaling"] = {
+                "Status": "ENABLED",
+                "MinInstanceCount": managed.min,
+                "MaxInstanceCount": managed.max,
+            }
+    else:
+        variant |= {"ModelName": model.name, "InitialVariantWeight": 1.0, **times(decision)}
+    if decision.provision is not None:
+        variant["VariantInstanceProvisionTimeoutInSeconds"] = decision.provision
+    if decision.ami is not None:
+        variant["InferenceAmiVersion"] = decision.ami
+    if spec.instance.volume_gb is not None:
+        variant["VolumeSizeInGB"] = spec.instance.volume_gb
+    return variant
+
+
+def instances(spec: Spec) -> int:
+    """Return the first number of instances.
+
+    Raises:
+        SpecError: instance.count is above instance.managed.max.
+    """
+    managed = spec.instance.managed
+    if managed is None:
+        return spec.instance.count
+    if spec.instance.count > managed.max:
+        raise SpecError(f"instance.count: {spec.instance.count} is above instance.managed.max ({managed.max})")
+    return max(spec.instance.count, managed.min)
+
+
+def times(decision: Decision) -> dict[str, int]:
+    """Return the timeouts of a variant or component; SageMaker's defaults are too short for large models."""
+    return {
+        "ModelDataDownloadTimeoutInSeconds": decision.download,
+        "ContainerStartupHealthCheckTimeoutInSeconds": decision.startup,
+    }
+
+
+def _routing(routing: PrefixAware | str) -> dict[str, Any]:
+    if not isinstance(routing, PrefixAware):
+        return {"RoutingStrategy": {"least_outstanding": "LEAST_OUTSTANDING_REQUESTS", "random": "RANDOM"}[routing]}
+    prefix: dict[str, int] = {"PrefixLength": routing.prefix_length}
+    if routing.concurrency_threshold is not None:
+        prefix["ConcurrencyThreshold"] = routing.concurrency_threshold
+    return {"RoutingStrategy": "PREFIX_AWARE", "PrefixAwareRoutingConfig": prefix}
+
+
+def _asynchronous(asynchronous: Async, key: str | None) -> dict[str, Any]:
+    topics = {"SuccessTopic": asynchronous.notify_success, "ErrorTopic": asynchronous.notify_error}
+    output: dict[str, Any] = {
+        "S3OutputPath": asynchronous.output,
+        "S3FailurePath": asynchronous.failures,
+        "KmsKeyId": key,
+        "NotificationConfig": {name: topic for name, topic in topics.items() if topic is not None} or None,
+    }
+    config: dict[str, Any] = {"OutputConfig": {name: value for name, value in output.items() if value is not None}}
+    if asynchronous.concurrency is not None:
+        config["ClientConfig"] = {"MaxConcurrentInvocationsPerInstance": asynchronous.concurrency}
+    return config

@@ -1,0 +1,194 @@
+"""Build the container's environment: the handler's options, the model's place, settings for SageMaker.
+
+An option of the handler is a variable (docs/options.md): `option.x` is OPTION_X, the few without `option.` are
+SERVING_X. Everybody who may describe the model can read the environment, so it must hold no secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import NamedTuple
+
+from deploy.errors import Refused, SpecError
+from deploy.redaction import is_secret
+from deploy.resolve.decision import Decision
+from deploy.spec import Spec
+
+MODEL_DATA = "/opt/ml/model"
+"""Directory of the model data in the container (SageMaker's CreateModel, ModelDataSource)."""
+
+_ENTRIES = 100
+_LENGTH = 1024
+_TOTAL = 32 * 1024
+# botocore's limits of ContainerDefinition.Environment. The limit of 16 entries for a component's container does not
+# apply: components name a model here, and the environment is the model's.
+
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+_SERVING = frozenset({"job_queue_size", "batch_size", "max_batch_delay", "max_request_size", "max_dynamic_batch_size"})
+"""Options without `option.`; DJL Serving's Java side reads the same names."""
+
+_SAME = {
+    "HF_MODEL_ID": "OPTION_MODEL_ID",
+    "HF_REVISION": "OPTION_REVISION",
+    "TENSOR_PARALLEL_DEGREE": "OPTION_TENSOR_PARALLEL_DEGREE",
+    "MODEL_LOADING_TIMEOUT": "OPTION_MODEL_LOADING_TIMEOUT",
+    "PREDICT_TIMEOUT": "OPTION_PREDICT_TIMEOUT",
+    "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN",
+}
+"""Variables with the same meaning in the handler."""
+
+
+class _Setting(NamedTuple):
+    name: str
+    value: str
+    origin: str  # place in the specification
+
+
+def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
+    """Return the container's variables, sorted by name.
+
+    Raises:
+        Refused: a value looks like a secret.
+        SpecError: an option is unknown, two settings contradict each other, or SageMaker's limits are exceeded.
+    """
+    user_settings = [*_options(spec, decision), *_variables(spec)]
+    if not allow_plaintext_secret:
+        _refuse_secrets(user_settings)
+    settings_by_name: dict[str, _Setting] = {}
+    for setting in [*user_settings, *_required(spec, decision)]:
+        key = _key(setting.name)
+        before = settings_by_name.get(key)
+        if before is not None and before.value != setting.value and not _is_inside(before, setting):
+            raise SpecError(
+                f"{before.origin} and {setting.origin} contradict each other ({before.name}={before.value}, "
+                f"{setting.name}={setting.value})",
+                f"Leave {before.origin} out." if before in user_settings else "",
+            )
+        settings_by_name.setdefault(key, setting)
+    for setting in _defaults(spec, decision):
+        settings_by_name.setdefault(_key(setting.name), setting)
+    return _check_limits({setting.name: setting.value for setting in sorted(settings_by_name.values())})
+
+
+def _key(name: str) -> str:
+    return _SAME.get(name, name)
+
+
+def _is_inside(user_settings: _Setting, required: _Setting) -> bool:
+    """Whether the user names a directory inside the model data."""
+    return required.value == MODEL_DATA and user_settings.value.startswith(f"{MODEL_DATA}/")
+
+
+def _is_aws_image(decision: Decision) -> bool:
+    """Whether the image is one of AWS's own LMI images, however it is named."""
+    return "/djl-inference" in decision.image
+
+
+def _options(spec: Spec, decision: Decision) -> Iterable[_Setting]:
+    for option, value in spec.options.items():
+        origin = f"options.{option}"
+        if option.startswith("option."):
+            raise SpecError(f"{origin}: write it without `option.`")
+        if option == "model_id":
+            raise SpecError(f"{origin}: the model is said under model: (id, s3 or path)")
+        if not _is_aws_image(decision) and option not in _known_options():
+            near = difflib.get_close_matches(option, _known_options(), n=1, cutoff=0.75)
+            raise SpecError(
+                f"{origin}: the handler has no such option" + (f"; did you mean {near[0]!r}?" if near else ""),
+                "docs/options.md lists them. An image that knows it all the same gets it by "
+                f"environment.{_name(option)}.",
+            )
+        yield _Setting(_name(option), _text(value), origin)
+
+
+def _name(option: str) -> str:
+    if option in _SERVING:
+        return f"SERVING_{option.upper()}"
+    # DJL keeps names in mixed case; OPTION_ENTRYPOINT is the exception.
+    return f"OPTION_{option if option != option.lower() and option != 'entryPoint' else option.upper()}"
+
+
+def _text(value: str | int | float | bool) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _variables(spec: Spec) -> Iterable[_Setting]:
+    return (_Setting(name, value, f"environment.{name}") for name, value in spec.environment.items())
+
+
+def _required(spec: Spec, decision: Decision) -> Iterable[_Setting]:
+    """Yield the variables that follow from other parts of the specification; the user cannot override them."""
+    model = spec.model
+    # AWS's image documents HF_MODEL_ID; DJL's start and the handler read both.
+    name = "HF_MODEL_ID" if _is_aws_image(decision) else "OPTION_MODEL_ID"
+    if decision.model_data is not None:
+        yield _Setting(name, MODEL_DATA, "model.path" if model.path is not None else "model.s3")
+    elif model.id is not None:
+        yield _Setting(name, model.id, "model.id")
+    if model.context is not None:
+        yield _Setting("OPTION_MAX_MODEL_LEN", str(model.context), "model.context")
+    if model.token_secret is not None:
+        if _is_aws_image(decision):
+            raise SpecError(
+                "model.token_secret: AWS's image does not read secrets; only this project's images do",
+                "Use one of those (docs/container.md), or put the model's files into S3 (model.s3, model.path).",
+            )
+        yield _Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
+    if spec.network.isolated:
+        for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            yield _Setting(offline, "1", "network.isolated")
+    if any(component.adapters for component in spec.components):
+        yield _Setting("OPTION_ENABLE_LORA", "true", "components.adapters")
+
+
+def _defaults(spec: Spec, decision: Decision) -> Iterable[_Setting]:
+    """Yield defaults, which the user can override."""
+    if decision.tensor_parallel is not None and decision.tensor_parallel > 1:
+        yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(decision.tensor_parallel), "instance.type")
+    # The engine gives up before SageMaker does, so that the log has the reason.
+    yield _Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(decision.startup - 30, 45)), "timeouts.startup")
+    if most := max((len(component.adapters) for component in spec.components), default=0):
+        yield _Setting("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", str(most), "components.adapters")
+
+
+def _refuse_secrets(settings: Iterable[_Setting]) -> None:
+    for name, value, origin in settings:
+        if name == "LMI_API_KEY":
+            raise Refused(
+                f"{origin}: SageMaker authenticates itself, by SigV4 or bearer tokens; keys are for your own servers",
+                "Leave it out, and allow sagemaker:InvokeEndpoint to those who may ask (`lmi deploy iam`).",
+            )
+        if is_secret(name, value):
+            raise Refused(
+                f"{origin} looks like a secret, and whoever may describe the model can read its environment",
+                "A Hugging Face token: keep it in Secrets Manager and write its ARN into model.token_secret. Else: "
+                "--allow-plaintext-secret.",
+            )
+
+
+def _check_limits(variables: dict[str, str]) -> dict[str, str]:
+    if len(variables) > _ENTRIES:
+        raise SpecError(f"environment: {len(variables)} variables, and SageMaker takes {_ENTRIES}", _TOO_LONG)
+    for name, value in variables.items():
+        if not _NAME.fullmatch(name):
+            raise SpecError(f"{name}: as a variable's name SageMaker takes letters, digits and _, no digit first")
+        for what, text in ("name", name), ("value", value):
+            if (length := len(text.encode())) > _LENGTH:
+                raise SpecError(f"{name}: its {what} is {length} bytes, and SageMaker takes {_LENGTH}", _TOO_LONG)
+    total = sum(len(name.encode()) + len(value.encode()) for name, value in variables.items())
+    if total > _TOTAL:
+        raise SpecError(f"environment: {total} bytes in all, and SageMaker takes {_TOTAL}", _TOO_LONG)
+    return variables
+
+
+_TOO_LONG = "Put options into a serving.properties in the model's directory (model.path, model.s3)."
+
+
+def _known_options() -> frozenset[str]:
+    names: list[str] = json.loads((files("deploy") / "data" / "options.json").read_text())
+    return frozenset(names)

@@ -1,0 +1,65 @@
+"""Names and tags of resources, by which every run finds them again.
+
+AWS cannot change a model or an endpoint configuration: their names end in a digest of their content, so that a change
+creates a new one and an unchanged one is found again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+TAG_DEPLOYMENT = "lmi:deployment"
+"""Tag of every resource: the deployment's name, which is the endpoint's."""
+
+TAG_SPEC = "lmi:spec"
+"""Tag of every resource: the digest of its specification."""
+
+_DIGITS = 8
+_LONGEST = 63  # characters of a SageMaker name
+
+
+def digest(value: object) -> str:
+    """Return eight hexadecimal digits of a digest of the value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def version_name(name: str, content: Mapping[str, Any]) -> str:
+    """Return a name with the content's digest; cut `name` to SageMaker's 63 characters."""
+    return f"{stem_of(name)}-{digest(content)}"
+
+
+def stem_of(name: str) -> str:
+    """Return the part before the digest in all versions of `name`."""
+    return name[: _LONGEST - _DIGITS - 1].rstrip("-")
+
+
+def is_version_of(name: str, other: str) -> bool:
+    """Whether `other` is a result of `version_name(name, ...)`."""
+    stem = stem_of(name)
+    tail = other.removeprefix(f"{stem}-")
+    return other.startswith(f"{stem}-") and len(tail) == _DIGITS and all(c in "0123456789abcdef" for c in tail)
+
+
+def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the tags for SageMaker's calls."""
+    return [
+        {"Key": key, "Value": value} for key, value in {**user_tags, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()
+    ]
+
+
+VARIANT = "AllTraffic"
+"""The endpoint's only variant. It keeps its name, or SageMaker refuses a rolling update."""
+
+
+def scoped_name(deployment: str, *parts: str) -> str:
+    """Return a name for an alarm or scaling policy. The slash separates deployments: no other name may contain one."""
+    return "/".join((deployment, *parts))
+
+
+def tag_map(tag_list: list[dict[str, str]]) -> dict[str, str]:
+    """Return the tags for Application Auto Scaling's calls."""
+    return {tag["Key"]: tag["Value"] for tag in tag_list}

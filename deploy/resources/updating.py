@@ -1,0 +1,103 @@
+"""Build the settings of an update: in batches or all at once, with alarms that trigger the rollback.
+
+A batch is 5 to 50 % (the API's RollingUpdatePolicy), so a single instance or copy cannot roll.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from deploy.resolve.decision import Decision
+from deploy.resources.endpoint_config import instances
+from deploy.resources.resource import Resource
+from deploy.spec import Spec
+from deploy.spec.sections import Component
+
+_PROVISION = 900  # seconds to find instances if the specification has no timeout
+_MOST_ALARMS = 10
+_LONGEST = 28800
+_SHORTEST = 600
+
+
+def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resource]) -> dict[str, Any]:
+    """Return UpdateEndpoint's DeploymentConfig."""
+    count = instances(spec)
+    # With a changing number of instances only a percentage is right.
+    scaled = spec.scaling is not None or spec.instance.managed is not None
+    unit = "CAPACITY_PERCENT" if scaled else "INSTANCE_COUNT"
+    if spec.update.policy == "rolling" and count > 1:
+        policy = {"RollingUpdatePolicy": _rolling(spec, decision, count, unit)}
+    else:
+        policy = {
+            "BlueGreenUpdatePolicy": {
+                "TrafficRoutingConfiguration": _shift(spec, count, unit),
+                "TerminationWaitInSeconds": spec.update.wait,
+                "MaximumExecutionTimeoutInSeconds": _longest(spec, decision, 2),
+            }
+        }
+    return {**policy, **_rollback(alarms)}
+
+
+def component_deployment(
+    spec: Spec, component: Component, decision: Decision, alarms: Sequence[Resource]
+) -> dict[str, Any]:
+    """Return UpdateInferenceComponent's DeploymentConfig; empty: the API's default, if it cannot roll."""
+    if component.copies < 2 or spec.update.policy != "rolling":
+        return {}
+    unit = "CAPACITY_PERCENT" if spec.scaling is not None else "COPY_COUNT"
+    return {"RollingUpdatePolicy": _rolling(spec, decision, component.copies, unit), **_rollback(alarms)}
+
+
+def update_warnings(spec: Spec) -> tuple[str, ...]:
+    """Warn where an update cannot work as the specification asks."""
+    if spec.update.policy != "rolling":
+        return ()
+    sentences = []
+    if instances(spec) == 1:
+        sentences.append(
+            "a single instance cannot be updated in batches of at most 50 %: an update starts a second one beside it, "
+            "and needs that capacity and quota for a while"
+        )
+    if single := [component.name for component in spec.components if component.copies < 2]:
+        sentences.append(
+            f"{', '.join(single)}: a single copy cannot be updated in batches, nor be rolled back by alarms"
+        )
+    return tuple(sentences)
+
+
+def _rolling(spec: Spec, decision: Decision, count: int, unit: str) -> dict[str, Any]:
+    size = _size(spec, count, unit)
+    batches = math.ceil((100 if unit == "CAPACITY_PERCENT" else count) / size)
+    return {
+        "MaximumBatchSize": {"Type": unit, "Value": size},
+        "WaitIntervalInSeconds": spec.update.wait,
+        "MaximumExecutionTimeoutInSeconds": _longest(spec, decision, batches),
+    }
+
+
+def _size(spec: Spec, count: int, unit: str) -> int:
+    """Return the batch size in per cent, or in instances: at least one, at most half."""
+    percent = spec.update.batch_percent
+    return percent if unit == "CAPACITY_PERCENT" else max(1, count * percent // 100)
+
+
+def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
+    """Return the traffic shift: a canary for blue/green with several instances, else all at once."""
+    shift: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": spec.update.wait}
+    if spec.update.policy == "blue_green" and count > 1:
+        shift |= {"Type": "CANARY", "CanarySize": {"Type": unit, "Value": _size(spec, count, unit)}}
+    return shift
+
+
+def _longest(spec: Spec, decision: Decision, batches: int) -> int:
+    """Return the seconds for all batches, each from finding instances to the end of its wait."""
+    batch = (decision.provision or _PROVISION) + decision.download + decision.startup + spec.update.wait
+    return min(max(batches * batch, _SHORTEST), _LONGEST)
+
+
+def _rollback(alarms: Sequence[Resource]) -> dict[str, Any]:
+    if not alarms:
+        return {}
+    return {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": alarm.name} for alarm in alarms[:_MOST_ALARMS]]}}

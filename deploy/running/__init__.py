@@ -1,1 +1,0 @@
-"""An endpoint that is there: how it is, what it wrote, how many of it."""

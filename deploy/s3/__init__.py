@@ -1,0 +1,1 @@
+"""Upload model data to S3, and check it."""

@@ -1,0 +1,96 @@
+"""S3 prefixes: list, read and delete the objects below one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, error_code
+from deploy.errors import Failed, NotThere, Refused
+from deploy.s3.prefix_lint import Entry
+from deploy.s3.uri import bucket_and_key
+
+_AT_ONCE = 1000  # maximum of keys in one DeleteObjects
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """`s3://bucket/key/`; `key` ends in a slash or is empty."""
+
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+    @classmethod
+    def of(cls, uri: str) -> Prefix:
+        bucket, key = bucket_and_key(uri)
+        return cls(bucket, key if not key or key.endswith("/") else f"{key}/")
+
+
+def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
+    """List the objects below the prefix, with names relative to it.
+
+    Raises:
+        NotThere: there is no such bucket.
+    """
+    pages = aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key)
+    try:
+        return [
+            Entry(item["Key"][len(prefix.key) :], item["Size"]) for page in pages for item in page.get("Contents", [])
+        ]
+    except ClientError as error:
+        if error_code(error) == "NoSuchBucket":
+            raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None
+        raise
+
+
+def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
+    """Delete these objects below the prefix.
+
+    Raises:
+        Failed: S3 did not delete one, which it reports in an answer of status 200.
+    """
+    for first in range(0, len(names), _AT_ONCE):
+        some = [{"Key": prefix.key + name} for name in names[first : first + _AT_ONCE]]
+        got = aws.client("s3").delete_objects(Bucket=prefix.bucket, Delete={"Objects": some, "Quiet": True})
+        if errors := got.get("Errors"):
+            why = errors[0].get("Message") or errors[0].get("Code")
+            raise Failed(f"s3://{prefix.bucket}/{errors[0]['Key']} and {len(errors) - 1} more were not deleted: {why}")
+
+
+def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
+    """Return a function that reads one object below the prefix."""
+
+    def read(name: str) -> bytes:
+        got = aws.client("s3").get_object(Bucket=prefix.bucket, Key=prefix.key + name)
+        return bytes(got["Body"].read())
+
+    return read
+
+
+def check_region(aws: Aws, prefix: Prefix) -> None:
+    """Check the bucket's region: SageMaker reads model data of its own region only.
+
+    Raises:
+        Refused: the bucket is in another region.
+        NotThere: there is no such bucket.
+    """
+    try:
+        response = aws.client("s3").head_bucket(Bucket=prefix.bucket)
+    except ClientError as error:
+        region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+        if error_code(error) in ("404", "NoSuchBucket"):
+            raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None
+        if region is None:
+            raise
+    else:
+        region = response.get("BucketRegion", aws.region)
+    if region != aws.region:
+        raise Refused(
+            f"the bucket {prefix.bucket} is in {region}, the endpoint in {aws.region}",
+            f"Take a bucket in {aws.region} (model.upload, model.s3), or set region: {region}.",
+        )

@@ -1,1 +1,0 @@
-"""What a specification leaves open, decided: instance, image, host, times; and what that is decided by."""

@@ -1,1 +1,0 @@
-"""Model data on its way to S3, and what is wrong with it there."""

@@ -1,0 +1,43 @@
+"""Environment variables that are no options: SageMaker's, MPI's and DJL Serving's."""
+
+from __future__ import annotations
+
+import os
+
+from handler.core.errors import ConfigError
+
+_MAX_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
+
+
+def max_adapters() -> int | None:
+    """Number of LoRA adapters that SageMaker keeps in the container at once; None is any number.
+
+    Raises:
+        ConfigError: the variable is not a whole number of at least 1.
+    """
+    text = os.environ.get(_MAX_ADAPTERS)
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"environment variable {_MAX_ADAPTERS}={text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def mpi_world() -> tuple[str, str]:
+    """Size of Open MPI's world, and the rank of this process in it; "" outside of one."""
+    return os.environ.get("OMPI_COMM_WORLD_SIZE", ""), os.environ.get("OMPI_COMM_WORLD_RANK", "")
+
+
+def netty_buffer_bytes() -> int:
+    """Bytes of a message that DJL Serving's Java side takes from a worker."""
+    return int(os.environ.get("MAX_NETTY_BUFFER_SIZE", 20 << 20))
+
+
+def of_worker() -> dict[str, str]:
+    """The environment of a DJL worker without `SERVING_*`, which DJL Serving's Java side has read."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
+
+
+def api_key() -> str:
+    """The first of the keys in `LMI_API_KEY`, with which `lmi serve` was started; "" without keys."""
+    return os.environ.get("LMI_API_KEY", "").split(",")[0].strip()

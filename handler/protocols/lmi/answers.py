@@ -1,0 +1,150 @@
+"""The types of LMI's answers. Each field of the wire is declared here, for mypy and for the API's document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from handler.protocols.base import Count, FrontEndError, NotRequired
+from handler.protocols.openai.answers import ChatLogprobs, TokenUsage
+
+FinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence"))]
+
+
+class LmiToken(TypedDict):
+    id: int
+    text: str
+    log_prob: float | None
+    special_token: NotRequired[bool]
+
+
+class LmiSequence(TypedDict):
+    """One of `best_of_sequences`."""
+
+    finish_reason: FinishReason
+    generated_tokens: Count
+    tokens: list[LmiToken]
+    generated_text: str
+    top_tokens: NotRequired[list[list[LmiToken]]]
+
+
+class LmiDetails(TypedDict):
+    """The last line of a stream has no `tokens`."""
+
+    finish_reason: FinishReason
+    generated_tokens: Count
+    inputs: str
+    tokens: NotRequired[list[LmiToken]]
+    prefill: NotRequired[list[LmiToken]]
+    top_tokens: NotRequired[list[list[LmiToken]]]
+    best_of_sequences: NotRequired[list[LmiSequence]]
+
+
+class LmiAnswer(TypedDict):
+    generated_text: str
+    details: NotRequired[LmiDetails]
+    outputs: NotRequired[dict[str, Any]]
+
+
+class LmiLine(TypedDict):
+    """A line of a stream. The last one has `generated_text` and, on demand, `details`."""
+
+    token: LmiToken
+    top_tokens: NotRequired[list[LmiToken]]
+    outputs: NotRequired[dict[str, Any]]
+    generated_text: NotRequired[str]
+    details: NotRequired[LmiDetails]
+
+
+class LmiPayloadError(TypedDict):
+    error: str
+    code: Count
+
+
+class LmiFailedDetails(TypedDict):
+    finish_reason: Literal["error"]
+    generated_tokens: None
+    inputs: None
+    tokens: NotRequired[None]
+
+
+class LmiFailure(LmiPayloadError):
+    """A whole answer that the model failed to give."""
+
+    generated_text: str
+    details: LmiFailedDetails
+
+
+class LmiFailedLine(LmiFailure):
+    """The last line of a stream that broke off."""
+
+    token: LmiToken
+
+
+LmiError = LmiPayloadError | LmiFailure | FrontEndError
+
+
+# -- dynamic batch -----------------------------------------------------------------------------------------------
+
+
+class BatchText(TypedDict):
+    generated_text: str
+
+
+class BatchLine(TypedDict):
+    """A line of a stream."""
+
+    outputs: list[str]
+
+
+class BatchFailure(TypedDict):
+    code: Count
+    message: str
+    error: str
+
+
+BatchError = BatchFailure | FrontEndError
+
+
+# -- chat --------------------------------------------------------------------------------------------------------
+
+
+class LmiMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+
+
+class LmiMessagePart(TypedDict, total=False):
+    """A piece of a stream; the first one has the role."""
+
+    content: str
+    role: Literal["assistant"]
+
+
+class LmiChatChoice(TypedDict):
+    index: Count
+    message: LmiMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class LmiChatPart(TypedDict):
+    index: Count
+    delta: LmiMessagePart
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class LmiChatAnswer(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: Count
+    choices: list[LmiChatChoice]
+    usage: TokenUsage
+
+
+class LmiChatChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: Count
+    choices: list[LmiChatPart]
+    usage: NotRequired[TokenUsage | None]

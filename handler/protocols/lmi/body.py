@@ -1,0 +1,65 @@
+"""Readers of the fields that LMI's dialects share: `inputs`, `parameters`, `stream`; and of unknown names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.protocols.base import ServerContext
+from handler.protocols.parameters import REQUEST_FIELDS
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.tensors.inputs import TABLE
+from handler.protocols.validation import show
+
+_TOP_LEVEL = {"inputs", "parameters", "stream", "adapters"}
+_KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
+
+
+def read_object(body: Any) -> Mapping[str, Any]:
+    if not isinstance(body, dict):
+        raise InvalidPayload("the body must be a JSON object with 'inputs'")
+    if body.get("inputs") is None:
+        parameters = body.get("parameters")
+        if not isinstance(parameters, dict) or parameters.get("input_ids") is None:
+            raise InvalidPayload("the body has no 'inputs'")
+    return body
+
+
+def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = body.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InvalidPayload("'parameters' must be an object")
+    return parameters
+
+
+def read_field(parameters: Mapping[str, Any], name: str) -> Any:
+    """Read a name under `parameters` that is not sampling; None when absent."""
+    value = parameters.get(name)
+    if value is None:
+        return None
+    try:
+        return REQUEST_FIELDS[name](value)
+    except ValueError as error:
+        raise InvalidParameter(f"parameters.{name}={show(value)}: {error}") from None
+
+
+def read_stream(body: Mapping[str, Any], parameters: Mapping[str, Any], streaming: bool | None = None) -> bool:
+    """Read `stream`. The top level takes precedence over `parameters`; GptManager's `streaming` must agree."""
+    inner = read_field(parameters, "stream")
+    outer = body.get("stream")
+    if outer is not None and not isinstance(outer, bool):
+        raise InvalidPayload("'stream' must be true or false")
+    stream = inner if outer is None else outer
+    if streaming is not None and stream is not None and streaming != stream:
+        raise InvalidParameter(f"parameters.streaming={show(streaming)} contradicts 'stream'")
+    return bool(streaming if stream is None else stream)
+
+
+def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
+    """List the body's names that no table knows."""
+    names = [name for name in body if name not in _TOP_LEVEL]
+    names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
+    return report_unknown(names, body, context)

@@ -1,0 +1,123 @@
+"""LMI's bodies in the API's document: rolling batch, dynamic batch, chat; TGI_COMPAT takes the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.protocols.base import ServerContext
+from handler.protocols.lmi import chat
+from handler.protocols.lmi.answers import (
+    BatchError,
+    BatchLine,
+    BatchText,
+    LmiAnswer,
+    LmiChatAnswer,
+    LmiChatChunk,
+    LmiError,
+    LmiFailedLine,
+    LmiLine,
+)
+from handler.protocols.openapi.description import Description
+from handler.protocols.openapi.json_schema import (
+    FLAG,
+    NULL,
+    TEXT,
+    RequestShape,
+    Shape,
+    listing,
+    nullable,
+    parameters,
+    record,
+    request_fields,
+)
+from handler.protocols.tensors import inputs as tensors
+
+_ADAPTERS = {"anyOf": [TEXT, listing(TEXT), NULL], "description": "The name of a LoRA adapter, or one for each prompt"}
+
+
+def lmi_request(inputs: Shape) -> RequestShape:
+    def shape(context: ServerContext) -> Shape:
+        known = {**parameters(tensors.TABLE.parameters, context), **request_fields()}
+        return record(
+            {},
+            {
+                "inputs": {**nullable(inputs), "description": "May be absent where parameters.input_ids stands for it"},
+                "parameters": {"type": ["object", "null"], "properties": known, "description": "null means absent"},
+                "stream": nullable(FLAG),
+                "adapters": _ADAPTERS,
+            },
+        )
+
+    return shape
+
+
+def _chat_request(context: ServerContext) -> Shape:
+    part = record({"type": {"const": "text"}, "text": TEXT})
+    message = record(
+        {"role": {"enum": ["system", "user", "assistant"]}, "content": {"anyOf": [TEXT, listing(part, minItems=1)]}}
+    )
+    known = {**parameters(chat.TABLE.parameters, context), "stream": nullable(FLAG), "adapters": _ADAPTERS}
+    return record({"messages": listing(message, minItems=1)}, known)
+
+
+EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
+_MESSAGES = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16}
+_LMI_ANSWERED = {
+    "generated_text": " Paris.",
+    "details": {
+        "finish_reason": "eos_token",
+        "generated_tokens": 2,
+        "inputs": "The capital of France is",
+        "tokens": [
+            {"id": 7042, "text": " Paris.", "log_prob": -0.4},
+            {"id": 2, "text": "", "log_prob": -0.1, "special_token": True},
+        ],
+    },
+}
+_CHAT_ANSWERED = {
+    "id": "chatcmpl-0",
+    "object": "chat.completion",
+    "created": 1760000000,
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Paris."},
+            "logprobs": None,
+            "finish_reason": "eos_token",
+        }
+    ],
+    "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
+}
+LINES, EVENTS = "application/jsonlines", "text/event-stream"
+
+LMI_REQUEST = lmi_request({"type": "string", "minLength": 1})
+
+
+def chat_description(error: Any, failure: Any, streams: tuple[str, ...]) -> Description:
+    """LMI's chat beside a mode, whose errors it has.
+
+    Args:
+        error: the type of the mode's errors.
+        failure: the type of the last value of a stream that broke off.
+    """
+    return Description(
+        "Chat", "ChatRequest", _chat_request, error, _MESSAGES, LmiChatAnswer, _CHAT_ANSWERED, LmiChatChunk | failure,
+        streams,
+    )  # fmt: skip
+
+
+DESCRIPTIONS: Mapping[str, Description] = {
+    "lmi": Description(
+        "LMI", "LmiRequest", LMI_REQUEST, LmiError, EXAMPLE, LmiAnswer, _LMI_ANSWERED, LmiLine | LmiFailedLine,
+        (LINES, EVENTS), refuses_in_frame=True,
+    ),
+    "lmi_chat": chat_description(LmiError, LmiFailedLine, (LINES, EVENTS)),
+    "dynamic_batch": Description(
+        "Dynamic batch", "BatchRequest",
+        lmi_request({"anyOf": [TEXT, listing({"type": "string", "minLength": 1}, minItems=1)]}), BatchError,
+        {"inputs": ["One, two,", "A, B,"], "parameters": {"max_new_tokens": 8}},
+        list[BatchText], [{"generated_text": " three,"}, {"generated_text": " C,"}], BatchLine | BatchError, (LINES,),
+    ),
+}  # fmt: skip
+"""By the dialect's name."""

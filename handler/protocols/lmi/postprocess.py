@@ -1,0 +1,41 @@
+"""Change an answer's values before they are framed, as a user's output formatter does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from handler.core.values import Token
+from handler.protocols.reply import ResponseFormat
+
+
+class Postprocessor:
+    """A format that passes lines and documents through `change`; failures stay the format's own."""
+
+    def __init__(self, format: ResponseFormat, change: Callable[[Any], Any]) -> None:
+        self._format = format
+        self._change = change
+        self.special_in_text = format.special_in_text
+        self.prompt_token = format.prompt_token
+        self.top_tokens = format.top_tokens
+        self.stream_details = format.stream_details
+        self.stream_failure = format.stream_failure
+        self.details = format.details
+        self.refused_as = format.refused_as
+
+    def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> Any:
+        return self._change(self._format.chunk(token, index, beside))
+
+    def last_chunk(
+        self,
+        token: Token,
+        index: int,
+        text: str,
+        details: dict[str, Any] | None,
+        beside: dict[str, Any] | None = None,
+    ) -> Any:
+        return self._change(self._format.last_chunk(token, index, text, details, beside))
+
+    def document(self, text: str, details: dict[str, Any] | None, outputs: dict[str, Any] | None = None) -> Any:
+        answer = self._format.document(text, details, outputs)
+        return [self._change(value) for value in answer] if isinstance(answer, list) else self._change(answer)

@@ -1,0 +1,151 @@
+"""The types of OpenAI's answers. Each field of the wire is declared here, for mypy and for the API's document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypedDict
+
+from handler.protocols.base import Count, NotRequired
+
+FinishReason = Annotated[str, ("enum", ("stop", "length", "tool_calls", "content_filter", "function_call"))]
+
+
+class TokenUsage(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+
+
+class OpenAiAnswer(TypedDict):
+    """The fields of every answer and chunk but `object` and `choices`."""
+
+    id: str
+    created: Count
+    model: str
+    system_fingerprint: str
+
+
+# -- chat --------------------------------------------------------------------------------------------------------
+
+
+class TokenLogprob(TypedDict):
+    token: str
+    logprob: float | None
+    bytes: list[Count] | None
+
+
+class ChosenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChosenLogprob]
+
+
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionCallPart(TypedDict, total=False):
+    name: str
+    arguments: str
+
+
+class ToolCallPart(TypedDict):
+    """A piece of a call in a stream; the first of a call has `id`, `type` and the function's name."""
+
+    index: Count
+    function: FunctionCallPart
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+
+
+class OpenAiMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class OpenAiMessagePart(TypedDict, total=False):
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: list[ToolCallPart] | None
+
+
+class OpenAiChatChoice(TypedDict):
+    index: Count
+    message: OpenAiMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class OpenAiChatPart(TypedDict):
+    index: Count
+    delta: OpenAiMessagePart
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class OpenAiChatAnswer(OpenAiAnswer):
+    object: Literal["chat.completion"]
+    choices: list[OpenAiChatChoice]
+    usage: TokenUsage
+
+
+class OpenAiChatChunk(OpenAiAnswer):
+    object: Literal["chat.completion.chunk"]
+    choices: list[OpenAiChatPart]
+    usage: NotRequired[TokenUsage | None]
+
+
+# -- text completions --------------------------------------------------------------------------------------------
+
+
+class TextLogprobs(TypedDict):
+    """Columns with an item for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None] | None
+    text_offset: list[Count]
+
+
+class OpenAiTextChoice(TypedDict):
+    index: Count
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class _OpenAiTextChunk(OpenAiAnswer):
+    object: Literal["text_completion"]
+    choices: list[OpenAiTextChoice]
+
+
+class OpenAiTextChunk(_OpenAiTextChunk):
+    usage: NotRequired[TokenUsage | None]
+
+
+class OpenAiTextAnswer(_OpenAiTextChunk):
+    usage: TokenUsage
+
+
+# -- errors ------------------------------------------------------------------------------------------------------
+
+
+class OpenAiErrorFields(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAiError(TypedDict):
+    error: OpenAiErrorFields

@@ -1,0 +1,123 @@
+"""OpenAI's bodies and other routes in the API's document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from handler.protocols.base import ServerContext
+from handler.protocols.openai.answers import (
+    OpenAiChatAnswer,
+    OpenAiChatChunk,
+    OpenAiError,
+    OpenAiTextAnswer,
+    OpenAiTextChunk,
+)
+from handler.protocols.openai.completions import MAX_PROMPTS
+from handler.protocols.openai.parameters import CHAT, COMPLETIONS
+from handler.protocols.openai.tools.request import MAX_TOOLS
+from handler.protocols.openapi.description import Description
+from handler.protocols.openapi.json_schema import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Shape,
+    listing,
+    nullable,
+    parameters,
+    record,
+    ref,
+)
+from handler.protocols.openapi.operations import Operation
+
+_STREAM = {
+    "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty or an http address: the model"},
+    "stream": nullable(FLAG),
+    "stream_options": nullable(record({}, {"include_usage": nullable(FLAG)})),
+}
+_CALL = record({"function": record({}, {"name": TEXT, "arguments": TEXT})}, {"id": TEXT, "type": TEXT, "index": COUNT})
+_MESSAGE = record(
+    {"role": {"enum": ["system", "developer", "user", "assistant", "tool"]}},
+    {
+        "content": {"anyOf": [TEXT, listing({"type": "object"}), {"type": "null"}]},
+        "tool_calls": nullable(listing(_CALL)),
+    },
+)
+
+
+def _chat_request(context: ServerContext) -> Shape:
+    tool = record(
+        {
+            "type": {"const": "function"},
+            "function": record({"name": TEXT}, {"parameters": {"type": ["object", "null"]}}),
+        }
+    )
+    more = {
+        "tools": nullable(listing(tool, maxItems=MAX_TOOLS)),
+        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}, {"type": "null"}]},
+        "parallel_tool_calls": nullable(FLAG),
+    }
+    return record(
+        {"messages": listing(_MESSAGE, minItems=1)}, {**_STREAM, **parameters(CHAT.parameters, context), **more}
+    )
+
+
+def _completion_request(context: ServerContext) -> Shape:
+    ids = listing(COUNT, minItems=1)
+    several = listing({"anyOf": [TEXT, ids]}, minItems=1, maxItems=MAX_PROMPTS)
+    known = parameters(COMPLETIONS.parameters, context)
+    return record({"prompt": {"anyOf": [{**TEXT, "minLength": 1}, ids, several]}}, {**_STREAM, **known})
+
+
+_HEAD = {"id": "cmpl-0", "created": 1760000000, "model": "model", "system_fingerprint": "lmi"}
+_USED = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+_SAID = {"role": "assistant", "content": "Paris.", "refusal": None}
+
+DESCRIPTIONS: Mapping[str, Description] = {
+    "openai_chat": Description(
+        "OpenAI chat", "OpenAiChatRequest", _chat_request, OpenAiError,
+        {"model": "", "messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16},
+        OpenAiChatAnswer,
+        {**_HEAD, "object": "chat.completion", "usage": _USED,
+         "choices": [{"index": 0, "message": _SAID, "logprobs": None, "finish_reason": "stop"}]},
+        OpenAiChatChunk | OpenAiError, ("text/event-stream",),
+    ),
+    "openai_completions": Description(
+        "OpenAI completions", "OpenAiCompletionRequest", _completion_request, OpenAiError,
+        {"model": "", "prompt": "The capital of France is", "max_tokens": 8},
+        OpenAiTextAnswer,
+        {**_HEAD, "object": "text_completion", "usage": _USED,
+         "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}]},
+        OpenAiTextChunk | OpenAiError, ("text/event-stream",),
+    ),
+}  # fmt: skip
+"""By the dialect's name."""
+
+# -- other routes ------------------------------------------------------------------------------------------------
+
+_MODEL = record(
+    {"id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT},
+    {"root": TEXT, "parent": nullable(TEXT), "max_model_len": nullable(COUNT)},
+)
+_MODEL_EXAMPLE = {
+    "id": "model", "object": "model", "created": 1760000000, "owned_by": "lmi-handler", "root": "model", "parent": None,
+    "max_model_len": 8192,
+}  # fmt: skip
+_NO_MODEL = {
+    "message": "Model not found: other",
+    "type": "invalid_request_error",
+    "param": "model",
+    "code": "model_not_found",
+}
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/v1/models"): Operation(
+        "OpenAI", "The model and its adapters",
+        {200: ("application/json", record({"object": {"const": "list"}, "data": listing(_MODEL)}),
+               {"object": "list", "data": [_MODEL_EXAMPLE]})},
+    ),
+    ("GET", "/v1/models/{id}"): Operation(
+        "OpenAI", "One of them",
+        {200: ("application/json", _MODEL, _MODEL_EXAMPLE),
+         404: ("application/json", ref("OpenAiError"), {"error": _NO_MODEL})},
+    ),
+}  # fmt: skip

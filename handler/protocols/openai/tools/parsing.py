@@ -1,0 +1,240 @@
+"""Reads calls of tools out of an answer's text, as it comes; what turns out to be no call is text again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+
+class CallStart(NamedTuple):
+    """A call begins; `number` counts them from 0."""
+
+    number: int
+    name: str
+
+
+class Arguments(NamedTuple):
+    """More of the JSON text of a call's arguments."""
+
+    number: int
+    text: str
+
+
+Piece = str | CallStart | Arguments
+"""A string is text beside the calls."""
+
+
+class Parser(Protocol):
+    def feed(self, text: str) -> list[Piece]:
+        """What `text` brought to light."""
+
+    def flush(self) -> list[Piece]:
+        """What was held back, at the answer's end."""
+
+
+class NamedCall:
+    """The whole answer is the arguments of one call: a guide saw to it."""
+
+    def __init__(self, name: str) -> None:
+        self._begun: list[Piece] = [CallStart(0, name)]
+
+    def feed(self, text: str) -> list[Piece]:
+        begun, self._begun = self._begun, []
+        return [*begun, Arguments(0, text)]
+
+    def flush(self) -> list[Piece]:
+        return []
+
+
+class JsonEnd:
+    """Finds where a JSON object or list ends that comes in pieces; `depth` is how many are open already."""
+
+    _SIGNS = re.compile(r'["\\{}\[\]]')
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._quoted = False
+        self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        """The index after the end, None while it has not come."""
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            match = self._SIGNS.search(text, at)
+            if match is None:
+                return None
+            sign, at = match[0], match.end()
+            if sign == '"':
+                self._quoted = not self._quoted
+            elif sign == "\\":
+                self._escaped = self._quoted
+            elif not self._quoted:
+                self._depth += 1 if sign in "{[" else -1
+                if self._depth <= 0:
+                    return at
+        return None
+
+
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
+"""A call whose name has not ended."""
+
+_LONGEST_HEAD = 512
+"""Characters that a call's head is looked for in: tools' names have at most 64, each perhaps written as an escape."""
+
+_BETWEEN = " \t\r\n,;[]"  # what stands between calls: one format has them in a list
+
+
+class CallParser:
+    """Calls as objects with `name` and `arguments`, between marks.
+
+    Arguments are given on as they come, where the name stands before them; a call written otherwise comes whole.
+    With `inside` the answer may be calls from its first sign on. Text that is not calls after all, by its form or by
+    the answer's end, is given back as it was, marks included.
+    """
+
+    def __init__(self, begin: str = "", end: str = "", *, inside: bool = False) -> None:
+        self._begin, self._end = begin, end
+        self._held = ""
+        self._raw = ""  # what was read of a block in which no call has begun
+        self._space = ""  # after a call: shown only if text follows
+        self._count = 0
+        self._scanner = JsonEnd()
+        self._scanned = 0
+        self._read: Callable[[list[Piece]], bool] = self._calls if inside else self._text
+
+    def feed(self, text: str) -> list[Piece]:
+        self._held += text
+        pieces: list[Piece] = []
+        while self._held and self._read(pieces):
+            pass
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        if self._read in (self._text, self._calls, self._object):
+            rest, self._raw, self._held = self._raw + self._held, "", ""
+            self._show(rest, pieces)
+        return pieces
+
+    def _show(self, text: str, pieces: list[Piece]) -> None:
+        if self._count and not text.strip():
+            self._space += text
+        elif text:
+            text, self._space = self._space + text, ""
+            pieces.append(text)
+
+    # -- states: each takes of `_held` what it can; false when it needs more -------------------------------------
+
+    def _text(self, pieces: list[Piece]) -> bool:
+        before, begin, after = self._held.partition(self._begin) if self._begin else (self._held, "", "")
+        if begin:
+            self._show(before, pieces)
+            self._raw, self._held, self._read = begin, after, self._calls
+            return True
+        keep = _partial(self._held, self._begin)
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self._show(text, pieces)
+        return False
+
+    def _calls(self, pieces: list[Piece]) -> bool:
+        """Between two calls, before the first, or after the last."""
+        rest = self._held.lstrip(_BETWEEN)
+        if self._raw or not self._count:
+            self._raw += self._held[: len(self._held) - len(rest)]
+        self._held = rest
+        if not rest:
+            return False
+        if self._end and rest.startswith(self._end):
+            self._held, self._raw, self._read = rest[len(self._end) :], "", self._text
+            return True
+        if rest[0] == "{":
+            self._scanner, self._scanned, self._read = JsonEnd(), 0, self._object
+            return True
+        if self._end.startswith(rest) and self._end:
+            return False
+        return self._give_up(pieces)
+
+    def _object(self, pieces: list[Piece]) -> bool:
+        """In a call whose name is not known."""
+        head = _HEAD.match(self._held, 0, _LONGEST_HEAD) if self._scanned < _LONGEST_HEAD else None
+        if head:
+            try:
+                name = json.loads(head[1])
+            except ValueError:
+                return self._give_up(pieces)
+            self._begun(name, pieces)
+            self._held = self._held[head.end() :]
+            self._scanner, self._read = JsonEnd(), self._arguments
+            return True
+        if self._scanned <= _LONGEST_HEAD < len(self._held) and _OPEN.fullmatch(self._held, 0, _LONGEST_HEAD):
+            return self._give_up(pieces)
+        end = self._scanner.feed(self._held[self._scanned :])
+        if end is None:
+            self._scanned = len(self._held)
+            return False
+        end += self._scanned
+        call = _call(self._held[:end])
+        if call is None:  # nor is anything in it: to look would be to read nested ones again and again
+            self._raw, self._held = self._raw + self._held[:end], self._held[end:]
+            return self._give_up(pieces)
+        self._begun(call[0], pieces)
+        pieces.append(Arguments(self._count - 1, call[1]))
+        self._held, self._read = self._held[end:], self._calls
+        return True
+
+    def _begun(self, name: str, pieces: list[Piece]) -> None:
+        pieces.append(CallStart(self._count, name))
+        self._count += 1
+        self._raw = ""
+
+    def _arguments(self, pieces: list[Piece]) -> bool:
+        end = self._scanner.feed(self._held)
+        text, self._held = (self._held, "") if end is None else (self._held[:end], self._held[end:])
+        pieces.append(Arguments(self._count - 1, text))
+        if end is not None:
+            self._scanner, self._read = JsonEnd(depth=1), self._tail
+        return True
+
+    def _tail(self, pieces: list[Piece]) -> bool:
+        """From a call's arguments to its end."""
+        end = self._scanner.feed(self._held)
+        self._held = "" if end is None else self._held[end:]
+        if end is not None:
+            self._read = self._calls
+        return True
+
+    def _give_up(self, pieces: list[Piece]) -> bool:
+        """It was no call: it is text, in which others may follow."""
+        self._show(self._raw, pieces)
+        self._raw, self._read = "", self._text
+        return True
+
+
+def _partial(text: str, mark: str) -> int:
+    """Length of the longest end of `text` that may grow into `mark`."""
+    if mark[:1] not in text:
+        return 0
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-size:]):
+            return size
+    return 0
+
+
+def _call(text: str) -> tuple[str, str] | None:
+    """A whole call's name and arguments, in whatever order; None when it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    name = value.get("name")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return None
+    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

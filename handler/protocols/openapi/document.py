@@ -1,0 +1,208 @@
+"""The API as an OpenAPI 3.1 document, built from the server's routes and the dialects' tables and types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler import __version__
+from handler.protocols.base import FrontEndError, Schema, ServerContext
+from handler.protocols.lmi import openapi as lmi
+from handler.protocols.openai import openapi as openai
+from handler.protocols.openapi import operations
+from handler.protocols.openapi.description import Description
+from handler.protocols.openapi.json_schema import TEXT, Shape, components_of, ref, schema_of_type
+from handler.protocols.openapi.operations import PATH_PARAMETERS, Operation
+from handler.protocols.registry import DispatchByField
+from handler.protocols.tgi import openapi as tgi
+from handler.protocols.triton import openapi as triton
+
+_DESCRIPTION = (
+    "Every route of this server. A refusal before the first token has its real status; what breaks later ends a "
+    "stream with an error in it. Names that mean nothing are listed in the answer's header x-lmi-ignored-parameters."
+)
+_HEADERS: Shape = {
+    "x-request-id": {"description": "The request's id, the client's own where it sent one", "schema": TEXT},
+    "x-lmi-ignored-parameters": {"description": "Names in the body that meant nothing", "schema": TEXT},
+}
+_LOCKED = {"description": "No key, or a wrong one", "headers": {"www-authenticate": {"schema": TEXT}}}
+
+
+DESCRIPTIONS: Mapping[str, Description] = {
+    **lmi.DESCRIPTIONS,
+    **tgi.DESCRIPTIONS,
+    **openai.DESCRIPTIONS,
+    **triton.DESCRIPTIONS,
+}
+"""Dialect's name -> its bodies."""
+
+NOT_SERVED = frozenset({"no_dynamic_batch"})
+"""Dialects that only refuse."""
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    **operations.OPERATIONS,
+    **tgi.OPERATIONS,
+    **openai.OPERATIONS,
+    **triton.OPERATIONS,
+}
+"""Method and path -> the operation, for routes that are not for inference."""
+
+
+class DocumentedRoute(NamedTuple):
+    """A route: its path, its methods and, for inference, the dialect of its bodies."""
+
+    path: str
+    methods: Sequence[str]
+    schema: Schema | None = None
+
+
+def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locked: bool) -> dict[str, Any]:
+    """Build the document.
+
+    Args:
+        context: names what the engine does not support.
+        locked: the routes need a key, unless an operation is open.
+    """
+    paths: dict[str, Any] = {}
+    for route in routes:
+        for method in route.methods:
+            operation = _operation(route, method, locked)
+            paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
+    result: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {"schemas": components(context)},
+    }
+    if locked:
+        result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        result["security"] = [{"key": []}]
+    return result
+
+
+def components(context: ServerContext) -> dict[str, Shape]:
+    """The schemas of all bodies, by name."""
+    descriptions = DESCRIPTIONS.values()
+    types = [
+        kind for description in descriptions for kind in (description.answer, description.chunk, description.error)
+    ]
+    return {description.request: description.request_shape(context) for description in descriptions} | components_of(
+        [*types, FrontEndError]
+    )
+
+
+def _path_item(path: str) -> dict[str, Any]:
+    names = re.findall(r"\{(\w+)\}", path)
+    item: dict[str, Any] = {}
+    if names:
+        item["parameters"] = [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": TEXT,
+                "description": PATH_PARAMETERS.get(name, name),
+            }
+            for name in names
+        ]
+    return item
+
+
+def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, Any]:
+    name = re.sub(r"\W+", "_", route.path.strip("/")) or "root"
+    shared: dict[str, Any] = {"operationId": f"{method.lower()}_{name.strip('_')}"}
+    known = OPERATIONS.get((method, route.path))
+    if route.schema is not None and method == "POST":
+        operation = _inference(dialects_of(route.schema))
+    elif known is not None:
+        operation = _other(known)
+    else:
+        operation = {"summary": route.path, "tags": ["Other"], "responses": {"200": {"description": "It succeeded"}}}
+    if locked and known is not None and known.open:
+        shared["security"] = []
+    elif locked:
+        operation["responses"]["401"] = _LOCKED
+    return {**shared, **operation}
+
+
+def dialects_of(schema: Schema) -> list[Description]:
+    """List the dialects of a route's bodies."""
+    schemas = schema.dialects if isinstance(schema, DispatchByField) else (schema,)
+    return [DESCRIPTIONS[dialect.name] for dialect in schemas if dialect.name not in NOT_SERVED]
+
+
+def _streams(dialects: Sequence[Description]) -> dict[str, Any]:
+    """Map content types to the schema of each value of a stream."""
+    kinds = dict.fromkeys(kind for dialect in dialects for kind in dialect.streams)
+    return {
+        kind: {"schema": _any_of(_shapes(dialect.chunk for dialect in dialects if kind in dialect.streams))}
+        for kind in kinds
+    }
+
+
+def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
+    """Describe a route that takes any of these dialects; the first one names its tag."""
+    content = _streams(dialects)
+    if whole := [dialect for dialect in dialects if dialect.answer]:
+        content["application/json"] = {
+            "schema": _any_of(_shapes(dialect.answer for dialect in whole)),
+            "examples": {dialect.title: {"value": dialect.answer_example} for dialect in whole},
+        }
+    titles = [dialect.title for dialect in dialects]
+    return {
+        "tags": [titles[0] if titles else "Inference"],
+        "summary": f"Generate text: {', '.join(titles)}",
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": _any_of([ref(dialect.request) for dialect in dialects]),
+                    "examples": {dialect.title: {"value": dialect.example} for dialect in dialects},
+                }
+            },
+        },
+        "responses": {
+            "200": {
+                "description": "The answer; of a stream, the schema is that of each value in it",
+                "headers": _HEADERS,
+                "content": content,
+            },
+            "default": {
+                "description": "A refusal, or a failure before the first token",
+                "content": {
+                    "application/json": {"schema": _any_of(_shapes(dialect.error for dialect in dialects))},
+                    **_streams([dialect for dialect in dialects if dialect.refuses_in_frame]),
+                },
+            },
+        },
+    }
+
+
+def _shapes(kinds: Iterable[Any]) -> list[Shape]:
+    """The schemas of the types, those of a union one by one."""
+    shapes = [schema_of_type(kind) for kind in kinds]
+    return [member for shape in shapes for member in shape.get("anyOf", [shape])]
+
+
+def _any_of(shapes: Sequence[Shape]) -> Shape:
+    distinct = [shape for index, shape in enumerate(shapes) if shape not in shapes[:index]]
+    return distinct[0] if len(distinct) == 1 else {"anyOf": distinct} if distinct else {}
+
+
+def _other(known: Operation) -> dict[str, Any]:
+    operation: dict[str, Any] = {"tags": [known.tag], "summary": known.summary, "responses": {}}
+    if known.query:
+        operation["parameters"] = [
+            {"name": name, "in": "query", "schema": shape} for name, shape in known.query.items()
+        ]
+    if known.body is not None:
+        operation["requestBody"] = {"content": {"application/json": {"schema": known.body}}}
+    for status, answer in known.answers.items():
+        response: dict[str, Any] = {"description": "It succeeded" if status < 300 else "It did not"}
+        if answer is not None:
+            kind, shape, example = answer
+            response["content"] = {kind: {"schema": shape, "example": example}}
+        operation["responses"][str(status)] = response
+    return operation

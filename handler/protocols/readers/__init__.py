@@ -1,0 +1,1 @@
+"""From JSON values to ours: bodies, plain values, messages, adapters, structured output."""

@@ -1,0 +1,69 @@
+"""Read a body's bytes as strict JSON, and report its unknown names."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidPayload, NotJson
+from handler.protocols.base import ServerContext
+from handler.protocols.validation import show
+
+
+def decode(body: bytes | memoryview) -> Any:
+    """Decode strict JSON: no duplicate keys, NaN, lone surrogates, or anything after the document.
+
+    Raises:
+        NotJson: naming what is wrong, and where.
+    """
+    text = decode_text(body, "utf-8-sig")
+    if not text or text.isspace():
+        raise NotJson("the body is empty")
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        if "\\u" in text:  # only an escape can bring half a surrogate pair in
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise NotJson(f"the body is not valid JSON: {error.msg.removesuffix(' at')} at {where}") from None
+    except UnicodeEncodeError:
+        raise NotJson("the body is not valid JSON: a lone surrogate in a string") from None
+    except RecursionError:
+        raise NotJson("the body is not valid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise NotJson(f"the body is not valid JSON: {error}") from None
+    return value
+
+
+def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:
+    """Decode text.
+
+    Raises:
+        NotJson: the bytes are not valid in the encoding.
+    """
+    try:
+        return str(body, encoding)
+    except UnicodeDecodeError as error:
+        raise NotJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"the key {show(counts.most_common(1)[0][0])} stands twice")
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
+    """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse)."""
+    if names and context.refuse_unknown:
+        some = ", ".join(name[:64] for name in names[:8])
+        raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
+    return names

@@ -1,0 +1,134 @@
+"""Readers of a chat's `messages`, which several dialects share: roles, text, tool calls and their results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidPayload
+
+ROLES = ("system", "user", "assistant")
+ROLES_WITH_TOOLS = (*ROLES, "developer", "tool")
+
+MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
+
+_MEDIA = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file")
+"""Types of parts that other servers take; they are refused by name."""
+
+_READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls",)}
+"""Fields of a message beside role and content, where tools are allowed."""
+
+Message = Mapping[str, Any]
+
+
+def read_messages(value: Any, *, tools: bool = False) -> tuple[tuple[Message, ...], list[str]]:
+    """Read the messages as the tokenizer takes them, and list their unknown names.
+
+    Args:
+        tools: allow tool calls and results, as OpenAI does; `developer` means `system`, null means absent.
+
+    Raises:
+        InvalidPayload: naming the wrong message and what would be right; it quotes no content.
+    """
+    if not isinstance(value, list) or not value:
+        raise InvalidPayload("'messages' must be a non-empty list")
+    if tools:
+        _check_arguments(value)
+    messages, unknown = [], dict[str, None]()
+    for index, message in enumerate(value):
+        at = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
+        if tools:
+            message = {name: item for name, item in message.items() if item is not None}
+        read_message = _message(message, at, tools=tools)
+        messages.append(read_message)
+        read = ("role", "content", *(_READ.get(read_message["role"], ()) if tools else ()))
+        unknown |= {f"messages[].{name}": None for name in message if name not in read}
+    return tuple(messages), list(unknown)
+
+
+def _message(message: Message, at: str, *, tools: bool) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    roles = ROLES_WITH_TOOLS if tools else ROLES
+    if role not in roles:
+        raise InvalidPayload(f"{at}.role must be one of {', '.join(roles)}")
+    if not tools:
+        return {"role": role, "content": _text(content, f"{at}.content")}
+    if role == "assistant" and message.get("tool_calls"):
+        calls = _tool_calls(message["tool_calls"], f"{at}.tool_calls")
+        return {
+            "role": role,
+            "content": "" if content is None else _text(content, f"{at}.content"),
+            "tool_calls": calls,
+        }
+    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
+    if role == "tool":
+        result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
+    return result
+
+
+def _check_arguments(messages: list[Any]) -> None:
+    """Bound the JSON texts in calls: other requests wait while they are parsed."""
+    calls = [call for message in messages for call in _list(message, "tool_calls")]
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    texts = [function.get("arguments") for function in functions if isinstance(function, dict)]
+    sizes = [len(text) for text in texts if isinstance(text, str)]
+    if max(sizes, default=0) > MAX_ARGUMENTS or sum(sizes) > MAX_ALL_ARGUMENTS:
+        raise InvalidPayload(
+            f"messages[].tool_calls: the arguments of a call may have {MAX_ARGUMENTS} characters, those of all "
+            f"{MAX_ALL_ARGUMENTS}"
+        )
+
+
+def _list(message: Any, name: str) -> list[Any]:
+    value = message.get(name) if isinstance(message, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def _tool_calls(value: Any, at: str) -> list[dict[str, Any]]:
+    """Read calls as chat templates take them, with arguments as objects."""
+    if not isinstance(value, list):
+        raise InvalidPayload(f"{at} must be a list")
+    return [_tool_call(call, f"{at}[{index}]") for index, call in enumerate(value)]
+
+
+def _tool_call(call: Any, at: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidPayload(f"{at} must be an object with 'function', which has 'name' and 'arguments'")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidPayload(f"{at}.function.arguments must be the JSON text of an object")
+    id = {} if call.get("id") is None else {"id": _string(call["id"], f"{at}.id")}
+    return {**id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _string(value: Any, at: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidPayload(f"{at} must be a string")
+    return value
+
+
+def _text(content: Any, at: str) -> str:
+    """Read a string, or text parts, which LMI and vLLM join with line ends."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
+    return "\n".join([_part(part, f"{at}[{index}]") for index, part in enumerate(content)])
+
+
+def _part(part: Any, at: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        raise InvalidPayload(f"{at}: '{kind}' is not supported: the engine reads text only")
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise InvalidPayload(f"{at} must be an object with 'type': 'text' and a string 'text'")
+    return str(part["text"])

@@ -1,0 +1,186 @@
+"""TGI's, TGI_COMPAT's and MindIE's bodies, and TGI's other routes, in the API's document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.protocols.base import ServerContext
+from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
+from handler.protocols.openapi.description import Description
+from handler.protocols.openapi.json_schema import COUNT, FLAG, NUMBER, TEXT, Shape, listing, nullable, record, ref
+from handler.protocols.openapi.operations import Operation
+from handler.protocols.tgi import request
+from handler.protocols.tgi.answers import (
+    MindieAnswer,
+    MindieError,
+    MindieEvent,
+    TgiAnswer,
+    TgiError,
+    TgiEvent,
+    TgiList,
+)
+from handler.protocols.tgi.errors import UNHEALTHY
+from handler.protocols.tgi.mindie import KINDS, MAX_CHARACTERS
+from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS, Kind
+
+_TYPES: Mapping[str, Shape] = {
+    "usize": {**COUNT, "maximum": (1 << 64) - 1},
+    "u32": {**COUNT, "maximum": (1 << 32) - 1},
+    "u64": {**COUNT, "maximum": (1 << 64) - 1},
+    "i32": {"type": "integer", "maximum": (1 << 31) - 1},
+    "f32": NUMBER,
+    "a boolean": FLAG,
+    "a string": TEXT,
+    "a sequence": listing(TEXT),
+    "an object": {"type": "object"},
+}
+
+_OPEN = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+_LIMITS: Mapping[str, Shape] = {
+    "best_of": {"maximum": MAX_BEST_OF},
+    "temperature": {"exclusiveMinimum": 0},
+    "repetition_penalty": {"exclusiveMinimum": 0},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "top_k": {"minimum": 1},
+    "top_p": _OPEN,
+    "typical_p": _OPEN,
+    "max_new_tokens": {"minimum": 1},
+    "stop": {"maxItems": MAX_STOPS},
+    "truncate": {"minimum": 1},
+    "top_n_tokens": {"maximum": MAX_TOP_TOKENS},
+}
+_NOT_LIMITED = {"typical_p", "stop"}
+"""Parameters that MindIE takes without TGI's limit."""
+
+
+def _fields(kinds: Mapping[str, Kind], limits: Mapping[str, Shape], context: ServerContext) -> dict[str, Shape]:
+    fields = {}
+    for name, kind in kinds.items():
+        shape = {**_TYPES[kind.name], **limits.get(name, {})}
+        if why := context.unsupported.get(_SETS.get(name, name)):
+            shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
+        fields[name] = nullable(shape) if kind.null else shape
+    return fields
+
+
+_SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
+"""TGI's name -> the Sampling field, where they differ."""
+
+
+def _tgi_request(context: ServerContext) -> Shape:
+    known = _fields(request.PARAMETERS, _LIMITS, context)
+    return record(
+        {"inputs": {**TEXT, "minLength": 1}}, {"parameters": {"type": "object", "properties": known}, "stream": FLAG}
+    )
+
+
+def _mindie_request(context: ServerContext) -> Shape:
+    limits = {name: limit for name, limit in _LIMITS.items() if name not in _NOT_LIMITED}
+    known = _fields(KINDS, limits, context)
+    inputs = {**TEXT, "minLength": 1, "maxLength": MAX_CHARACTERS}
+    parameters: Shape = {"type": ["object", "null"], "properties": known}
+    return record({"inputs": inputs}, {"parameters": parameters, "stream": nullable(FLAG)})
+
+
+_ASKED = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
+_ANSWERED = {
+    "generated_text": " Paris.",
+    "details": {
+        "finish_reason": "length",
+        "generated_tokens": 1,
+        "seed": None,
+        "prefill": [],
+        "tokens": [{"id": 7042, "text": " Paris.", "logprob": -0.4, "special": False}],
+    },
+}
+_MINDIE_ANSWERED = {
+    "generated_text": " Paris.",
+    "details": {
+        "prompt_tokens": 5,
+        "finish_reason": "length",
+        "generated_tokens": 1,
+        "seed": None,
+        "prefill": [],
+        "tokens": [{"id": 7042, "text": " Paris.", "logprob": None, "special": None}],
+    },
+}
+_EVENTS = ("text/event-stream",)
+_COMPAT_ANSWERED = [
+    {
+        "generated_text": " Paris.",
+        "details": {
+            "finish_reason": "eos_token",
+            "generated_tokens": 2,
+            "seed": None,
+            "prefill": [],
+            "inputs": "The capital of France is",
+            "tokens": [
+                {"id": 7042, "text": " Paris.", "logprob": -0.4, "special": False},
+                {"id": 2, "text": "", "logprob": -0.1, "special": True},
+            ],
+        },
+    }
+]
+
+
+def _tgi(title: str, answer: Any, example: Any, streams: tuple[str, ...]) -> Description:
+    chunk = TgiEvent | TgiError if streams else None
+    return Description(title, "TgiGenerateRequest", _tgi_request, TgiError, _ASKED, answer, example, chunk, streams)
+
+
+DESCRIPTIONS: Mapping[str, Description] = {
+    "tgi_compat": Description(
+        "TGI_COMPAT", "LmiRequest", LMI_REQUEST, TgiError, EXAMPLE, TgiList, _COMPAT_ANSWERED, TgiEvent | TgiError,
+        _EVENTS,
+    ),
+    "tgi_compat_chat": chat_description(TgiError, TgiError, _EVENTS),
+    "tgi": _tgi("TGI", TgiList, [_ANSWERED], _EVENTS),
+    "tgi_generate": _tgi("TGI", TgiAnswer, _ANSWERED, ()),
+    "tgi_generate_stream": _tgi("TGI", None, None, _EVENTS),
+    "mindie": Description(
+        "MindIE", "MindieRequest", _mindie_request, MindieError, _ASKED, MindieAnswer, _MINDIE_ANSWERED,
+        MindieEvent | MindieError, _EVENTS,
+    ),
+}  # fmt: skip
+"""By the dialect's name."""
+
+# -- other routes ------------------------------------------------------------------------------------------------
+
+_JSON, _TEXT = "application/json", "text/plain"
+
+_UNHEALTHY = (_JSON, ref("TgiError"), UNHEALTHY)
+_INFO: Shape = record(
+    {
+        "model_id": TEXT, "model_sha": nullable(TEXT), "model_pipeline_tag": TEXT, "max_concurrent_requests": COUNT,
+        "max_best_of": COUNT, "max_stop_sequences": COUNT, "max_input_tokens": nullable(COUNT),
+        "max_total_tokens": nullable(COUNT), "validation_workers": COUNT, "max_client_batch_size": COUNT,
+        "router": TEXT, "version": TEXT,
+    },
+    {"sha": nullable(TEXT), "docker_label": nullable(TEXT)},
+)  # fmt: skip
+_INFO_EXAMPLE = {
+    "model_id": "model", "model_sha": None, "model_pipeline_tag": "text-generation", "max_concurrent_requests": 1032,
+    "max_best_of": 2, "max_stop_sequences": 4, "max_input_tokens": 8191, "max_total_tokens": 8192,
+    "validation_workers": 2, "max_client_batch_size": 256, "router": "lmi-handler", "version": "0.1.0", "sha": None,
+    "docker_label": None,
+}  # fmt: skip
+_PIECES = listing(record({"id": COUNT, "text": TEXT, "start": COUNT, "stop": COUNT}))
+_PIECES_EXAMPLE = [{"id": 28120, "text": "Hello", "start": 0, "stop": 5}]
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/info"): Operation("TGI", "What the server serves, and its limits", {200: (_JSON, _INFO, _INFO_EXAMPLE)}),
+    ("GET", "/health"): Operation(
+        "TGI", "Whether the model can serve", {200: (_TEXT, TEXT, ""), 503: _UNHEALTHY}, open=True
+    ),
+    ("POST", "/tokenize"): Operation(
+        "TGI", "A prompt's tokens, with their places in its bytes", {200: (_JSON, _PIECES, _PIECES_EXAMPLE)},
+        body={**ref("TgiGenerateRequest"), "example": {"inputs": "Hello"}},
+    ),
+    ("POST", "/chat_tokenize"): Operation(
+        "TGI", "A chat's text as the model gets it, and its tokens",
+        {200: (_JSON, record({"tokenize_response": _PIECES, "templated_text": TEXT}),
+               {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
+        body={**ref("OpenAiChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
+    ),
+}  # fmt: skip

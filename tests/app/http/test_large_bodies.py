@@ -1,0 +1,252 @@
+"""Bodies above 1 MiB: parsed in another process, within limits, while others get their tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Unavailable
+from handler.engines.base import EngineInfo
+from handler.engines.structured_output.sandbox import Sandbox
+from handler.engines.structured_output.sandbox_tasks import Work
+from handler.protocols.readers.body import decode
+from handler.protocols.validation import show
+from handler.serving import large_bodies
+from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
+from tests.servers import LiveServer, http
+from tests.stepped import Bench, ask, benches, item
+
+__all__ = ["benches"]
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def bodies() -> Iterator[LargeBodies]:
+    found = LargeBodies()
+    yield found
+    found.close()
+
+
+def read(bodies: LargeBodies, body: bytes, *, plain: bool = False) -> Any:
+    return bodies.submit(functools.partial(bodies.decode, body, plain=plain)).result(120)
+
+
+def refusal(bodies: LargeBodies, body: bytes) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        read(bodies, body)
+    return caught.value
+
+
+VALUES = {
+    "a text": {"inputs": "a" * MIB},
+    "wide characters": {"inputs": "a" * MIB + "😀é語", "é" * 100: "\n" * 100},
+    "numbers": {"x": [0, -1, 1 << 80, 0.5, 1e300], "ids": list(range(200_000)), "floats": [0.1] * 100_000},
+    "numbers and others": {"x": [[1] * 70, [True] * 70, [None] * 70, [*range(70), "a"], [], [[]]], "y": "b" * MIB},
+    "names": {f"{number:x}" * 20: {"a": number} for number in range(30_000)},
+    "the same text twice": {"x": ["c" * 100] * 2, "y": "d" * MIB, "z": "d" * MIB},
+    "no object": "e" * MIB,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_comes_back_as_it_was_sent(bodies: LargeBodies, name: str) -> None:
+    body = json.dumps(VALUES[name], ensure_ascii=False).encode()
+    found = read(bodies, body)
+    assert found == VALUES[name]
+    assert repr(found) == repr(decode(body)), "types too"
+
+
+def test_plain_text_is_a_prompt(bodies: LargeBodies) -> None:
+    assert read(bodies, b"a, " * MIB, plain=True) == {"inputs": "a, " * MIB}
+
+
+WRONG = {
+    "no end": b'{"inputs":[' + b"1," * MIB,
+    "a wrong end": b'{"inputs":"' + b"a" * MIB + b'"}]',
+    "nesting": b"[" * MIB,
+    "not UTF-8": b'{"inputs":"' + b"a" * MIB + b"\xff",
+    "spaces": b" " * MIB,
+    "half a pair": b'{"inputs":"' + b"a" * MIB + b'\\ud800"}',
+    "a key twice": b'{"a":"' + b"a" * MIB + b'","a":1}',
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_json_is_refused_in_the_same_words(bodies: LargeBodies, name: str) -> None:
+    with pytest.raises(NotJson) as expected:
+        decode(WRONG[name])
+    found = refusal(bodies, WRONG[name])
+    assert type(found) is NotJson
+    assert found.message == expected.value.message
+
+
+@pytest.mark.parametrize("depth", [400, 600, 800, 950])
+def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, depth: int) -> None:
+    """Pickling what was parsed goes deeper than parsing it."""
+    body = b'{"inputs":"' + b"a" * MIB + b'","x":' + b"[" * depth + b"]" * depth + b"}"
+    outcome = bodies.submit(functools.partial(bodies.decode, body, plain=False))
+    if isinstance(error := outcome.exception(120), NotJson):
+        assert error.message == "the body is not valid JSON: nested too deeply"
+    else:
+        assert json.dumps(outcome.result()["x"]) == "[" * depth + "]" * depth
+
+
+TOO_MUCH = {
+    "numbers": (b"[1" + b",1" * MAX_NUMBERS + b"]", f"more than {MAX_NUMBERS} numbers"),
+    "nulls": (b"[[null" + b",null" * MAX_NUMBERS + b"]]", f"more than {MAX_NUMBERS} numbers"),
+    "objects": (b"[{}" + b",{}" * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} texts"),
+    "names": (json.dumps(dict.fromkeys(map(str, range(MAX_VALUES)), 1)).encode(), f"more than {MAX_VALUES} texts"),
+    "texts": (b'["a"' + b',"a"' * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} texts"),
+    "a text": (b'{"inputs":"' + b"a" * (MAX_TEXT + 1) + b'"}', f"{MAX_TEXT + 1} characters; at most {MAX_TEXT}"),
+    "a name": (b'{"' + b"a" * (MAX_TEXT + 1) + b'":1}', f"{MAX_TEXT + 1} characters; at most {MAX_TEXT}"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_holds_too_much_is_refused_and_names_the_limit(bodies: LargeBodies, name: str) -> None:
+    body, message = TOO_MUCH[name]
+    found = refusal(bodies, body)
+    assert type(found) is TooLarge
+    assert found.status == 413
+    assert message in found.message
+
+
+def test_as_much_as_may_be_is_read(bodies: LargeBodies) -> None:
+    value = {"ids": [1] * MAX_NUMBERS, "texts": ["a"] * (MAX_VALUES - 5)}
+    assert read(bodies, json.dumps(value).encode()) == value
+
+
+def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
+    bodies: LargeBodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b'{"inputs":"' + b"a" * MIB + b'"}'
+    read(bodies, body)
+    pid = bodies.pid
+    with monkeypatch.context() as patch:
+        patch.setattr(large_bodies, "_MEMORY", 0)
+        patch.setattr(large_bodies, "_MEMORY_FACTOR", 2)
+        found = refusal(bodies, body)
+        assert (found.status, found.message) == (413, "the body needs more than 2 MiB to be read")
+    with monkeypatch.context() as patch:
+        patch.setattr(large_bodies, "SECONDS", 0.05)
+        found = refusal(bodies, b"[{}" + b",{}" * (2 * MIB) + b"]")
+        assert (found.status, found.message) == (
+            413,
+            "the body needs more than 0.05 s to be read, or breaks what reads it",
+        )
+    assert read(bodies, body) == json.loads(body)
+    assert bodies.pid == pid, "one copy of the process was lost, not the process"
+
+
+def deadly() -> Work:
+    """What reads bodies, and ends with its process over one that says so."""
+
+    def work(plain: bool, data: memoryview) -> Iterator[Any]:
+        if bytes(data[:4]) == b"die ":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(10)
+        yield from large_bodies._read(plain, data)
+
+    return work
+
+
+def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBodies) -> None:
+    fragile = LargeBodies()
+    fragile._process = Sandbox(deadly, large_bodies._PURPOSE)
+    try:
+        body = b'{"inputs":"' + b"a" * MIB + b'"}'
+        read(fragile, body)
+        first = fragile.pid
+        found = refusal(fragile, b"die " * MIB)
+        assert (type(found), found.status) == (Unavailable, 503)
+        assert "the process where large request bodies are read has ended" in found.message
+        assert read(fragile, body) == json.loads(body)
+        assert fragile.pid != first
+    finally:
+        fragile.close()
+
+
+def test_only_so_many_wait(bodies: LargeBodies) -> None:
+    waiting = [bodies.submit(time.sleep, 0.1) for _ in range(MAX_WAITING)]
+    with pytest.raises(Overloaded, match=f"{MAX_WAITING} large request bodies are being read"):
+        bodies.submit(time.sleep, 0.1)
+    for future in waiting:
+        future.result(60)
+    bodies.submit(time.sleep, 0.0).result(60)
+
+
+def test_a_value_is_shown_without_being_written_whole() -> None:
+    for value in ({"a": [1, None, "é"]}, "x" * 78, "x" * 79, "x" * 200, [], ["é" * 100], 1e300, list(range(100))):
+        text = json.dumps(value, ensure_ascii=False)
+        assert show(value) == (text if len(text) <= 80 else text[:77] + "...")
+    began = time.thread_time()
+    assert len(show([[1] * MAX_NUMBERS] * 10)) == 80
+    assert time.thread_time() - began < 0.1, "seconds"
+
+
+# -- under DJL ---------------------------------------------------------------------------------------------------
+
+
+def stepped() -> Bench:
+    return Bench(info=EngineInfo("scripted", "1", "none", "none", 1 << 20))
+
+
+def test_djls_steps_do_not_wait_for_a_large_body() -> None:
+    bench = stepped()
+    refused = b'{"inputs":"a","x":[1' + b",1" * MAX_NUMBERS + b"]}"
+    first = bench.step(ask("a b c d", 1_000_000, stream=True), refused)
+    assert [piece.last for piece in first] == [False, False]
+    tokens = 0
+    deadline = time.monotonic() + 120
+    while not (pieces := bench.step())[1].last:
+        tokens += bool(pieces[0].data)
+        assert time.monotonic() < deadline
+    assert tokens >= 3, "the neighbour's went on"
+    assert f"more than {MAX_NUMBERS} numbers" in pieces[1].data.decode()
+    assert bench.batch.num_requests == 1
+
+
+def test_a_large_body_is_answered_and_refused_in_its_dialect_under_djl() -> None:
+    bench = stepped()
+    bodies = bench.finish(bench.step(ask("e f g h", 2, x="x" * MIB), {"prompt": "a", "max_tokens": "x" * MIB}))
+    assert json.loads(bodies[0])["generated_text"] == " g h"
+    assert json.loads(bodies[1])["error"]["type"] == "invalid_request_error"
+
+
+def test_a_large_body_that_java_forgets_is_forgotten() -> None:
+    bench = stepped()
+    (piece,) = bench.step(b'{"inputs":"' + b"a" * MIB + b'"}')
+    bench.batch.reset()
+    assert piece.task.finished
+    assert bench.dynamic(60).run([item(ask("a b", 1))])[0].take()
+    assert piece.task.take() == b""
+
+
+# -- over HTTP ---------------------------------------------------------------------------------------------------
+
+
+def send(server: LiveServer, body: bytes, path: str = "/invocations") -> httpx.Response:
+    headers = {"content-type": "application/json"}
+    return http.post(server.url + path, content=body, headers=headers, timeout=120)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v2/models/model/generate", "/tokenize"])
+def test_each_dialect_says_no_in_its_own_form(echo_server: LiveServer, path: str) -> None:
+    found = send(echo_server, b'{"inputs":["a"' + b',"a"' * (3 * MAX_VALUES) + b"]}", path)
+    assert found.status_code in (400, 413)
+    assert f"more than {MAX_VALUES} texts" in found.text
+
+
+def test_a_long_prompt_is_served(echo_server: LiveServer) -> None:
+    text = "word " * (LARGE // 4)
+    found = echo_server.post({"inputs": text, "parameters": {"max_new_tokens": 2, "return_full_text": True}})
+    assert found.json() == {"generated_text": text + " word word"}

@@ -1,0 +1,305 @@
+"""Limits on a connection: how long and how large a head may be, what follows a refusal, and what ends it early."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from handler.http import protocol
+from handler.http.protocol import CHUNK, WHOLE
+from tests.app.http.connection import Connection, answer, connected, exchange, mirror
+from tests.app.http.test_upgrade import bodies
+
+CHUNKED = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+GET = b"GET /b HTTP/1.1\r\n\r\n"
+GARBAGE = b"\x00\xff no HTTP\r\n\r\n"
+
+
+async def _late(scope: Any, receive: Any, send: Any) -> None:
+    await asyncio.sleep(0.6)
+    await answer(send, b"ok")
+
+
+async def _early(scope: Any, receive: Any, send: Any) -> None:
+    """Answer before the body has come."""
+    await answer(send, b"no", 401)
+
+
+def _status(data: bytes) -> bytes:
+    return data[9:12]
+
+
+# -- time --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:"])
+def test_a_head_that_does_not_come_ends_the_connection(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    assert asyncio.run(exchange(mirror, [sent])) == b""
+
+
+def test_an_answer_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    found = asyncio.run(exchange(_late, [b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"]))
+    assert found.startswith(b"HTTP/1.1 200 OK")
+    assert found.endswith(b"ok")
+
+
+@pytest.mark.parametrize(("first", "drip"), [(b"\r\n", b"\r\n"), (b"GET /", b"x")])
+def test_a_drip_between_requests_does_not_keep_the_connection(
+    monkeypatch: pytest.MonkeyPatch, first: bytes, drip: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+
+    async def story() -> None:
+        async with connected(mirror) as connection:
+            connection.protocol.timeout_keep_alive = 0.5
+            connection.receive(GET)
+            await connection.read_until(b"GET /b  ")
+            connection.receive(first)
+            await _drip(connection, drip)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("head", [b"POST / HTTP/1.1\r\nContent-Length: 10000\r\n\r\n", CHUNKED + b"T: "])
+def test_a_drip_after_an_early_answer_is_closed_within_5_s(head: bytes) -> None:
+    async def story() -> None:
+        async with connected(_early) as connection:
+            connection.receive(head)
+            await connection.read_until(b"no")
+            began = time.monotonic()
+            await _drip(connection, b"x")
+            assert time.monotonic() - began < 5
+
+    asyncio.run(story())
+
+
+async def _drip(connection: Connection, byte: bytes) -> None:
+    """Until the server closes the connection, which it may have ended on its side before."""
+    deadline = time.monotonic() + 10
+    while not connection.protocol.transport.is_closing():
+        assert time.monotonic() < deadline
+        connection.writer.write(byte)
+        await asyncio.sleep(0.1)
+    assert await connection.read_all() == b""
+
+
+def test_a_body_that_ends_after_its_early_answer_leaves_the_connection_usable() -> None:
+    async def story() -> None:
+        async with connected(_early) as connection:
+            for _ in range(2):
+                connection.receive(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
+                assert b"connection: close" not in await connection.read_until(b"no")
+                connection.receive(b"abc")
+
+    asyncio.run(story())
+
+
+# -- size --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", [b"a: b\r\n", b"a: " + b"b" * 1000 + b"\r\n", b"a: " + b"b" * 100_000])
+@pytest.mark.parametrize("packet", [1 << 12, 1 << 18])
+@pytest.mark.parametrize("before", [b"GET / HTTP/1.1\r\n", CHUNKED], ids=["headers", "trailers"])
+def test_endless_heads_and_trailers_are_431(before: bytes, packet: int, field: bytes) -> None:
+    data = before + field * (400_000 // len(field))
+    parts = [data[start : start + packet] for start in range(0, len(data), packet)]
+    found = asyncio.run(exchange(mirror, parts))
+    assert _status(found) == b"431"
+    assert b"connection: close" in found
+
+
+@pytest.mark.parametrize("before", [b"GET / HTTP/1.1\r\n", CHUNKED], ids=["headers", "trailers"])
+def test_heads_and_trailers_up_to_the_limit_are_read(before: bytes) -> None:
+    field = b"a: " + b"b" * 60_000 + b"\r\n"
+    found = asyncio.run(exchange(mirror, [b"\r\n", before + field + b"\r\n" + GET], b"GET /b  "))
+    assert found.count(b" 200 OK") == 2
+
+
+def test_a_large_body_is_not_taken_for_a_head() -> None:
+    body = b"x" * 1_000_000
+    small = b"".join(b"1\r\nx\r\n" for _ in range(100_000))
+    request = b"POST /a HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    chunked = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + small + b"0\r\nT: x\r\n\r\n"
+    found = asyncio.run(exchange(mirror, [request + chunked + GET], b"GET /b  "))
+    assert [len(body) for body in bodies(found)] == [1_000_023, 100_026, 8]
+
+
+def test_a_chunk_extension_has_the_limit_too() -> None:
+    request = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3;" + b"x" * 300_000
+    assert _status(asyncio.run(exchange(mirror, [request]))) == b"431"
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_trailers_are_no_headers(size: int) -> None:
+    request = CHUNKED + b"Authorization: Bearer one\r\nX-Request-Id: x\r\n\r\n"
+    parts = [request[start : start + size] for start in range(0, len(request), size)]
+    assert bodies(asyncio.run(exchange(mirror, parts, b"abc"))) == [b"POST /a transfer-encoding abc"]
+
+
+# -- what cannot be parsed ---------------------------------------------------------------------------------------
+
+
+def _app(log: list[str]) -> Any:
+    """/a streams three chunks, a tenth of a second each; others are mirrored. Disconnects are noted."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/a":
+            return await mirror(scope, receive, send)
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            log.append("gone")
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            assert scope["extensions"][CHUNK](b"abc")
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+STREAM = b"3\r\nabc\r\n" * 3 + b"0\r\n\r\n"
+POST_A = b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nab"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5])
+def test_garbage_after_pipelined_requests_leaves_their_answers_whole(
+    caplog: pytest.LogCaptureFixture, cut: int
+) -> None:
+    """The last answer says that the bytes after it are none."""
+    parts = [POST_A + GET + GARBAGE[:cut], GARBAGE[cut:]]
+    first, _, rest = asyncio.run(exchange(_app([]), [part for part in parts if part])).partition(STREAM)
+    assert _status(first) == b"200"
+    second, third = rest.split(b"GET /b  ")
+    assert (_status(second), _status(third)) == (b"200", b"400")
+    assert b"connection: close" in third
+    assert "Exception" not in caplog.text
+
+
+def test_garbage_during_a_stream_does_not_get_into_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with connected(_app([])) as connection:
+            connection.receive(POST_A)
+            await connection.read_until(b"abc\r\n")
+            connection.receive(GARBAGE)
+            found = await connection.read_all()
+            assert found.startswith(STREAM[8:] + b"HTTP/1.1 400 ")
+
+    asyncio.run(story())
+    assert "Exception" not in caplog.text
+
+
+@pytest.mark.parametrize("before", [b"", POST_A])
+def test_garbage_in_a_body_refuses_its_request_alone(before: bytes) -> None:
+    log: list[str] = []
+    found = asyncio.run(exchange(_app(log), [before, CHUNKED[:-3] + GARBAGE + GET]))
+    answered = found.partition(STREAM)[2] if before else found
+    assert (_status(answered), answered.count(b"HTTP/1.1")) == (b"400", 1)
+    assert log == ([] if before else ["gone"])
+
+
+def test_garbage_in_a_body_that_has_its_answer_gets_no_second_one() -> None:
+    async def story() -> None:
+        async with connected(_early) as connection:
+            connection.receive(CHUNKED[:-3])
+            await connection.read_until(b"no")
+            connection.receive(GARBAGE)
+            assert await connection.read_all() == b""
+
+    asyncio.run(story())
+
+
+def test_a_client_that_goes_away_is_heard_by_the_request_that_is_answered() -> None:
+    """Also where another one waits behind it."""
+
+    async def story() -> None:
+        gone = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+
+        async with connected(app) as connection:
+            connection.receive(GET + GET)
+            await asyncio.sleep(0)
+            connection.protocol.transport.abort()
+            await asyncio.wait_for(gone.wait(), 5)
+
+    asyncio.run(story())
+
+
+# -- a client that ends its own side -----------------------------------------------------------------------------
+
+
+async def _half_closed(app: Any, *parts: bytes) -> bytes:
+    async with connected(app) as connection:
+        for part in parts:
+            connection.writer.write(part)
+            await asyncio.sleep(0.05)
+        connection.writer.write_eof()
+        return await connection.read_all()
+
+
+@pytest.mark.parametrize("after", [b"", GARBAGE, b"POST /c HTTP/1.1\r\nContent-Length: 9\r\n\r\nab", b"GET"])
+def test_a_half_closed_client_gets_its_stream(after: bytes) -> None:
+    found = asyncio.run(_half_closed(_app([]), POST_A + after))
+    assert found.partition(b"\r\n\r\n")[2].startswith(STREAM)
+    assert found.count(b"HTTP/1.1") == 1 + (after == GARBAGE)
+
+
+def test_a_half_closed_client_gets_what_it_asked_for_in_order() -> None:
+    found = asyncio.run(_half_closed(_app([]), POST_A + GET + POST_A))
+    first, second, third = (part for part in found.split(b"HTTP/1.1 200 OK\r\n") if part)
+    assert (first.endswith(STREAM), second.endswith(b"GET /b  "), third.endswith(STREAM)) == (True, True, True)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_for_a_whole_answer_it_counts_as_gone(when: str) -> None:
+    log: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if when == "after":
+            await asyncio.sleep(0.3)  # the application learns what is asked for
+        scope["extensions"][WHOLE]()
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        log.append(message["type"])
+
+    assert asyncio.run(_half_closed(app, GET)) == b""
+    assert log == ["http.disconnect"]
+
+
+def test_a_body_that_ends_early_is_a_client_that_is_gone() -> None:
+    log: list[str] = []
+    assert asyncio.run(_half_closed(_app(log), POST_A[:-1])) == b""
+    assert log == ["gone"]
+
+
+def test_a_client_that_closed_behind_its_request_is_noticed_by_a_write() -> None:
+    async def story() -> None:
+        written = 0
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal written
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while written < 1000 and scope["extensions"][CHUNK](b"abc"):
+                written += 1
+                await asyncio.sleep(0.01)
+            done.set()
+
+        done = asyncio.Event()
+        async with connected(app) as connection:
+            connection.writer.write(GET)
+            await asyncio.sleep(0.05)
+            connection.writer.close()
+            await asyncio.wait_for(done.wait(), 15)
+        assert written < 50
+
+    asyncio.run(story())

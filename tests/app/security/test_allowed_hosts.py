@@ -1,0 +1,118 @@
+"""DNS rebinding: without keys and on loopback, only requests whose Host header names this machine are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from handler.core.errors import ConfigError
+from handler.http.security.access import Access, read_access
+from handler.http.security.allowed_hosts import AllowedHosts
+from tests.app.server import serve
+from tests.servers import LiveServer, http, raw
+
+OWN = [
+    "", "localhost", "localhost:8080", "LocalHost:1", "127.0.0.1", "127.0.0.1:8080", "127.8.9.10:80", "[::1]",
+    "[::1]:8080", "localhost:", "localhost.:80",
+]  # fmt: skip
+FOREIGN = [
+    "evil.example", "evil.example:8080", "localhost.evil.example", "evil.localhost.example", "10.0.0.1", "[::2]:80",
+    "128.0.0.1", "127.0.0.1.evil.example", "2130706433", "0.0.0.0", "localhost@evil.example", "localhost:80:80",
+    "[::1", "a b", ":80", "\u00e9",
+]  # fmt: skip
+
+
+def hosts(*allowed: str, keys: tuple[str, ...] = (), host: str = "127.0.0.1", at: str = "127.0.0.1") -> AllowedHosts:
+    return AllowedHosts.of(Access(keys=keys, hosts=frozenset(allowed)), host, at)
+
+
+@pytest.mark.parametrize("header", OWN)
+@pytest.mark.parametrize("at", ["127.0.0.1", "127.0.1.1", "::1"])
+def test_names_of_this_machine(at: str, header: str) -> None:
+    assert hosts(at=at).admits(header)
+
+
+@pytest.mark.parametrize("header", FOREIGN)
+@pytest.mark.parametrize("at", ["127.0.0.1", "127.0.1.1", "::1"])
+def test_other_names(at: str, header: str) -> None:
+    assert not hosts(at=at).admits(header)
+
+
+def test_the_host_that_it_was_told_to_listen_on() -> None:
+    assert hosts(host="MyMachine", at="127.0.1.1").admits("mymachine:8080")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [hosts("*"), hosts(keys=("one",)), hosts(at="0.0.0.0", host="0.0.0.0"), hosts(at="::"), hosts(at="10.0.0.1")],
+)
+def test_where_any_is_served(other: AllowedHosts) -> None:
+    """A rebound page knows no key; a container, which listens on all addresses, has names that it cannot know."""
+    assert all(other.admits(header) for header in OWN + FOREIGN)
+
+
+@pytest.mark.parametrize(("keys", "at"), [((), "127.0.0.1"), (("one",), "127.0.0.1"), ((), "0.0.0.0")])
+def test_those_that_are_named_are_served_beside(keys: tuple[str, ...], at: str) -> None:
+    """Naming some says that others are not wanted, wherever it listens."""
+    some = hosts("a.example", "10.0.0.1", "fe80::1", keys=keys, at=at)
+    assert all(some.admits(header) for header in [*OWN, "A.example", "a.example:80", "10.0.0.1:80", "[fe80::1]:80"])
+    assert not any(some.admits(header) for header in ["b.a.example", "b.example", "10.0.0.2"])
+
+
+@pytest.mark.parametrize("header", ["evil.example:8080", "evil.example", "[fe80::1]:80", "[fe80::1]"])
+def test_the_refusal_names_the_option_that_would_serve_it(header: str) -> None:
+    option, name = AllowedHosts.refusal(header).split()[-2:]
+    assert option == "--allow-host"
+    assert hosts(*read_access(hosts=[name], environ={}).hosts).admits(header)
+
+
+def test_what_the_command_line_takes() -> None:
+    assert read_access(hosts=["A.example", "[::2]", "*", "10.0.0.1"], environ={}).hosts == {
+        "a.example", "::2", "*", "10.0.0.1"
+    }  # fmt: skip
+    for wrong in ("", "http://a.example", "a.example:80", "a.example/x", "a b", "*.example"):
+        with pytest.raises(ConfigError, match="--allow-host"):
+            read_access(hosts=[wrong], environ={})
+
+
+# -- the server --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serve("--engine", "echo", "--allow-host", "models.example") as server:
+        yield server
+
+
+def ask(server: LiveServer, host: str | None, path: str = "/ping", method: str = "GET") -> bytes:
+    line = "" if host is None else f"Host: {host}\r\n"
+    return raw(server, f"{method} {path} HTTP/1.1\r\n{line}Connection: close\r\n\r\n".encode(), until=b"never")
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "[::1]:8080", "", None])
+def test_local_requests_are_answered_also_through_a_forwarded_port(echo_server: LiveServer, host: str | None) -> None:
+    assert ask(echo_server, host)[9:12] == b"200"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/ping"), ("POST", "/invocations"), ("GET", "/"), ("OPTIONS", "/invocations"), ("GET", "/x")],
+)
+def test_a_rebound_page_is_told_no_on_every_route(echo_server: LiveServer, method: str, path: str) -> None:
+    found = ask(echo_server, "evil.example:8080", path, method)
+    assert found[9:12] == b"403"
+    assert b"--allow-host evil.example" in found
+    assert b'"type":"ForbiddenException"' in found
+
+
+def test_a_host_that_is_allowed_is_answered(server: LiveServer) -> None:
+    assert [ask(server, host)[9:12] for host in ("models.example", "localhost", "other.example")] == [
+        b"200", b"200", b"403"
+    ]  # fmt: skip
+
+
+def test_all_addresses_are_unaffected() -> None:
+    with serve("--engine", "echo", "--host", "0.0.0.0") as server:
+        found = http.get(f"http://127.0.0.1:{server.port}/ping", headers={"host": "container.internal"})
+        assert found.status_code == 200

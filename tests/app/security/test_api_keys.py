@@ -1,0 +1,241 @@
+"""API keys: who is let in, what the others are told, and that no key is written anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from handler.http.asgi import Endpoint
+from handler.http.routes.pages import ASSETS
+from handler.http.security.api_keys import ApiKeys, Keys
+from handler.protocols.registry import SCHEMAS
+from tests.app.server import serve
+from tests.servers import LiveServer, http, wait_for
+
+ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
+NAMED = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[LiveServer]:
+    """Keys from both sources."""
+    with serve("--engine", "echo", "--api-key", "fromflag", env={"LMI_API_KEY": "one, two"}) as server:
+        yield server
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "let_in"),
+    [
+        ("Bearer one", True),
+        ("bearer two", True),
+        ("  Bearer   one ", True),
+        ("", False),
+        ("Bearer", False),
+        ("Bearer ", False),
+        ("one", False),
+        ("Basic one", False),
+        ("Bearer onee", False),
+        ("Bearer on", False),
+        ("Bearer ONE", False),
+        ("Bearer one two", False),
+        ("Bearer one,two", False),
+        ("Bearer \u00e9", False),
+        ("Bearer \udc80", False),
+    ],
+)
+def test_admission(header: str, let_in: bool) -> None:
+    assert Keys(["one", "two"]).admit(header) is let_in
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests of one length, all of them, also after one that fits."""
+    compared: list[tuple[bytes, bytes]] = []
+    real = hmac.compare_digest
+
+    def compare(given: bytes, known: bytes) -> bool:
+        compared.append((given, known))
+        return real(given, known)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert Keys(["one", "two", "three"]).admit("Bearer one")
+    given = hashlib.sha256(b"one").digest()
+    assert compared == [(given, hashlib.sha256(key).digest()) for key in (b"one", b"two", b"three")]
+
+
+# -- routes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["one", "two", "fromflag"])
+def test_a_key_opens_the_server(locked: LiveServer, key: str) -> None:
+    assert locked.post(ASK, headers=bearer(key)).json() == {"generated_text": " a b a"}
+    assert http.get(locked.url + "/models", headers=bearer(key)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/ping", "/", "/docs", *ASSETS])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_what_is_open(locked: LiveServer, method: str, path: str) -> None:
+    assert http.request(method, locked.url + path).status_code == 200
+    assert http.request(method, locked.url + path, headers=bearer("wrong")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/invocations"),
+        ("POST", "/predictions/model"),
+        ("POST", "/models/model/invoke"),
+        ("GET", "/models"),
+        ("GET", "/models/other"),
+        ("GET", "/metrics"),
+        ("GET", "/adapters"),
+        ("POST", "/models/model/adapters"),
+        ("GET", "/api-doc/openapi.json"),
+        ("GET", "/invocations"),
+        ("DELETE", "/ping"),
+        ("POST", "/docs"),
+        ("OPTIONS", "/invocations"),
+    ],
+)
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"authorization": "one"}])
+def test_everything_else_is_locked(locked: LiveServer, method: str, path: str, headers: dict[str, str]) -> None:
+    """Authenticate before reading the body and checking the method, as TGI 3.3.7 does (GET /generate: 401)."""
+    found = http.request(method, locked.url + path, headers=headers)
+    assert (found.status_code, found.headers["www-authenticate"]) == (401, "Bearer")
+    assert found.json() == {
+        "code": 401,
+        "type": "UnauthorizedException",
+        "message": "this server wants a key: send the header Authorization: Bearer KEY",
+        "error": "this server wants a key: send the header Authorization: Bearer KEY",
+    }
+    assert found.headers["x-request-id"]
+
+
+def test_every_route_that_there_is_needs_a_key(locked: LiveServer) -> None:
+    """Also one that is added later: the document lists them all."""
+    api = http.get(locked.url + "/api-doc/openapi.json", headers=bearer("one")).json()
+    tried = 0
+    for path, item in api["paths"].items():
+        for method in item.keys() - {"parameters"}:
+            is_open = item[method].get("security") == []
+            where = path.replace("{", "").replace("}", "")
+            found = http.request(method, locked.url + where)
+            assert (found.status_code == 401) is not is_open, (method, path)
+            assert is_open or found.headers["www-authenticate"] == "Bearer"
+            tried += 1
+    assert tried > 20
+
+
+async def _hello(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("it was let in")
+
+
+def test_a_route_of_any_kind_is_locked() -> None:
+    """Not only those that are made of our Endpoint; and one takes over the form of those under the same name."""
+    other = Endpoint({"POST": _hello}, refused=SCHEMAS["tgi_compat"].refused)
+    routes = [Route("/v9/plain", _Plain()), Route("/v9/generate", other), Route("/alone", _Plain())]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    gate = ApiKeys(["k"], [])
+    for path, form in (("/v9/plain", b'"error_type"'), ("/alone", b'"UnauthorizedException"')):
+        scope = {"type": "http", "method": "GET", "path": path, "headers_by_name": {}, "request_id": "1"}
+        assert not gate.admits(scope)
+        assert asyncio.run(gate.refuse(scope, send, routes))
+        assert (sent[-2]["status"], form in sent[-1]["body"]) == (401, True)
+    scope["path"] = "/nowhere"
+    assert not asyncio.run(gate.refuse(scope, send, routes))
+
+
+class _Plain:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await _hello(scope, receive, send)
+
+
+def test_a_path_that_is_not_there_is_404_for_anyone(locked: LiveServer) -> None:
+    assert http.get(locked.url + "/nowhere").status_code == 404
+
+
+def test_the_body_is_not_waited_for(locked: LiveServer) -> None:
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=5) as connection:
+        connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+
+
+def test_a_named_route_is_no_way_around(locked: LiveServer) -> None:
+    for route in ("/ping", "/nowhere", "/predictions/model", "/"):
+        assert locked.post(ASK, headers={NAMED: f"route={route}"}).status_code == 401
+    assert locked.post(ASK, headers={NAMED: "route=/nowhere", **bearer("one")}).status_code == 424
+
+
+def test_the_dialect_says_it_in_its_own_form() -> None:
+    with serve("--engine", "echo", "-o", "option.tgi_compat=true", env={"LMI_API_KEY": "k"}) as server:
+        assert server.post(ASK).json() == {
+            "error": "this server wants a key: send the header Authorization: Bearer KEY",
+            "error_type": "authentication",
+            "code": 401,
+        }
+        assert server.post({**ASK, "stream": True}, headers=bearer("k")).status_code == 200
+
+
+def test_openai_is_told_as_it_knows(locked: LiveServer) -> None:
+    found = locked.post({"messages": []}, "/v1/chat/completions")
+    assert (found.status_code, found.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_refusals_are_counted(locked: LiveServer) -> None:
+    def refused() -> Any:
+        text = http.get(locked.url + "/metrics", headers=bearer("one")).text
+        return next(line for line in text.splitlines() if line.startswith('lmi_requests_total{outcome="refused"}'))
+
+    before = float(refused().split()[1])
+    locked.post(ASK, headers={"x-request-id": "locked-out"})
+    assert float(refused().split()[1]) == before + 1
+    wait_for(lambda: "id=locked-out outcome=refused" in locked.log, 5, "no log line")
+
+
+# -- secrecy -----------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_written_nowhere(tmp_path: Path) -> None:
+    """Not in the log, nor in an answer, nor in what a model.py gets."""
+    (tmp_path / "model.py").write_text(
+        "import json, os\n"
+        "from handler.formatters import input_formatter\n"
+        "@input_formatter\n"
+        "def read(item):\n"
+        "    seen = json.dumps([dict(item.properties), dict(os.environ)])\n"
+        "    return {'inputs': seen if 'secret' in seen else 'nothing'}\n"
+    )
+    (tmp_path / "serving.properties").write_text("option.llm_engine=echo\n")
+    env = {"LMI_API_KEY": "secret-one,secret-two"}
+    with serve("--properties", str(tmp_path / "serving.properties"), env=env) as server:
+        found = server.post(ASK, headers=bearer("secret-two"))
+        assert found.json()["generated_text"].startswith(" nothing")
+        refused = server.post(ASK, headers=bearer("secret-three"))
+        assert "secret" not in found.text + refused.text + json.dumps(
+            [*found.headers.items(), *refused.headers.items()]
+        )
+    assert "secret" not in server.log
+
+
+def test_a_server_without_keys_is_open(echo_server: LiveServer) -> None:
+    assert echo_server.post(ASK, headers=bearer("anything")).status_code == 200
+    assert "security" not in http.get(echo_server.url + "/api-doc/openapi.json").json()

@@ -1,0 +1,217 @@
+"""A server's adapters where its engine refuses them: in its own words, at the start and later."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from handler.config.loader import load_config
+from handler.core.errors import AdapterFailed, ConfigError, Unavailable
+from handler.core.values import Adapter
+from handler.engines.echo import Echo
+from handler.engines.process.supervisor import State
+from handler.scheduler.lora import registry
+from handler.scheduler.lora.registry import AdapterHome
+from handler.serving.loading import adapter_home, engine_spec
+from handler.serving.model import ServedModel
+from tests.adapter_files import write_adapter
+from tests.services import load_echo
+
+
+@asynccontextmanager
+async def service(directory: Path, states: list[State] | None = None) -> AsyncIterator[ServedModel]:
+    made = await load_echo("option.enable_lora=true", directory=directory)
+    made.start((states if states is not None else []).append)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(engine: Echo, adapter: Adapter) -> None:
+        raise ValueError(f"{adapter.name} has rank 64, at most 16 are possible")
+
+    monkeypatch.setattr(Echo, "load_adapter", refuse)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_one_beside_the_model_that_the_engine_refuses_closes_the_server_with_its_words(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapters" / "big")
+    states: list[State] = []
+
+    async def run() -> None:
+        async with service(tmp_path, states) as made:
+            with pytest.raises(
+                ConfigError, match=r"the adapter big cannot be used: .*ValueError: big has rank 64, at most 16"
+            ):
+                await asyncio.wait_for(asyncio.shield(made.opened), 5)
+            assert not made.healthy
+            while State.CLOSED not in states:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert State.READY not in states
+
+
+@pytest.mark.usefixtures("refusing")
+def test_one_that_the_engine_refuses_is_not_registered(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "big")
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            await asyncio.wait_for(made.opened, 5)
+            for _ in range(2):  # the name is free again
+                with pytest.raises(AdapterFailed, match="could not load the adapter big: ValueError: big has rank"):
+                    await made.register_adapter("big", str(path), preload=True)
+            assert made.adapters.find("big") is None
+            await made.register_adapter("big", str(path), preload=False)
+            earlier = made.adapters.find("big")
+            with pytest.raises(AdapterFailed, match="rank 64"):
+                await made.update_adapter("big", None, preload=True)
+            assert made.adapters.find("big") == earlier
+
+    asyncio.run(run())
+
+
+def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(tmp_path / "adapters" / "slow")
+    go = threading.Event()
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+    states: list[State] = []
+
+    async def run() -> None:
+        async with service(tmp_path, states) as made:
+            await asyncio.sleep(0.3)
+            assert (made.state, made.healthy, states) == ("loading", False, [State.LOADING])
+            go.set()
+            await asyncio.wait_for(made.opened, 5)
+            await asyncio.sleep(0)
+            assert (made.state, made.healthy, states) == ("ready", True, [State.LOADING, State.READY])
+            assert made.adapters.find("slow") is not None
+
+    asyncio.run(run())
+
+
+def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_adapter(tmp_path / "slow")
+    go = threading.Event()
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            await asyncio.wait_for(made.opened, 5)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(made.register_adapter("slow", str(path), preload=True), 0.2)
+            assert made.adapters.find("slow") is None
+            go.set()
+            while made.adapters.find("slow") is None:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(30)
+def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, go = write_adapter(tmp_path / "good"), threading.Event()
+    look = registry.adapter_path
+
+    def hang(src: str, base: Path | None) -> Path:
+        if src == "hung":
+            go.wait()
+        return look(src, base)
+
+    monkeypatch.setattr(registry, "adapter_path", hang)
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            await asyncio.wait_for(made.opened, 5)
+            hung = asyncio.ensure_future(made.register_adapter("hung", "hung", preload=True))
+            settled = await asyncio.wait_for(made.register_adapter("good", str(path), preload=True), 5)
+            assert (settled.adapter.name, settled.number) == ("good", 1)
+            hung.cancel()
+
+    try:
+        asyncio.run(run())  # which joins the threads of the loop's executor
+        (thread,) = [one for one in threading.enumerate() if one.name == "blocking-call"]
+        assert thread.daemon  # nor does the interpreter's end wait for it
+    finally:
+        go.set()
+
+
+def test_none_is_registered_before_those_beside_the_model_nor_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_adapter(tmp_path / "adapters" / "slow")
+    go = threading.Event()
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            with pytest.raises(Unavailable, match="not ready"):
+                await made.register_adapter("early", str(path), preload=False)
+            go.set()
+            await asyncio.wait_for(made.opened, 5)
+            assert made.adapters.get("slow").number == 1
+            made.drain()
+            with pytest.raises(Unavailable, match="stopping"):
+                await made.register_adapter("late", str(path), preload=False)
+
+    asyncio.run(run())
+
+
+def test_those_of_two_places_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+    properties, model = tmp_path / "properties", tmp_path / "model"
+    for place, name in ((properties, "b"), (model, "a"), (model, "c")):
+        write_adapter(place / "adapters" / name)
+    assert list(home(properties, model).at_start) == ["a", "b", "c"]
+
+
+def home(directory: Path, model: Path | None = None, **options: str) -> AdapterHome:
+    given = {"option.llm_engine": "echo", "option.enable_lora": "true", **options}
+    if model is not None:
+        given["option.model_id"] = str(model)
+    config = load_config(overrides=[f"{key}={value}" for key, value in given.items()], environ={})
+    return adapter_home(config, engine_spec(config), directory)
+
+
+def test_adapters_lie_beside_the_properties_and_in_the_models_own_directory(tmp_path: Path) -> None:
+    properties, model = tmp_path / "properties", tmp_path / "model"
+    first, second = write_adapter(properties / "adapters" / "a"), write_adapter(model / "adapters" / "b")
+    found = home(properties, model)
+    assert found.at_start == {"a": first, "b": second}
+    assert found.registry.base == properties / "adapters"
+    assert home(model, model).at_start == {"b": second}
+    assert home(tmp_path).registry.base == tmp_path / "adapters"  # not there yet
+
+
+def test_one_name_in_two_places_is_refused(tmp_path: Path) -> None:
+    for name in ("properties", "model"):
+        write_adapter(tmp_path / name / "adapters" / "a")
+    with pytest.raises(ConfigError, match="the adapter a lies in two places"):
+        home(tmp_path / "properties", tmp_path / "model")
+
+
+def test_without_lora_they_are_only_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "adapters" / "not one").mkdir(parents=True)
+    assert home(tmp_path, **{"option.enable_lora": "false"}).at_start == {}
+    assert f"the adapters in {tmp_path / 'adapters'} are not loaded: echo: it was started without" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", ""])
+def test_a_number_of_adapters_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", value)
+    with pytest.raises(ConfigError, match=f"ADAPTERS_IN_MEMORY={value}: must be a whole number"):
+        home(tmp_path)

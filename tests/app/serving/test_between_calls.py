@@ -1,0 +1,179 @@
+"""Between DJL's calls the worker's loop stands still, for any time: what happens meanwhile is right at the next call.
+
+The clock jumps; nobody waits.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from handler.config.loader import load_config
+from handler.djl.batches import Piece, RollingBatch
+from handler.djl.worker_loop import WorkerLoop
+from handler.plugins.loading import Formatters
+from handler.serving.loading import load_model
+from handler.serving.model import ServedModel
+from tests.stepped import ask, item, text_of
+
+GAPS = pytest.mark.parametrize("seconds", [0, 1, 30])  # between two calls
+
+TIMEOUT = 5  # option.engine_timeout
+
+
+class Stepped:
+    """A rolling batch over echo in a thread, supervised as in earnest, and a clock that can jump."""
+
+    def __init__(self, jump: Callable[[float], None], *options: str) -> None:
+        self.jump = jump
+        self.loop = WorkerLoop()
+        given = ["llm_engine=echo", "engine_isolation=thread", "echo_cues=true", f"engine_timeout={TIMEOUT}", *options]
+        config = load_config(overrides=[f"option.{one}" for one in given], environ={})
+
+        async def load() -> ServedModel:
+            model = await load_model(config, Formatters(), stepped=True)
+            model.start()
+            await model.opened
+            return model
+
+        self.model = self.loop.run(load())
+        self.batch = RollingBatch(self.model, self.loop)
+
+    def step(self, *bodies: Any) -> list[Piece]:
+        live = self.batch.num_requests
+        return self.batch.step(live + len(bodies), {live + i: item(body) for i, body in enumerate(bodies)})
+
+    def until_ended(self, piece: Piece) -> bytes:
+        """The whole body of the one request there is."""
+        body = piece.data
+        while not piece.last:
+            (piece,) = self.step()
+            body += piece.data
+        return body
+
+    def kill_engine(self) -> None:
+        worker = self.model._engine._instance
+        assert worker is not None
+        worker.channel.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self.loop.lock:
+            self.batch.reset()
+            self.model.close()
+            self.loop.poll()
+            self.loop.close()
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stepped]]:
+    clock, ahead, started = time.monotonic, [0.0], list[Stepped]()
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + ahead[0])
+
+    def jump(seconds: float) -> None:
+        ahead[0] += seconds
+
+    def begin(*options: str) -> Stepped:
+        started.append(Stepped(jump, *options))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.close()
+
+
+@GAPS
+def test_tokens_that_came_meanwhile_are_delivered_and_no_engine_counts_as_hung(
+    start: Callable[..., Stepped], seconds: float
+) -> None:
+    stepped = start("echo_tokens_per_second=100")
+    (first,) = stepped.step(ask("a b", 60, stream=True))
+    time.sleep(0.3)
+    stepped.jump(seconds)
+    (second,) = stepped.step()
+    assert second.data.count(b"\n") > 5, "they lay there"
+    assert text_of(first.data + stepped.until_ended(second)) == " a b" * 30
+
+
+@GAPS
+def test_an_engine_that_hangs_is_told_by_the_clock(start: Callable[..., Stepped], seconds: float) -> None:
+    stepped = start()
+    (piece,) = stepped.step(ask("<hang>", 3, stream=True))
+    assert not piece.last
+    stepped.jump(seconds)
+    (piece,) = stepped.step()
+    if seconds < TIMEOUT:
+        assert not piece.last
+        return
+    assert f"no step for {TIMEOUT} s" in json.loads(piece.data)["error"]
+    stepped.jump(seconds)
+    assert text_of(stepped.until_ended(*stepped.step(ask("a b", 2, stream=True)))) == " a b"
+
+
+@GAPS
+def test_an_engine_that_died_meanwhile_takes_no_newcomer_along(start: Callable[..., Stepped], seconds: float) -> None:
+    stepped = start("echo_tokens_per_second=20")
+    stepped.step(ask("a b", 500, stream=True))
+    stepped.kill_engine()
+    stepped.jump(seconds)
+    dead, new = stepped.step(ask("c d", 2, stream=True))
+    assert dead.last
+    assert "engine failure" in json.loads(dead.data.splitlines()[-1])["error"]
+    assert text_of(stepped.until_ended(new)) == " c d"
+
+
+@GAPS
+def test_what_a_thread_has_made_meanwhile_is_there(start: Callable[..., Stepped], seconds: float) -> None:
+    """A long prompt's tokens; the thread's word wakes a loop that does not run."""
+    stepped = start()
+    body = item(ask("word " * 10_000, 2))
+    task = stepped.model.open(body.headers, on_bytes=stepped.loop.stop)
+    task.start(body.body)
+    stepped.loop.poll()  # the thread has it
+    time.sleep(0.3)
+    stepped.jump(seconds)
+    assert stepped.loop.wait_until(lambda: task.finished, 20)
+    assert text_of(task.take()) == " word word"
+
+
+@GAPS
+def test_a_request_that_takes_too_long_is_ended_by_the_clock(start: Callable[..., Stepped], seconds: float) -> None:
+    stepped = start("echo_tokens_per_second=20", "request_time_limit=10")
+    stepped.step(ask("a b", 500, stream=True))
+    time.sleep(0.3)  # tokens lie there: the engine does not count as hung
+    stepped.jump(seconds)
+    (piece,) = stepped.step()
+    while not piece.data:
+        (piece,) = stepped.step()
+    assert piece.last == (seconds > 10)
+    assert (b"option.request_time_limit" in piece.data) == (seconds > 10)
+
+
+def test_an_engine_that_dies_at_rest_is_back_without_a_call(start: Callable[..., Stepped]) -> None:
+    stepped = start()
+    stepped.loop.look_after(0.02)
+    with stepped.loop.lock:
+        stepped.kill_engine()
+    deadline = time.monotonic() + 20
+    while stepped.model.restarts == 0 or not stepped.model.healthy:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    with stepped.loop.lock:
+        assert text_of(stepped.until_ended(*stepped.step(ask("a b", 2, stream=True)))) == " a b"
+
+
+def test_a_stop_that_nobody_waited_for_harms_no_other_run(start: Callable[..., Stepped]) -> None:
+    """Bytes of one request come while the loop runs for another call: an adapter's, say."""
+    stepped = start()
+    stepped.step(ask("a b", 3, stream=True))
+
+    async def answer() -> int:
+        stepped.loop.stop()
+        return 7
+
+    stepped.loop.stop()
+    assert stepped.loop.run(answer()) == 7

@@ -1,0 +1,90 @@
+"""The driver: a sink that fails is told so, and its neighbours do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+
+import pytest
+
+from handler.core.errors import InternalError, Overloaded
+from handler.core.values import Delta, Finish, Request, Sampling
+from handler.engines.base import EngineConfig
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.scheduler.batcher import Batcher
+from handler.serving.engine_driver import EngineDriver
+from tests.unit.scheduler.test_batcher import Scripted, prompt
+
+
+def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on() -> None:
+    bad: list[Delta] = []
+    good: list[Delta] = []
+
+    def fail_once(delta: Delta) -> None:
+        bad.append(delta)
+        if len(bad) == 1:
+            raise TypeError("cannot be written")
+
+    async def story() -> None:
+        driver = EngineDriver(Batcher(Scripted()))
+        for sink in (fail_once, good.append):
+            driver.submit(Request("ab", Sampling(max_new_tokens=2)), prompt("ab"), sink)
+        for _ in range(3):
+            driver._step()
+        driver.close()
+
+    asyncio.run(story())
+    assert (bad[1].finish, type(bad[1].error), len(bad)) == (Finish.ERROR, InternalError, 2)
+    assert [delta.finish for delta in good] == [None, Finish.LENGTH]
+
+
+def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._TICK", 60.0)
+
+    async def story() -> float:
+        engine = EngineSupervisor(Spec("echo", EngineConfig()), isolated=False)
+        driver = EngineDriver(Batcher(engine))
+        ready = asyncio.Event()
+        engine.attach(
+            watch=driver.watch, on_change=lambda state: ready.set() if state is State.READY else ready.clear()
+        )
+        await asyncio.wait_for(ready.wait(), 10)
+        await asyncio.sleep(0.5)  # by now the long tick is under way
+        assert engine._instance is not None
+        with contextlib.suppress(OSError):
+            engine._instance.channel.shutdown(socket.SHUT_RDWR)
+        died = time.monotonic()
+        while engine.state is State.READY:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(ready.wait(), 10)
+        took = time.monotonic() - died
+        driver.close()
+        engine.close()
+        return took
+
+    assert asyncio.run(story()) < 5
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.35, 0.7])  # of the driver's ticks
+def test_who_waits_too_long_is_told_though_the_engine_says_nothing(phase: float) -> None:
+    class Silent(Scripted):
+        def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
+            return []
+
+    async def story() -> float:
+        driver = EngineDriver(Batcher(Silent(), max_active=1, queue_timeout=0.5))
+        await asyncio.sleep(phase)
+        told: asyncio.Future[Delta] = asyncio.get_running_loop().create_future()
+        began = time.monotonic()
+        for sink in (lambda delta: None, told.set_result):
+            driver.submit(Request("ab", Sampling(max_new_tokens=2)), prompt("ab"), sink)
+        assert isinstance((await asyncio.wait_for(told, 10)).error, Overloaded)
+        driver.close()
+        return time.monotonic() - began
+
+    assert asyncio.run(story()) < 2.0  # at most a tick late

@@ -1,0 +1,400 @@
+"""The embedded server over real sockets, on the echo engine: routes, statuses, headers, framing, limits."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.server import serve
+from tests.servers import LiveServer, http, post_bytes, raw, wait_for
+
+CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
+ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
+
+
+@pytest.fixture(scope="module")
+def slow_server() -> Iterator[LiveServer]:
+    """Two places, one in the queue, twenty tokens a second."""
+    options = ("option.max_rolling_batch_size=2", "job_queue_size=1", "option.echo_tokens_per_second=20")
+    with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
+        yield server
+
+
+# -- routes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/predictions/model", "/predictions/model/1", "/models/model/invoke"])
+def test_inference_routes(echo_server: LiveServer, path: str) -> None:
+    found = echo_server.post(ASK, path)
+    assert (found.status_code, found.headers["content-type"]) == (200, "application/json")
+    assert found.json() == {"generated_text": " a b a"}
+
+
+def test_ping_says_state(echo_server: LiveServer) -> None:
+    found = http.get(echo_server.url + "/ping")
+    assert (found.status_code, found.json()) == (200, {"status": "Healthy", "state": "ready"})
+
+
+def test_models_are_listed_and_described(echo_server: LiveServer) -> None:
+    listed = http.get(echo_server.url + "/models").json()
+    assert [(model["modelName"], model["status"]) for model in listed["models"]] == [("model", "READY")]
+    described = http.get(echo_server.url + "/models/model").json()
+    model = described[0]["models"][0]
+    assert (model["engine"], model["queueSize"], model["batchSize"]) == ("echo", 1000, 1)
+    assert [worker["status"] for group in model["workerGroups"] for worker in group["workers"]] == ["READY"]
+
+
+def test_a_model_may_have_a_name() -> None:
+    with serve("--engine", "echo", "-o", "option.model_name=mine") as server:
+        assert server.post(ASK, "/predictions/mine").status_code == 200
+        assert server.post(ASK, "/predictions/model").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "type"),
+    [
+        ("GET", "/nowhere", 404, "ResourceNotFoundException"),
+        ("POST", "/invocations/", 404, "ResourceNotFoundException"),
+        ("GET", "/invocations", 405, "MethodNotAllowedException"),
+        ("PUT", "/predictions/model", 405, "MethodNotAllowedException"),
+        ("POST", "/ping", 405, "MethodNotAllowedException"),
+        ("DELETE", "/models/model", 405, "MethodNotAllowedException"),
+        ("POST", "/predictions/other", 404, "ModelNotFoundException"),
+        ("POST", "/predictions/model/7", 404, "ModelNotFoundException"),
+        ("GET", "/models/other", 404, "ModelNotFoundException"),
+    ],
+)
+def test_what_djl_says_to_a_wrong_route(
+    echo_server: LiveServer, method: str, path: str, status: int, type: str
+) -> None:
+    found = http.request(method, echo_server.url + path)
+    assert (found.status_code, found.headers["content-type"]) == (status, "application/json")
+    assert (found.json()["code"], found.json()["type"]) == (status, type)
+    assert found.json()["message"]
+
+
+def test_options_and_head(echo_server: LiveServer) -> None:
+    assert http.options(echo_server.url + "/invocations").json() == {}
+    assert http.head(echo_server.url + "/ping").status_code == 200
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        "",
+        "application/x-www-form-urlencoded",
+        "application/vnd.x+json",
+    ],
+)
+def test_json_under_every_name_that_people_send_it(echo_server: LiveServer, content_type: str) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    found = http.post(echo_server.url + "/invocations", content=json.dumps(ASK), headers=headers)
+    assert found.json() == {"generated_text": " a b a"}
+
+
+def test_plain_text_is_the_prompt(echo_server: LiveServer) -> None:
+    found = http.post(echo_server.url + "/invocations", content="a b", headers={"content-type": "text/plain"})
+    assert found.json()["generated_text"].startswith(" a b a b")
+
+
+@pytest.mark.parametrize("headers", [{"content-type": "text/csv"}, {"content-encoding": "gzip"}])
+def test_other_types_are_415(echo_server: LiveServer, headers: dict[str, str]) -> None:
+    found = http.post(echo_server.url + "/invocations", content=b"x", headers=headers)
+    assert (found.status_code, found.json()["code"]) == (415, 415)
+    assert next(iter(headers.values())) in found.json()["message"]
+
+
+def test_a_large_body_is_read(echo_server: LiveServer) -> None:
+    found = echo_server.post({"inputs": "word " * 50_000, "parameters": {"max_new_tokens": 2, "truncate": 10}})
+    assert found.json() == {"generated_text": " word word"}
+
+
+def test_a_prompt_that_cannot_fit_is_refused_with_figures() -> None:
+    with serve("--engine", "echo", "-o", "option.max_model_len=10") as server:
+        long = server.post({"inputs": "a " * 12})
+        assert (long.status_code, "12 tokens; the model takes at most 9" in long.json()["error"]) == (424, True)
+        greedy = server.post({"inputs": "a a a", "parameters": {"max_new_tokens": 8}})
+        assert "must be at most 7" in greedy.json()["error"]
+        assert {key: value for key, value in long.json().items() if key != "error"} == {
+            "generated_text": "", "code": 424,
+            "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None, "tokens": None},
+        } == {key: value for key, value in greedy.json().items() if key != "error"}  # fmt: skip
+        assert server.post({"inputs": "a a a", "parameters": {"max_new_tokens": 7}}).status_code == 200
+        assert server.post({"inputs": "a " * 12, "parameters": {"truncate": 3, "max_new_tokens": 7}}).status_code == 200
+
+
+def test_a_prompt_without_tokens_is_refused(echo_server: LiveServer) -> None:
+    assert "no tokens" in echo_server.post({"inputs": "   "}).json()["error"]
+
+
+def test_stop_token_ids_outside_the_vocabulary_are_refused(echo_server: LiveServer) -> None:
+    found = echo_server.post({"inputs": "a", "parameters": {"stop_token_ids": [999]}})
+    assert (found.status_code, "stop_token_ids: 999" in found.json()["error"]) == (424, True)
+
+
+def test_an_offer_of_http_2_is_passed_over(echo_server: LiveServer) -> None:
+    """As Java's HttpClient makes it with its first request."""
+    settings = "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA"
+    headers = f"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: {settings}\r\nUpgrade: h2c\r\n"
+    assert b'{"generated_text":" a b a"}' in raw(echo_server, post_bytes(ASK, headers=headers), until=b"a b a")
+
+
+def test_a_length_beyond_all_numbers_is_too_large(echo_server: LiveServer) -> None:
+    for length, status in (("9" * 5000, b"413"), ("0" * 5000 + "9" * 30, b"413")):
+        head = f"POST /invocations HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        assert raw(echo_server, head.encode(), until=b"}")[9:12] in (status, b"400"), length
+
+
+def test_endless_headers_are_431(echo_server: LiveServer) -> None:
+    found = raw(echo_server, b"GET /ping HTTP/1.1\r\nx: " + b"a" * 300_000, until=b"}")
+    assert found.startswith(b"HTTP/1.1 431")
+    assert echo_server.ping() == 200
+
+
+def test_http_1_0_gets_a_stream_in_one_piece(echo_server: LiveServer) -> None:
+    request = post_bytes({**ASK, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    head, _, body = raw(echo_server, request, until=b"never").partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert len(body.splitlines()) == 3
+
+
+def test_a_connection_that_breaks_with_more_requests_in_it_leaves_nothing(slow_server: LiveServer) -> None:
+    """uvicorn does not read on while a pipelined request waits, so it cannot see the end coming."""
+    before = slow_server.metric(CANCELLED)
+    body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 100_000}}
+    with socket.create_connection(("127.0.0.1", slow_server.port), timeout=10) as connection:
+        connection.sendall(post_bytes(body))
+        connection.recv(4096)
+        connection.sendall(post_bytes(ASK))
+    wait_for(lambda: slow_server.metric(CANCELLED) == before + 1, 10, "the stream was not cancelled")
+    assert "a bug" not in slow_server.log
+
+
+# -- headers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_clients_request_id_comes_back(echo_server: LiveServer) -> None:
+    assert echo_server.post(ASK, headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert echo_server.post(ASK, headers={"x-amzn-sagemaker-inference-id": "sm"}).headers["x-request-id"] == "sm"
+    assert re.fullmatch(r"[0-9a-f-]{36}", echo_server.post(ASK).headers["x-request-id"])
+    assert http.get(echo_server.url + "/nowhere", headers={"x-request-id": "n"}).headers["x-request-id"] == "n"
+
+
+def test_a_harmful_request_id_is_replaced(echo_server: LiveServer) -> None:
+    found = echo_server.post(ASK, headers={"x-request-id": "a b" * 100}).headers["x-request-id"]
+    assert re.fullmatch(r"[0-9a-f-]{36}", found)
+
+
+@pytest.mark.parametrize("name", ["Session-Id", "Adapter-Identifier", "Target-Model"])
+def test_sagemaker_headers_that_ask_for_what_is_not_there_are_refused(echo_server: LiveServer, name: str) -> None:
+    found = echo_server.post(ASK, headers={f"X-Amzn-SageMaker-{name}": "x"})
+    assert found.status_code == 424
+    assert name.lower() in found.json()["error"]
+
+
+def test_other_sagemaker_headers_are_let_pass(echo_server: LiveServer) -> None:
+    headers = {
+        "X-Amzn-SageMaker-Custom-Attributes": "k=v",
+        "X-Amzn-SageMaker-Accept": "*/*",
+        "X-Amzn-SageMaker-New": "1",
+    }
+    assert echo_server.post(ASK, headers=headers).status_code == 200
+
+
+def test_ignored_names_are_said_in_a_header_that_no_name_can_break(echo_server: LiveServer) -> None:
+    found = echo_server.post({**ASK, "parameters": {"temprature": 1, "ä\r\nx: y": 2}, "model": "m"})
+    assert found.headers["x-lmi-ignored-parameters"] == "model, parameters.temprature, parameters.%C3%A4%0D%0Ax%3A%20y"
+    assert "x" not in found.headers
+
+
+def test_ignored_names_are_said_on_streams_too(echo_server: LiveServer) -> None:
+    assert echo_server.post({**ASK, "stream": True, "x": 1}).headers["x-lmi-ignored-parameters"] == "x"
+
+
+# -- streams -----------------------------------------------------------------------------------------------------
+
+
+def test_jsonlines_frames_one_token_a_chunk(slow_server: LiveServer) -> None:
+    body = {"inputs": "a b", "stream": True, "parameters": {"max_new_tokens": 2}}
+    found = raw(slow_server, post_bytes(body))
+    head, _, rest = found.partition(b"\r\n\r\n")
+    assert b"HTTP/1.1 200 OK" in head
+    assert b"content-type: application/jsonlines" in head
+    assert b"transfer-encoding: chunked" in head
+    first = b'{"token":{"id":4,"text":" a","log_prob":0.0}}\n'
+    last = b'{"token":{"id":5,"text":" b","log_prob":0.0},"generated_text":" a b"}\n'
+    assert rest == b"".join(b"%x\r\n%s\r\n" % (len(line), line) for line in (first, last)) + b"0\r\n\r\n"
+
+
+def test_sse_frames(echo_server: LiveServer) -> None:
+    body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 1, "output_formatter": "sse"}}
+    found = echo_server.post(body)
+    assert found.headers["content-type"] == "text/event-stream"
+    assert found.text == 'data: {"token":{"id":4,"text":" a","log_prob":0.0},"generated_text":" a"}\n\n'
+
+
+def test_tokens_come_one_by_one_as_they_are_made(slow_server: LiveServer) -> None:
+    body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 6}}
+    times = []
+    with http.stream("POST", slow_server.url + "/invocations", json=body) as found:
+        for _ in found.iter_lines():
+            times.append(time.monotonic())
+    assert len(times) == 6
+    assert times[-1] - times[0] > 0.15  # 5 gaps of 50 ms; a buffered stream would come at once
+
+
+def test_connections_are_kept_alive_after_a_stream(echo_server: LiveServer) -> None:
+    with httpx.Client() as client:
+        for _ in range(3):
+            assert client.post(echo_server.url + "/invocations", json={**ASK, "stream": True}).status_code == 200
+    two = post_bytes(ASK, headers="Connection: keep-alive\r\n") + post_bytes(ASK, headers="Connection: close\r\n")
+    assert raw(echo_server, two, until=b"never").count(b'{"generated_text":" a b a"}') == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"top_p": 7}, {"max_new_tokens": 1 << 21}, {"n": 2}, {"output_formatter": "xml"}, {"stop_token_ids": [999]}],
+)
+@pytest.mark.parametrize("formatter", ["jsonlines", "sse"])
+def test_a_refused_stream_is_framed_and_has_its_real_status(
+    echo_server: LiveServer, wrong: dict[str, Any], formatter: str
+) -> None:
+    parameters = {"output_formatter": formatter, **wrong}
+    found = echo_server.post({"inputs": "a", "stream": True, "parameters": parameters})
+    events = parameters["output_formatter"] == "sse"
+    kind, before, after = ("text/event-stream", "data: ", "\n\n") if events else ("application/jsonlines", "", "\n")
+    assert (found.status_code, found.headers["content-type"]) == (424, kind)
+    assert found.text.startswith(before)
+    assert found.text.endswith(after)
+    line = json.loads(found.text.removeprefix(before))
+    assert line.pop("error").startswith(tuple(f"parameters.{name}" for name in wrong))
+    assert line == {
+        "token": {"id": -1, "text": "", "log_prob": -1, "special_token": True},
+        "generated_text": "",
+        "details": {"finish_reason": "error", "generated_tokens": None, "inputs": None},
+        "code": 424,
+    }
+
+
+def test_a_client_that_reads_late_gets_every_token(echo_server: LiveServer) -> None:
+    """More than the sockets hold: the server has to wait for this client, and for it alone."""
+    count = 150_000
+    body = {"inputs": "a b c", "stream": True, "parameters": {"max_new_tokens": count}}
+    with socket.create_connection(("127.0.0.1", echo_server.port), timeout=30) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        connection.sendall(post_bytes(body, headers="Connection: close\r\n"))
+        time.sleep(1.0)
+        assert echo_server.post(ASK).json() == {"generated_text": " a b a"}  # a neighbour is not held up
+        parts = []
+        while data := connection.recv(1 << 16):
+            parts.append(data)
+    whole = b"".join(parts)
+    assert whole.count(b'"token"') == count
+    assert whole.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_a_client_that_stops_reading_is_dropped_after_a_while() -> None:
+    """Its stream would otherwise be kept in memory, and the engine busy with it, for as long as it likes."""
+    with serve("--engine", "echo", "-o", "option.client_timeout=1") as server:
+        body = {"inputs": "a b c", "stream": True, "parameters": {"max_new_tokens": 900_000}}
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            connection.sendall(post_bytes(body))
+            wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
+            wait_for(lambda: server.metric(CANCELLED) == 1, 20, "it was not dropped")
+        assert server.post(ASK).status_code == 200
+
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_503_at_once_and_service_goes_on(slow_server: LiveServer) -> None:
+    long = {"inputs": "a", "parameters": {"max_new_tokens": 40}}
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(slow_server.post, long) for _ in range(3)]
+        wait_for(lambda: slow_server.metric("lmi_queued_requests") == 1, 5, "nothing is queued")
+        began = time.monotonic()
+        refused = slow_server.post(ASK)
+        assert time.monotonic() - began < 1
+        assert refused.status_code == 503
+        assert refused.json()["type"] == "WlmCapacityException"
+        assert "job_queue_size" in refused.json()["message"]
+        assert [future.result().status_code for future in running] == [200, 200, 200]
+    assert slow_server.post(ASK).status_code == 200
+
+
+def test_a_thousand_clients_at_once(echo_server: LiveServer) -> None:
+    """The backlog takes them all: none waits a second for a lost SYN."""
+    connections = []
+    began = time.monotonic()
+    for _ in range(1024):
+        connection = socket.create_connection(("127.0.0.1", echo_server.port), timeout=20)
+        connection.sendall(post_bytes(ASK, headers="Connection: close\r\n"))
+        connections.append(connection)
+    answers = []
+    for connection in connections:
+        with connection:
+            parts = []
+            while data := connection.recv(65536):
+                parts.append(data)
+            answers.append(b"".join(parts))
+    assert time.monotonic() - began < 20
+    statuses = [answer[9:12] for answer in answers]
+    assert set(statuses) <= {b"200", b"503"}  # 1,000 wait and 32 run: more is refused, not lost
+    assert statuses.count(b"200") >= 1000
+
+
+def test_a_client_that_goes_away_frees_its_place(slow_server: LiveServer) -> None:
+    before = slow_server.metric(CANCELLED)
+    body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 100_000}}
+    with http.stream("POST", slow_server.url + "/invocations", json=body) as found:
+        next(found.iter_lines())
+    wait_for(lambda: slow_server.metric(CANCELLED) == before + 1, 5, "the stream was not cancelled")
+    wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
+    with pytest.raises(httpx.ReadTimeout):  # not streaming: noticed as well
+        http.post(slow_server.url + "/invocations", json={**body, "stream": False}, timeout=0.3)
+    wait_for(lambda: slow_server.metric(CANCELLED) == before + 2, 5, "the request was not cancelled")
+    wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
+
+
+def test_metrics_count(echo_server: LiveServer) -> None:
+    before = {
+        name: echo_server.metric(name)
+        for name in ('lmi_requests_total{outcome="ok"}', "lmi_generated_tokens_total", "lmi_prompt_tokens_total")
+    }
+    refused = echo_server.metric('lmi_requests_total{outcome="refused"}')
+    echo_server.post(ASK)
+    echo_server.post({})
+    after = {name: echo_server.metric(name) - value for name, value in before.items()}
+    assert list(after.values()) == [1, 3, 2]
+    assert echo_server.metric('lmi_requests_total{outcome="refused"}') == refused + 1
+    assert echo_server.metric("lmi_time_to_first_token_seconds_count") > 0
+    assert echo_server.metric("lmi_time_per_output_token_seconds_count") > 0
+
+
+def test_the_log_has_the_request_id_and_no_prompt(echo_server: LiveServer) -> None:
+    echo_server.post({"inputs": "secret words", "parameters": {"max_new_tokens": 2}}, headers={"x-request-id": "log-1"})
+    wait_for(lambda: "id=log-1 outcome=ok prompt_tokens=2 tokens=2" in echo_server.log, 5, "no log line")
+    echo_server.post({"inputs": "a", "parameters": {"top_p": "secret"}}, headers={"x-request-id": "log-2"})
+    line = re.compile(r"id=log-2 outcome=refused .* error='parameters.top_p was refused'")
+    wait_for(lambda: line.search(echo_server.log), 5, "no log line")
+    assert "secret" not in echo_server.log
+
+
+def test_prompts_are_logged_when_asked() -> None:
+    with serve("--engine", "echo", "-o", "option.log_prompts=true") as server:
+        server.post({"inputs": "secret words"})
+        wait_for(lambda: "secret words" in server.log, 5, "no prompt in the log")

@@ -1,0 +1,385 @@
+"""OpenAI's routes over real sockets: framing to the byte, keep-alives, failures, neighbours, models, the demo model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import servers
+from tests.app.server import impatient, serve
+from tests.app.test_http import CANCELLED
+from tests.servers import LiveServer, http, options, post_bytes, raw, wait_for
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ASK = {"messages": [{"role": "user", "content": "a ü"}], "max_tokens": 3}
+COMPLETE = {"prompt": "a b", "max_tokens": 3}
+BOTH = pytest.mark.parametrize(("path", "body"), [(CHAT, ASK), (COMPLETIONS, COMPLETE)])
+
+
+@pytest.fixture(scope="module")
+def paced() -> Iterator[LiveServer]:
+    """Fifty tokens a second, with cues for failures, adapters, and a name besides its own."""
+    cues = options("option.echo_tokens_per_second=50", "option.echo_cues=true", "option.engine_isolation=process")
+    with serve(
+        "--engine", "echo", *cues, *options("option.enable_lora=true", "option.served_model_name=first, org/x")
+    ) as server:
+        server.wait_ready()
+        yield server
+
+
+def events(server: LiveServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    return servers.events(server, path, body, end=["data: [DONE]"])
+
+
+def shown(event: dict[str, Any]) -> str:
+    (choice,) = event["choices"]
+    return str(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
+
+
+def error(found: httpx.Response, status: int) -> dict[str, Any]:
+    assert (found.status_code, found.headers["content-type"]) == (status, "application/json")
+    value: dict[str, Any] = found.json()["error"]
+    assert value.keys() == {"message", "type", "param", "code"}
+    return value
+
+
+# -- framing -----------------------------------------------------------------------------------------------------
+
+
+def chunks(body: bytes) -> list[bytes]:
+    """The chunks of a body, their sizes checked."""
+    found = []
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        length = int(size, 16)
+        found.append(rest[:length])
+        assert rest[length : length + 2] == b"\r\n"
+        body = rest[length + 2 :]
+    return found
+
+
+def test_a_prompt_on_the_one_door_is_a_completion(echo_server: LiveServer) -> None:
+    whole, streamed = echo_server.post(COMPLETE), echo_server.post({**COMPLETE, "stream": True})
+    assert whole.json()["object"] == "text_completion"
+    assert whole.json()["choices"] == echo_server.post(COMPLETE, COMPLETIONS).json()["choices"]
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    refused = echo_server.post({**COMPLETE, "max_tokens": 0})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_a_chats_stream_byte_by_byte(paced: LiveServer) -> None:
+    body = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
+    head, _, rest = raw(paced, post_bytes(body, CHAT)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    for line in (b"content-type: text/event-stream", b"cache-control: no-cache", b"transfer-encoding: chunked"):
+        assert line in head
+    first, second, third, end = chunks(rest)
+    id = re.match(rb'data: {"id":"(chatcmpl-[0-9a-f]{32})","object":"chat.completion.chunk","created":(\d{10}),', first)
+    assert id is not None
+    before = b'data: {"id":"%b","object":"chat.completion.chunk","created":%b,"model":"model",' % id.groups()
+    before += b'"system_fingerprint":"lmi-0.1.0-echo","choices":['
+
+    def event(choices: str, usage: str) -> bytes:
+        return before + f'{choices}],"usage":{usage}}}\n\n'.encode()
+
+    around = '{"index":0,"delta":{%s},"logprobs":null,"finish_reason":%s}'
+    assert first == event(around % ('"role":"assistant","content":" user:"', "null"), "null")
+    assert second == event(around % ('"content":" a"', "null"), "null")
+    usage = event("", '{"prompt_tokens":4,"completion_tokens":3,"total_tokens":7}') + b"data: [DONE]\n\n"
+    assert third == event(around % ('"content":" ü"', '"length"'), "null") + usage
+    assert end == b""
+
+
+def test_a_completions_stream_byte_by_byte(paced: LiveServer) -> None:
+    _, _, rest = raw(paced, post_bytes({**COMPLETE, "stream": True}, COMPLETIONS)).partition(b"\r\n\r\n")
+    *found, end = chunks(rest)
+    assert end == b""
+    values = []
+    for index, chunk in enumerate(found):
+        done = b"data: [DONE]\n\n" if index == 2 else b""
+        assert chunk.startswith(b'data: {"id":"cmpl-')
+        assert chunk.endswith(b"}]}\n\n" + done)
+        values.append(json.loads(chunk.removesuffix(done).removeprefix(b"data: ")))
+        assert chunk == b"data: " + json.dumps(values[-1], separators=(",", ":")).encode() + b"\n\n" + done
+    assert [value["choices"] for value in values] == [
+        [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish}]
+        for text, finish in ((" a", None), (" b", None), (" a", "length"))
+    ]
+
+
+@BOTH
+def test_a_silent_stream_says_that_it_is_there(path: str, body: dict[str, Any]) -> None:
+    slow = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=2")
+    with impatient(*slow) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(events, server, path, body)
+        wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
+        _, _, rest = raw(server, post_bytes({**body, "stream": True}, path)).partition(b"\r\n\r\n")
+        found = chunks(rest)
+        assert found[0] == b":\n\n"
+        assert found.count(b":\n\n") >= 5
+        told = [shown(json.loads(chunk[6:].split(b"\n\n")[0])) for chunk in found if chunk.startswith(b"data: {")]
+        assert told == [shown(event) for event in first.result()]
+
+
+def test_what_fails_after_such_signs_is_an_event() -> None:
+    slow = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=2", "option.predict_timeout=1")
+    with impatient(*slow) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(events, server, CHAT, {**ASK, "max_tokens": 10})
+        wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
+        (event,) = events(server, CHAT, ASK)
+        assert event["error"]["message"].startswith("waited 1 s for the engine")
+        assert len(first.result()) == 10
+
+
+# -- failures ----------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_an_engine_that_dies_ends_streams_with_an_error_event(path: str, body: dict[str, Any]) -> None:
+    with serve(
+        "--engine", "echo", *options("option.echo_tokens_per_second=50", "option.engine_isolation=process")
+    ) as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(2) as pool:
+            streams = [pool.submit(events, server, path, {**body, "max_tokens": 5000, "n": n}) for n in (1, 2)]
+            wait_for(lambda: server.metric("lmi_active_sequences") == 3, 5, "they do not run")
+            wait_for(lambda: server.metric("lmi_generated_tokens_total") > 30, 5, "nothing comes")
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            for stream in streams:
+                *tokens, last = stream.result()
+                assert len(tokens) > 3
+                assert {shown(event) for event in tokens} <= {" user:", " a", " ü", " assistant:", " b"}
+                assert last.keys() == {"error"}
+                assert last["error"]["type"] == "server_error"
+                assert "killed by signal 9" in last["error"]["message"]
+        server.wait_ready(20)
+        assert server.post(body, path).status_code == 200
+
+
+@BOTH
+def test_a_refusal_by_the_engine_has_its_status(paced: LiveServer, path: str, body: dict[str, Any]) -> None:
+    asked = {**body, "stream": True}
+    asked |= {"prompt": "a <refuse>"} if "prompt" in body else {"messages": [{"role": "user", "content": "<refuse>"}]}
+    assert "refused on cue" in error(paced.post(asked, path), 500)["message"]
+
+
+@BOTH
+def test_a_client_that_leaves_is_forgotten(paced: LiveServer, path: str, body: dict[str, Any]) -> None:
+    before = paced.metric(CANCELLED)
+    with http.stream("POST", paced.url + path, json={**body, "stream": True, "n": 2, "max_tokens": 5000}) as found:
+        lines = found.iter_lines()
+        next(lines)
+        assert paced.metric("lmi_active_sequences") == 2
+    wait_for(lambda: paced.metric(CANCELLED) == before + 1, 5, "the stream was not cancelled")
+    wait_for(lambda: paced.metric("lmi_active_sequences") == 0, 5, "something goes on")
+
+
+def test_streams_do_not_cross(paced: LiveServer) -> None:
+    def stream(name: str) -> set[str]:
+        words = {"prompt": [f"p{name} q{name}", f"r{name}"], "max_tokens": 30, "n": 2}
+        found = [event["choices"][0] for event in events(paced, COMPLETIONS, words)]
+        texts = ["".join(choice["text"] for choice in found if choice["index"] == index) for index in range(4)]
+        assert texts == [f" p{name} q{name}" * 15] * 2 + [f" r{name}" * 30] * 2
+        said = events(paced, CHAT, {**ASK, "messages": [{"role": "user", "content": name}], "max_tokens": 33})
+        assert "".join(map(shown, said)) == f" user: {name} assistant:" * 11
+        return {event["id"] for event in said}
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(stream, "abcdefgh"))
+    assert len(set.union(*ids)) == len(ids)
+
+
+def test_no_room_is_429() -> None:
+    room = options("option.max_rolling_batch_size=1", "job_queue_size=1", "option.echo_tokens_per_second=20")
+    with serve("--engine", "echo", *room) as server, ThreadPoolExecutor(2) as pool:
+        server.wait_ready()
+        busy = [pool.submit(server.post, {**ASK, "max_tokens": 60}, CHAT) for _ in range(2)]
+        wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "nobody waits")
+        assert error(server.post(ASK, CHAT), 429)["code"] == "rate_limit_exceeded"
+        assert [future.result().status_code for future in busy] == [200, 200]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/models"])
+def test_other_methods_are_refused_in_openais_form(paced: LiveServer, path: str) -> None:
+    found = http.request("DELETE", paced.url + path)
+    assert error(found, 405)["type"] == "invalid_request_error"
+    assert found.headers["allow"] == ("GET, HEAD" if path.endswith("models") else "POST")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("content", "headers", "status", "wanted"),
+    [
+        (b"{", {}, 400, "the body is not valid JSON"),
+        (b"{}", {"content-type": "image/png"}, 415, "content type 'image/png' is not supported"),
+        (b"{}", {"x-amzn-sagemaker-session-id": "s"}, 400, "stateful sessions are not supported"),
+    ],
+)
+def test_bodies_that_cannot_be_read(
+    paced: LiveServer, path: str, body: Any, content: bytes, headers: dict[str, str], status: int, wanted: str
+) -> None:
+    found = http.post(paced.url + path, content=content, headers=headers)
+    assert wanted in error(found, status)["message"]
+
+
+# -- the model and its adapters ----------------------------------------------------------------------------------
+
+
+def test_models_are_listed(paced: LiveServer, tmp_path: Path) -> None:
+    adapter = tmp_path / "one"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    (adapter / "adapter_model.safetensors").write_bytes(b"")
+    registered = http.post(paced.url + "/adapters", json={"name": "one", "src": str(adapter)})
+    assert registered.status_code == 200, registered.text
+    listed = http.get(paced.url + "/v1/models").json()
+    assert listed["object"] == "list"
+    assert [(model["id"], model["object"], model["parent"]) for model in listed["data"]] == [
+        ("model", "model", None),
+        ("first", "model", None),
+        ("org/x", "model", None),
+        ("one", "model", "model"),
+    ]
+    for model in listed["data"]:
+        assert http.get(f"{paced.url}/v1/models/{model['id']}").json() == model
+    assert error(http.get(paced.url + "/v1/models/two"), 404)["code"] == "model_not_found"
+
+    def told(name: str) -> str:
+        return str(paced.post({**COMPLETE, "model": name}, COMPLETIONS).json()["choices"][0]["text"])
+
+    assert [told(name) for name in ("model", "org/x", "tgi", "", "one")] == [" a b a"] * 4 + [" b a b"]
+    assert error(paced.post({**COMPLETE, "model": "two"}, COMPLETIONS), 404)["param"] == "model"
+
+
+def test_sagemaker_gets_there_by_a_header(paced: LiveServer) -> None:
+    found = paced.post(ASK, headers={"X-Amzn-SageMaker-Custom-Attributes": f"route={CHAT}"})
+    assert found.json()["object"] == "chat.completion"
+
+
+# -- tools -------------------------------------------------------------------------------------------------------
+
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+TOOLS = [{"type": "function", "function": WEATHER}]
+WORDS = ["Wait.", "<tool_call>[{", '"name":', '"weather",', '"arguments":', '{"city":', '"Köln"}}]</tool_call>', "Done"]
+
+
+def test_calls_are_read_from_what_the_model_says(paced: LiveServer) -> None:
+    """The echo engine says the prompt's last words: what the user wrote, and the mark of its own template."""
+    body = {
+        "messages": [{"role": "user", "content": " ".join(WORDS)}],
+        "tools": TOOLS,
+        "truncate_prompt_tokens": len(WORDS) + 1,
+        "max_tokens": len(WORDS) - 1,
+    }
+    (choice,) = paced.post(body, CHAT).json()["choices"]
+    assert choice["message"]["content"] == " Wait. "
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Köln"}'}
+    assert choice["finish_reason"] == "length"
+    stopped = paced.post({**body, "max_tokens": 20, "stop": "Done"}, CHAT).json()["choices"][0]
+    assert stopped["finish_reason"] == "tool_calls"
+    deltas = [event["choices"][0]["delta"] for event in events(paced, CHAT, body)]
+    assert "".join(delta.get("content") or "" for delta in deltas) == " Wait. "
+    first, *rest = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "weather")
+    assert first["id"].startswith("call_")
+    pieces = [first["function"]["arguments"], *(piece["function"]["arguments"] for piece in rest)]
+    assert "".join(pieces) == '{"city": "Köln"}'
+    assert len(pieces) > 1
+
+
+# -- the demo model ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exact_server(demo_model: Path) -> Iterator[LiveServer]:
+    with serve(str(demo_model), "-o", "option.dtype=fp32") as server:
+        server.wait_ready()
+        yield server
+
+
+PARIS_IDS = [504, 3575, 282, 4649, 314]
+
+
+@pytest.mark.model
+def test_completions_know_the_capital_of_france(exact_server: LiveServer) -> None:
+    body = {"prompt": [PARIS_IDS, "The capital of Italy is"], "temperature": 0, "max_tokens": 2}
+    found = exact_server.post(body, COMPLETIONS).json()
+    assert [choice["text"] for choice in found["choices"]] == [" Paris.", " Rome."]
+    assert found["usage"] == {"prompt_tokens": 10, "completion_tokens": 4, "total_tokens": 14}
+    scored = exact_server.post({**body, "prompt": PARIS_IDS, "echo": True, "logprobs": 1}, COMPLETIONS).json()
+    (choice,) = scored["choices"]
+    assert choice["text"] == "The capital of France is Paris."
+    columns = choice["logprobs"]
+    assert columns["tokens"] == ["The", " capital", " of", " France", " is", " Paris", "."]
+    assert columns["text_offset"] == [0, 3, 11, 14, 21, 24, 30]
+    first, *others = columns["token_logprobs"]
+    assert first is None
+    assert others == pytest.approx([-11.54, -0.34, -2.44, -0.45, -0.26, -0.38], abs=0.05)
+    first, *tops, _ = columns["top_logprobs"]
+    assert first is None
+    assert [max(top, key=top.get) for top in tops] == ["-", " of", " the", " is", " Paris"]
+    scored = exact_server.post(
+        {"prompt": f"{choice['text'][:-1]}", "echo": True, "logprobs": 5, "max_tokens": 0}, COMPLETIONS
+    ).json()
+    assert scored["usage"] == {"prompt_tokens": 6, "completion_tokens": 0, "total_tokens": 6}
+    assert scored["choices"][0]["text"] == choice["text"][:-1]
+    columns = scored["choices"][0]["logprobs"]
+    assert columns["token_logprobs"][1:] == pytest.approx(others[:5], abs=0.001)
+    assert [len(top) for top in columns["top_logprobs"][1:]] == [6, 5, 5, 5, 5]
+
+
+@pytest.mark.model
+def test_an_answer_ends_by_itself_without_a_limit(exact_server: LiveServer) -> None:
+    ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+    found = exact_server.post(ask, CHAT).json()
+    assert found["choices"][0]["message"]["content"] == "The capital of France is Paris."
+    assert found["choices"][0]["finish_reason"] == "stop"
+    said = events(exact_server, CHAT, ask)
+    assert "".join(map(shown, said)) == "The capital of France is Paris."
+    assert said[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.model
+def test_tools_are_in_the_prompt(exact_server: LiveServer) -> None:
+    ask = {"messages": [{"role": "user", "content": "Weather?"}], "temperature": 0, "max_tokens": 1}
+
+    def size(**more: Any) -> int:
+        return int(exact_server.post({**ask, **more}, CHAT).json()["usage"]["prompt_tokens"])
+
+    assert size(tools=TOOLS) > size() + 60
+    assert size(tools=TOOLS, tool_choice="none") == size()
+
+
+def test_dynamic_batching_serves_them_too() -> None:
+    with serve("--engine", "echo", *options("option.rolling_batch=disable", "batch_size=2")) as server:
+        server.wait_ready()
+        assert "".join(map(shown, events(server, CHAT, ASK))) == " user: a ü"
+        found = server.post({**COMPLETE, "prompt": ["a", "b"]}, COMPLETIONS).json()
+        assert [choice["text"] for choice in found["choices"]] == [" a a a", " b b b"]
+
+
+@pytest.mark.model
+def test_a_prompt_that_is_too_long_for_the_tokenizer_is_called_by_the_routes_name(exact_server: LiveServer) -> None:
+    for path, field, body in (
+        (COMPLETIONS, "prompt", {"prompt": "word " * 9000}),
+        (CHAT, "messages", {"messages": [{"role": "user", "content": "word " * 9000}]}),
+    ):
+        refused = error(exact_server.post(body, path), 400)
+        assert (refused["code"], refused["param"]) == ("context_length_exceeded", field)
+        assert "the model takes at most 8191" in refused["message"]
+
+
+def test_what_each_chunk_repeats_and_how_many_there_are_is_bounded(echo_server: LiveServer) -> None:
+    long = error(echo_server.post({**COMPLETE, "model": "m" * 257}, COMPLETIONS), 400)
+    many = error(echo_server.post({"prompt": ["a"] * 256, "n": 5}, COMPLETIONS), 400)
+    assert (long["param"], many["param"]) == ("model", "n")

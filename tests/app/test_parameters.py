@@ -1,0 +1,159 @@
+"""docs/wire.md's parameter tables, held against the code: no row missing, no cell empty, each cell true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from handler import engines
+from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
+from handler.protocols.openai import parameters as openai_parameters
+from handler.protocols.openai.parameters import HARMLESS
+from handler.protocols.parameters import PARAMETERS, REQUEST_FIELDS
+from handler.protocols.tensors import inputs
+from handler.protocols.tgi import mindie
+from handler.protocols.tgi import request as tgi_request
+from handler.protocols.triton.inputs import INPUTS
+from tests import parameter_matrix as matrix
+from tests.app.server import serve
+from tests.parameter_matrix import (
+    ALL,
+    CHAT_VALUES,
+    MINDIE_VALUES,
+    TENSOR_VALUES,
+    TGI_VALUES,
+    VALUES,
+    check,
+    check_chat,
+    check_guide,
+    check_tgi,
+    table,
+)
+from tests.servers import LiveServer
+
+TRITON = "### Triton inputs"
+
+UNMET = {"adapter_id", "lora_task_id"}
+"""What the echo server would serve, if it were started with option.enable_lora=true."""
+
+
+def test_every_parameter_has_its_row() -> None:
+    rows, more = table(), table(matrix.TENSORS)
+    assert set(rows) == (set(PARAMETERS) | set(REQUEST_FIELDS) | {"outputs"}) - {"stream"} == set(VALUES)
+    assert set(more) == set(inputs.TENSORS) - set(PARAMETERS) == set(TENSOR_VALUES)
+    assert set(rows) | set(more) | {"stream"} == set(inputs.TABLE.parameters) | set(REQUEST_FIELDS)
+
+
+def test_every_chat_parameter_has_its_row() -> None:
+    assert set(table(matrix.CHAT)) == set(CHAT_TABLE.parameters) == set(CHAT_VALUES)
+
+
+def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
+    assert set(table(matrix.TGI)) == set(tgi_request.PARAMETERS) == set(TGI_VALUES)
+    assert set(table(matrix.MINDIE)) == set(mindie.KINDS) == set(MINDIE_VALUES)
+
+
+def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
+    rows = table(TRITON)
+    assert list(rows) == list(INPUTS)
+    for name, row in rows.items():
+        assert row["source"], name
+        if known := row["as"].strip("`"):
+            assert INPUTS[name].parameter.field == inputs.TABLE.parameters[known].field, name
+        assert row["meaning"].startswith("refused") == _refuses(name), name
+
+
+def test_every_field_of_openais_has_its_row() -> None:
+    section = matrix.DOCUMENT.read_text().split("\n## OpenAI\n")[1].split("\n#")[0]
+    found: dict[str, list[str]] = {"chat": [], "completions": []}
+    for line in section.splitlines():
+        if not line.startswith("| `"):
+            continue
+        fields, routes = [cell.strip() for cell in line.split("|")[1:3]]
+        shared, _, chats = fields.partition("chat: ")  # of a row for both, what comes after that is the chat's
+        for name, where in re.findall(r"`(\w+)`(?: \((\w+)\))?", shared):
+            for route in found if (where or routes) == "both" else (where or routes,):
+                found[route].append(name)
+        found["chat"] += re.findall(r"`(\w+)`", chats)
+    every = {*HARMLESS, "model", "stream", "stream_options"}
+    tools = {"tools", "tool_choice", "parallel_tool_calls"}
+    assert sorted(found["chat"]) == sorted({*openai_parameters.CHAT.parameters, *every, *tools, "messages"})
+    assert sorted(found["completions"]) == sorted({*openai_parameters.COMPLETIONS.parameters, *every, "prompt"})
+
+
+def _refuses(name: str) -> bool:
+    """Whether an input is there only to be refused."""
+    parameter = INPUTS[name].parameter
+    if parameter.field or name == "guided_decoding_guide_type":  # which goes with the guide
+        return False
+    with pytest.raises(ValueError, match="is not supported"):
+        parameter.read("x")
+    return True
+
+
+@pytest.mark.parametrize("heading", [matrix.PARAMETERS, matrix.TENSORS, matrix.CHAT, matrix.TGI, matrix.MINDIE])
+def test_every_engine_has_its_column_and_no_cell_is_empty(heading: str) -> None:
+    rows = table(heading)
+    assert set(next(iter(rows.values()))) >= set(engines.ENGINES)
+    for name, row in rows.items():
+        assert all(row.values()), name
+        for engine in engines.ENGINES:
+            matrix.expected(heading, engine, name, ())
+
+
+@pytest.mark.parametrize("name", CHAT_VALUES)
+def test_chat_on_echo(echo_server: LiveServer, name: str) -> None:
+    check_chat(echo_server, "echo", name)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", CHAT_VALUES)
+def test_chat_on_openvino(model_server: LiveServer, name: str) -> None:
+    check_chat(model_server, "openvino", name)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", matrix.OBEYS)
+def test_answers_follow_their_guides_on_openvino(model_server: LiveServer, name: str) -> None:
+    check_guide(model_server, name)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_echo(echo_server: LiveServer, name: str) -> None:
+    check(echo_server, "echo", name, unmet=UNMET)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ALL)
+def test_openvino(model_server: LiveServer, name: str) -> None:
+    check(model_server, "openvino", name)
+
+
+@pytest.mark.parametrize("name", TGI_VALUES)
+def test_tgi_on_echo(echo_server: LiveServer, name: str) -> None:
+    check_tgi(echo_server, "echo", name, unmet=UNMET & TGI_VALUES.keys())
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", TGI_VALUES)
+def test_tgi_on_openvino(model_server: LiveServer, name: str) -> None:
+    check_tgi(model_server, "openvino", name)
+
+
+@pytest.fixture(scope="module", params=["echo", "openvino"])
+def mindie_server(request: pytest.FixtureRequest) -> Iterator[tuple[LiveServer, str]]:
+    model = [] if request.param == "echo" else [str(request.getfixturevalue("demo_model"))]
+    with serve(*model, "--engine", request.param, "-o", "option.root_schema=mindie") as server:
+        server.wait_ready()
+        yield server, request.param
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", MINDIE_VALUES)
+def test_mindie(mindie_server: tuple[LiveServer, str], name: str) -> None:
+    server, engine = mindie_server
+    check_tgi(
+        server, engine, name, heading=matrix.MINDIE, unmet=UNMET & MINDIE_VALUES.keys() if engine == "echo" else ()
+    )

@@ -1,0 +1,212 @@
+"""`make image-check`: the images, built from the Dockerfile by buildah and run by podman and crun, without a registry.
+
+`cpu` is built whole, on a Debian made here. `trtllm` and `lmi` are built on stand-ins of their bases. From `cpu` runs
+what SageMaker and hardened clusters do: read-only model data, a read-only root, a user without capabilities, SIGTERM in
+the middle of an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.container.images.dockerfile import ROOT, read
+from tests.container.images.engine import DEBIAN, PROGRAMS, Container, ContainerEngine, call
+from tests.servers import wait_for
+
+_PROMPT = "The capital of France is"
+_STAND_IN = "localhost/image-check/stand-in"
+_HELD = ("numpy==1.26.4", "prometheus_client==0.21.1")
+_UNPRIVILEGED = ("--user", "1000:1000", "--cap-drop", "all", "--security-opt", "no-new-privileges")
+_READ_ONLY = ("--read-only", "--read-only-tmpfs=false")
+_LONG = 100
+"""Tokens, of an answer that takes seconds, but less than the 20 s that it has after SIGTERM."""
+_DEMO = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def main() -> int:
+    missing = [name for name in (*PROGRAMS, "unshare", "nsenter") if shutil.which(name) is None]
+    if os.geteuid() or missing:
+        print(f"image-check: needs to be root, and the programs {', '.join(PROGRAMS)}", file=sys.stderr)
+        return 2
+    images = sys.argv[1:] or ["cpu", "trtllm", "lmi"]
+    with tempfile.TemporaryDirectory(prefix="image-check-") as scratch:
+        # In a mount namespace of its own, with which all that the container engines mount goes away.
+        command = ["unshare", "--mount", sys.executable, "-c", f"from {__spec__.name} import check; check()"]
+        return subprocess.run([*command, scratch, *images]).returncode
+
+
+def check() -> None:
+    scratch, *images = Path(sys.argv[1]), *sys.argv[2:]
+    if os.path.ismount("/sys/fs/cgroup/unified"):
+        call(["umount", "/sys/fs/cgroup/unified"])  # crun refuses a machine with both versions of cgroups
+    engine = ContainerEngine(scratch)
+    with _timed(f"base: Debian's packages, by debootstrap; storage driver {engine.storage}"):
+        engine.make_debian()
+    if "cpu" in images:
+        _check_cpu(engine, scratch)
+    if others := [name for name in images if name != "cpu"]:
+        _check_laid_over(engine, others)
+
+
+# -- cpu -----------------------------------------------------------------------------------------------------------
+
+
+def _check_cpu(engine: ContainerEngine, scratch: Path) -> None:
+    with _timed("cpu: build, the demo model in it") as done:
+        done.append(f"{engine.build('cpu', {'CPU_BASE': DEBIAN, 'DEMO_MODEL': 'true'}, target='cpu'):.0f} MB")
+    with _timed("cpu: its own model, read-only root, nothing writable, user 1000 without capabilities") as done:
+        _own_model(engine, done)
+    with _timed("cpu: read-only model data, converted at the start") as done:
+        _model_data(engine, scratch / "model", done)
+
+
+def _own_model(engine: ContainerEngine, done: list[str]) -> None:
+    with _running(engine, "cpu", [*_READ_ONLY, *_UNPRIVILEGED]) as container:
+        seconds = _ready(container, 120)
+        assert "once" not in container.log, "the model was converted at the start"
+        refused = subprocess.run(["nsenter", "-t", str(container.pid), "-m", "touch", "/tmp/x"], capture_output=True)
+        assert refused.returncode, "the root can be written"
+        status = Path(f"/proc/{container.pid}/status").read_text()
+        assert "CapEff:\t0000000000000000" in status
+        assert "Uid:\t1000\t1000" in status
+        text = _generated(container)
+        _orphans_are_reaped(container)
+        container.stop()
+        assert container.ended(15) == 0
+    done += [f"ready after {seconds:.1f} s", f"says {text!r}"]
+
+
+def _orphans_are_reaped(container: Container) -> None:
+    """Orphans become children of process 1; one that has died and is not waited for stays as a zombie."""
+    orphan = "import os, time\nif os.fork() == 0:\n    time.sleep(0.3)\n    os._exit(0)"
+    container.execute("python", "-c", orphan)
+    children = Path(f"/proc/{container.pid}/task/{container.pid}/children")
+    time.sleep(1)
+
+    def zombies() -> list[str]:
+        return [pid for pid in children.read_text().split() if ") Z " in Path(f"/proc/{pid}/stat").read_text()]
+
+    wait_for(lambda: not zombies(), 5, "process 1 has zombies")
+
+
+def _model_data(engine: ContainerEngine, model: Path, done: list[str]) -> None:
+    model.mkdir()
+    engine.copy_out("cpu", f"/opt/lmi-handler/models/{_DEMO}", model / "model.gguf")
+    (model / "serving.properties").write_text("option.max_rolling_batch_size=4\n")
+    with _running(engine, "cpu", ["--volume", f"{model}:/opt/ml/model:ro"], {"SM_NUM_GPUS": "1"}) as container:
+        seconds = _ready(container, 240)
+        refused = subprocess.run(["touch", f"/proc/{container.pid}/root/opt/ml/model/x"], capture_output=True)
+        assert refused.returncode, "the model data can be written"
+        assert "SM_NUM_GPUS is understood as TENSOR_PARALLEL_DEGREE=1" in container.log
+        _generated(container)
+        stream = container.ask("/invocations", _body(_LONG, stream=True, ignore_eos_token=True))
+        assert stream.stdout is not None
+        first = stream.stdout.readline()
+        os.kill(container.pid, signal.SIGTERM)
+        lines = [first, *stream.communicate()[0].splitlines()]
+        assert (len(lines), json.loads(lines[-1])["details"]["finish_reason"]) == (_LONG, "length"), lines[-1]
+        assert container.ended(30) == 0
+        assert "SIGTERM: stopping; answers to finish: 1" in container.log
+    assert sorted(entry.name for entry in model.iterdir()) == ["model.gguf", "serving.properties"]
+    done += [f"ready after {seconds:.1f} s", f"SIGTERM amid a stream: its {len(lines)} tokens came, exit status 0"]
+
+
+# -- trtllm and lmi ------------------------------------------------------------------------------------------------
+
+
+def _check_laid_over(engine: ContainerEngine, names: Sequence[str]) -> None:
+    """The engine's packages are as they were, ours are there, and the entry point runs."""
+    arguments, stages = read()
+    djl = f"/usr/local/djl-serving-{arguments['DJL_VERSION']}"
+    with _timed("stand-in of their bases: Debian with a Python and older packages"):
+        lines = [
+            f"FROM {DEBIAN}",
+            "RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-pip",
+            "ENV PIP_BREAK_SYSTEM_PACKAGES=1",
+            f"RUN python3 -m pip install --no-cache-dir {' '.join(_HELD)} starlette==0.46.2",
+            f"RUN mkdir -p /opt/java/openjdk/bin {djl}/bin && touch /opt/java/openjdk/bin/java {djl}/bin/serving",
+        ]
+        engine.build(_STAND_IN, {}, lines=lines)
+    bases = {"CPU_BASE": DEBIAN} | {f"{name}_BASE": _STAND_IN for name in ("JRE", "DJL", "TRTLLM", "LMI")}
+    constraints = (ROOT / "docker/constraints-gpu.txt").read_text().splitlines()
+    [ours] = [line for line in constraints if line.startswith("starlette==")]  # newer than the stand-in's
+    for name in names:
+        with _timed(f"{name}: built on the stand-in, started with echo") as done:
+            engine.build(name, bases, target=name)
+            with _running(engine, name, [], {"LMI_FRONT": "embedded", "OPTION_LLM_ENGINE": "echo"}) as container:
+                done.append(f"ready after {_ready(container, 60):.1f} s")
+                freeze = container.execute("python3", "-m", "pip", "list", "--format", "freeze").splitlines()
+                assert {*_HELD, ours} <= set(freeze), freeze
+                environment = container.execute("env").splitlines()
+                expected = {**stages[name].environment(), "LMI_FRONT": "embedded", "OPTION_LLM_ENGINE": "echo"}
+                assert {f"{key}={value}" for key, value in expected.items()} <= set(environment), environment
+                container.stop()
+                assert container.ended(15) == 0
+
+
+# -- one container -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _running(
+    engine: ContainerEngine, tag: str, options: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[Container]:
+    container = engine.run(tag, f"image-check-{tag}", options, environment or {})
+    try:
+        yield container
+    except BaseException:
+        print(container.log, file=sys.stderr)
+        raise
+    finally:
+        container.remove()
+
+
+def _ready(container: Container, seconds: float) -> float:
+    """Seconds until /ping answers 200; from the first answer on it is 503 before, and never a refused connection."""
+    began = time.monotonic()
+    seen = {"refused"}
+    while (found := container.ping()) != "200":
+        assert found == "503" or seen == {"refused"}, f"/ping answered {found} after {seen}"
+        assert container.process.poll() is None, f"it ended with status {container.process.returncode}"
+        assert time.monotonic() - began < seconds, f"not ready after {seconds} s"
+        seen.add(found)
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def _body(tokens: int, *, stream: bool = False, **more: Any) -> dict[str, Any]:
+    return {"inputs": _PROMPT, "parameters": {"max_new_tokens": tokens, "details": True, **more}, "stream": stream}
+
+
+def _generated(container: Container) -> str:
+    answer = container.ask("/invocations", _body(8))
+    output, errors = answer.communicate(timeout=60)
+    assert answer.returncode == 0, errors
+    found = json.loads(output)["generated_text"]
+    assert isinstance(found, str)
+    assert "Paris" in found
+    return found
+
+
+@contextlib.contextmanager
+def _timed(what: str) -> Iterator[list[str]]:
+    """Print how long it took, and what the body adds."""
+    began = time.monotonic()
+    found: list[str] = []
+    yield found
+    print(f"{what}: {', '.join([f'{time.monotonic() - began:.0f} s', *found])}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

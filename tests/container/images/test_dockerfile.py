@@ -1,0 +1,144 @@
+"""The Dockerfile, checked against SageMaker's rules for containers and against the repository."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from deploy.data import table
+from deploy.resolve.images import push_instructions
+from handler import __version__
+from handler.config.model_files import _DEMO_MEMBER
+from tests.container.images.dockerfile import ROOT, context, read
+
+ARGUMENTS, STAGES = read()
+IMAGES = ("cpu", "lmi", "trtllm")
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_is_run_as_sagemaker_runs_it(name: str) -> None:
+    stage = STAGES[name]
+    assert stage.command("ENTRYPOINT")[1:] == ["-m", "handler.container"]
+    assert stage.command("CMD") == ["serve"]
+    assert stage.values("EXPOSE") == ["8080"]
+    assert stage.values("USER") == stage.values("HEALTHCHECK") == stage.values("VOLUME") == []
+    assert stage.labels()["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
+    assert stage.labels()["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert stage.labels().get("com.amazonaws.sagemaker.capabilities.multi-models", "false") == "false"
+
+
+def test_each_image_has_its_front_and_engine() -> None:
+    chosen = {name: STAGES[name].environment() for name in IMAGES}
+    fronts = {name: (found["LMI_FRONT"], found.get("OPTION_LLM_ENGINE")) for name, found in chosen.items()}
+    assert fronts == {"cpu": ("embedded", None), "lmi": ("djl", "vllm"), "trtllm": ("djl", "trtllm")}
+    assert Path(chosen["cpu"]["LMI_DEFAULT_MODEL"]).name == Path(_DEMO_MEMBER).name
+
+
+def test_bases_are_pinned() -> None:
+    bases = {stage.base for stage in STAGES.values()}
+    assert bases == {
+        ARGUMENTS["CPU_BASE"],
+        "eclipse-temurin:17.0.19_10-jre-noble",
+        "deepjavalibrary/djl-serving:0.36.0-cpu",
+        "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130",
+    }
+    assert re.fullmatch(r"debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", ARGUMENTS["CPU_BASE"])
+
+
+def test_documents_examples_and_deploy_name_the_dockerfile_s_images() -> None:
+    known = table("image_accounts")
+    newest = max(known["lmi_tags"], key=lambda version: tuple(map(int, version.split("."))))
+    assert known["lmi_tags"][newest] == ARGUMENTS["LMI_TAG"]
+    assert known["registries"][ARGUMENTS["LMI_REGION"]] == ARGUMENTS["LMI_ACCOUNT"]
+    document = (ROOT / "docs" / "container.md").read_text()
+    rows = {name: next(line for line in document.splitlines() if line.startswith(f"| `{name}` |")) for name in IMAGES}
+    assert ARGUMENTS["LMI_TAG"] in rows["lmi"]
+    assert ARGUMENTS["TRTLLM_BASE"].rpartition(":")[2] in rows["trtllm"]
+    assert f"DJL Serving {ARGUMENTS['DJL_VERSION']}" in rows["trtllm"]
+    named = {}
+    for path in sorted((ROOT / "examples").glob("*.yaml")):
+        image = yaml.safe_load(path.read_text())["image"]
+        if "repository" not in image:
+            continue
+        name = f"{image['repository']}:{image.get('tag', __version__)}"
+        advised = push_instructions(f"111122223333.dkr.ecr.us-east-1.amazonaws.com/{name}")
+        target = re.search(r"--target (\w+) ", advised)
+        assert target is not None
+        named[name] = target[1]
+        assert image.get("cuda", "none") in rows[target[1]]
+        assert any(
+            line.startswith("docker build") and f"--target {target[1]} " in line and f"-t {name} " in line
+            for line in document.splitlines()
+        ), f"{path.name}: docs/container.md does not build {name}"
+    assert sorted(named.values()) == sorted(IMAGES)
+
+
+def test_copied_files_are_there_and_in_the_context() -> None:
+    files = set(context())
+    for stage in STAGES.values():
+        for value in stage.values("COPY"):
+            *sources, _ = value.split()
+            if sources[0].startswith("--from="):
+                assert sources[0].removeprefix("--from=") in STAGES
+                continue
+            for source in map(Path, sources):
+                assert any(source == file or source in file.parents for file in files), source
+
+
+def test_every_builder_has_what_it_uses() -> None:
+    """OCI images keep no SHELL; buildah 1.28 loses a stage that RUN mounts and its cache has."""
+    for stage in STAGES.values():
+        assert stage.values("SHELL") == []
+        assert not [value for value in stage.values("RUN") if "--mount" in value or "<<" in value]
+
+
+def test_context_holds_nothing_but_what_is_built() -> None:
+    files = set(context())
+    assert {file.parts[0] for file in files} == {"pyproject.toml", "README.md", "handler", "deploy", "docker"}
+    assert not [file for file in files if "__pycache__" in file.parts or file.suffix == ".pyc"]
+    assert Path("handler/py.typed") in files
+
+
+def test_no_layer_keeps_package_lists_or_secrets() -> None:
+    for stage in STAGES.values():
+        for value in stage.values("RUN"):
+            assert "apt-get update" not in value or "rm -rf /var/lib/apt/lists/*" in value
+            assert "pip install" not in value or "--no-cache-dir" in value
+        for name in [*stage.environment(), *stage.values("ARG")]:
+            assert not re.search("TOKEN|SECRET|KEY|PASSWORD", name)
+
+
+def test_hadolint_finds_nothing() -> None:
+    found = subprocess.run(
+        [Path(sys.executable).parent / "hadolint", ROOT / "Dockerfile"], capture_output=True, text=True
+    )
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("file", "extras"), [("constraints-cpu.txt", ("cpu", "container")), ("constraints-gpu.txt", ("container",))]
+)
+def test_constraints_pin_what_the_package_needs(file: str, extras: tuple[str, ...]) -> None:
+    lines = [line for line in (ROOT / "docker" / file).read_text().splitlines() if not line.startswith("#")]
+    pinned = {_plain(name): version for name, _, version in (line.partition("==") for line in lines)}
+    assert all(pinned.values())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]
+    for requirement in map(Requirement, needed):
+        assert requirement.specifier.contains(pinned[_plain(requirement.name)]), requirement
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,136 @@
+"""The client through the emulator to our own server: every schema, as a user meets them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import boto3
+import pytest
+
+from deploy.cli.main import main
+from deploy.client import Finish, ModelFailed, ModelRefused, NotSent, Patience, Predictor, RequestFailed, Token
+from deploy.local.endpoint import Component, Endpoint
+from deploy.local.runtime import Runtime
+from deploy.local.store import Store
+from tests.deploy.local.servers import Loop
+from tests.servers import LiveServer, serve
+
+WORDS = "one two three four"
+NOW = Patience(busy=0, cold=0)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[LiveServer]:
+    """The echo engine, with its cues for failures."""
+    with serve("--engine", "echo", "-o", "option.echo_cues=true") as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def emulated(served: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Endpoint, Path]]:
+    loop = Loop()
+    with ExitStack() as stack:
+        stack.callback(loop.close)
+        endpoint = Endpoint(served.url, part_bytes=5)
+        root = tmp_path_factory.mktemp("s3")
+        yield stack.enter_context(loop.serving(Runtime(endpoint, Store(root)).app())), endpoint, root
+
+
+@pytest.fixture
+def predictor(emulated: tuple[str, Endpoint, Path], boto: boto3.session.Session) -> Predictor:
+    return Predictor("local", "us-east-1", endpoint_url=emulated[0], session=boto, patience=NOW)
+
+
+BODIES = {
+    "lmi": {"inputs": WORDS, "parameters": {"max_new_tokens": 4}},
+    "lmi sse": {"inputs": WORDS, "parameters": {"max_new_tokens": 4, "output_formatter": "sse"}},
+    "chat": {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 4},
+    "openai": {"prompt": WORDS, "max_tokens": 4},
+    "triton": {"text_input": WORDS, "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("schema", BODIES)
+def test_every_schema_comes_token_by_token(predictor: Predictor, schema: str) -> None:
+    """The echo engine says the prompt's words."""
+    stream = predictor.predict_stream(BODIES[schema])
+    text = "".join(stream.text())
+    assert len([event for event in stream.arrived if isinstance(event, Token)]) == 4
+    assert text.split() == (WORDS.split() if schema != "chat" else text.split())
+    whole = predictor.predict(BODIES[schema] if schema != "lmi sse" else BODIES["lmi"])
+    assert json.dumps(text)[1:-1] in json.dumps(whole)  # Triton's whole answer begins with the prompt
+
+
+def test_tgis_schema(emulated: tuple[str, Endpoint, Path], boto: boto3.session.Session) -> None:
+    with serve("--engine", "echo", "-o", "option.tgi_compat=true") as server:
+        server.wait_ready()
+        loop = Loop()
+        with ExitStack() as stack:
+            stack.callback(loop.close)
+            url = stack.enter_context(loop.serving(Runtime(Endpoint(server.url)).app()))
+            predictor = Predictor("local", "us-east-1", endpoint_url=url, session=boto)
+            stream = predictor.predict_stream({"inputs": WORDS, "parameters": {"max_new_tokens": 4}})
+            text = "".join(stream.text())
+            assert stream.finish == Finish("length", text, stream.finish.details if stream.finish else None)
+            assert (
+                predictor.predict({"inputs": WORDS, "parameters": {"max_new_tokens": 4}})[0]["generated_text"] == text
+            )
+
+
+def test_a_refusal_before_the_stream(predictor: Predictor) -> None:
+    with pytest.raises(ModelRefused, match=r"\(424\): parameters.top_p=2: must be a number"):
+        predictor.predict_stream({"inputs": WORDS, "parameters": {"top_p": 2}})
+
+
+def test_sessions_are_refused_by_our_server(predictor: Predictor) -> None:
+    with pytest.raises(ModelRefused, match="ession"):
+        predictor.session()
+
+
+def test_an_asynchronous_answer_comes_to_the_store(predictor: Predictor, emulated: tuple[str, Endpoint, Path]) -> None:
+    class Directory:
+        """S3's GetObject on the emulator's directory."""
+
+        def get_object(self, Bucket: str, Key: str) -> dict[str, object]:
+            path = emulated[2] / Bucket / Key
+            if not path.exists():
+                raise boto3.client("s3").exceptions.NoSuchKey({"Error": {"Code": "NoSuchKey"}}, "GetObject")
+            return {"Body": io.BytesIO(path.read_bytes()), "ContentType": "application/json"}
+
+    accepted = predictor.predict_async({"inputs": WORDS, "parameters": {"max_new_tokens": 4}})
+    accepted._s3 = Directory()
+    assert accepted.wait(20)["generated_text"]
+    failed = predictor.predict_async({"inputs": WORDS, "parameters": {"top_p": 2}})
+    failed._s3 = Directory()
+    with pytest.raises(ModelFailed, match="top_p=2"):
+        failed.wait(20)
+
+
+def test_components(predictor: Predictor, emulated: tuple[str, Endpoint, Path], boto: boto3.session.Session) -> None:
+    _, endpoint, _ = emulated
+    endpoint.components = {"base": Component(), "cold": Component(copies=0)}
+    try:
+        named = Predictor("local", "us-east-1", endpoint_url=emulated[0], component="base", session=boto)
+        assert named.predict({"inputs": WORDS})["generated_text"]
+        cold = Predictor("local", "us-east-1", endpoint_url=emulated[0], component="cold", session=boto, patience=NOW)
+        with pytest.raises(RequestFailed, match="no capacity"):
+            cold.predict({"inputs": WORDS})
+    finally:
+        endpoint.components = {}
+    with pytest.raises(NotSent, match="not allowed"):
+        named.predict({"inputs": WORDS})
+
+
+@pytest.mark.parametrize("route", ["invocations", "openai"])
+def test_bench(emulated: tuple[str, Endpoint, Path], capsys: pytest.CaptureFixture[str], route: str) -> None:
+    arguments = ["--clients", "1,4", "--requests", "8", "--max-tokens", "6", "--words", "20", "--route", route]
+    assert main(["bench", "local", "--endpoint-url", emulated[0], *arguments]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [level["errors"] for level in found["levels"]] == [{}, {}]
+    for level in found["levels"]:
+        assert level["tokens_per_second"] == pytest.approx(6 * level["requests_per_second"], rel=0.02)

@@ -1,0 +1,273 @@
+"""Whole answers: what is sent, what comes back, and what becomes of failures."""
+
+from __future__ import annotations
+
+import pytest
+from botocore.exceptions import (
+    BotoCoreError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    ProfileNotFound,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
+
+from deploy.client import (
+    BytesDeserializer,
+    Forbidden,
+    ModelBusy,
+    ModelFailed,
+    ModelRefused,
+    NoCapacity,
+    NoSuchEndpoint,
+    NotSent,
+    NotStarted,
+    Patience,
+    Predictor,
+    ServiceFailed,
+    TimedOut,
+    Unreachable,
+)
+from deploy.client.aws.failures import failure
+from deploy.client.aws.runtime import MAX_BYTES, WARN_BYTES, LargePayload, check_size
+from deploy.errors import DeployError, NotAllowed, NotThere
+from tests.deploy.aws.client.double import Answer, Double, fails, model_answers, says, stalls
+
+NO_CAPACITY = fails(400, "ValidationError", "Inference Component has no capacity to process this request.")
+NO_NAME = fails(400, "ValidationError",
+                "Inference Component Name header is required for endpoints to which you plan to deploy inference "
+                "components.")  # fmt: skip
+
+
+def test_an_answer(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [says({"generated_text": "ab é"})]
+    assert predictor.predict({"inputs": "ü"}, inference_id="i-1", custom_attributes="a=b") == {"generated_text": "ab é"}
+    request = aws.requests[0]
+    assert request.path == "/endpoints/e/invocations"
+    assert request.json == {"inputs": "ü"}
+    assert request.headers["content-type"] == request.headers["accept"] == "application/json"
+    assert request.headers["x-amzn-sagemaker-inference-id"] == "i-1"
+    assert request.headers["x-amzn-sagemaker-custom-attributes"] == "a=b"
+    assert "x-amzn-sagemaker-inference-component" not in request.headers
+
+
+def test_bytes_go_and_come_as_they_are(aws: Double) -> None:
+    aws.answers = [says(b"\xff\x00")]
+    predictor = Predictor("e", deserializer=BytesDeserializer())
+    assert predictor.predict(b"\x00\xfe", content_type="application/x-npy") == b"\xff\x00"
+    assert aws.requests[0].body == b"\x00\xfe"
+    assert aws.requests[0].headers["content-type"] == "application/x-npy"
+    assert aws.requests[0].headers["accept"] == "*/*"
+
+
+def test_an_answer_that_is_no_json_is_text(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [says(b"plain")]
+    assert predictor.predict({}) == "plain"
+
+
+def test_arguments_of_boto3_and_a_named_component(aws: Double) -> None:
+    aws.answers = [says({})]
+    Predictor("e", adapter="french").predict({}, {"TargetVariant": "blue"})
+    assert aws.requests[0].headers["x-amzn-sagemaker-inference-component"] == "french"
+    assert aws.requests[0].headers["x-amzn-sagemaker-target-variant"] == "blue"
+    with pytest.raises(NotSent, match="component or adapter"):
+        Predictor("e", adapter="french", component="base")
+
+
+def test_an_unknown_option_is_refused_by_name(predictor: Predictor) -> None:
+    with pytest.raises(NotSent, match=r"variant: there are only .*target_variant"):
+        predictor.predict({}, variant="blue")  # type: ignore[call-arg]
+
+
+def test_without_a_region_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    with pytest.raises(NotSent, match="no region"):
+        Predictor("e")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message", "status"),
+    [
+        (model_answers(400, "bad input"), ModelRefused, "the model refused it (400): bad input", 400),
+        (model_answers(404, "no adapter"), ModelRefused, "the model refused it (404): no adapter", 404),
+        (model_answers(424, "engine failure"), ModelFailed, "the model failed (424): engine failure", 424),
+        (model_answers(424, '{"error": "x", "error_type": "generation"}'), ModelFailed,
+         "the model failed (424): x", 424),
+        (model_answers(424, '{"error": "x", "code": 424}'), ModelRefused, "the model refused it (424): x", 424),
+        (model_answers(400, '{"error": {"message": "y", "type": "z"}}'), ModelRefused,
+         "the model refused it (400): y", 400),
+        (model_answers(500, "oops"), ModelFailed, "the model failed (500): oops", 500),
+        (model_answers(507, "memory"), ModelFailed, "the model failed (507): memory", 507),
+        (model_answers(503, "queue full"), ModelBusy, "the model is busy (503): queue full", 503),
+        (model_answers(0, "Your invocation timed out while waiting for a response from container primary."), TimedOut,
+         "Your invocation timed out while waiting for a response from container primary.", 0),
+        (model_answers(0, "reset"), ModelFailed, "the model failed (0): reset", 0),
+        (fails(400, "ValidationError", "1 validation error detected"), NotSent, "1 validation error detected", None),
+        (fails(413, "ValidationError", "too large"), NotSent, "too large", None),
+        (fails(400, "ValidationError", "Endpoint e of account 1 not found."), NoSuchEndpoint,
+         "Endpoint e of account 1 not found.", None),
+        (fails(403, "AccessDeniedException", "no"), Forbidden, "InvokeEndpoint: AccessDeniedException: no", None),
+        (fails(500, "InternalFailure", "oops"), ServiceFailed, "InternalFailure: oops", None),
+        (fails(530, "InternalDependencyException", "oops"), ServiceFailed, "InternalDependencyException: oops", None),
+    ],
+)  # fmt: skip
+def test_failures_that_are_final(
+    predictor: Predictor, aws: Double, answer: Answer, kind: type[DeployError], message: str, status: int | None
+) -> None:
+    aws.answers = [answer]
+    with pytest.raises(DeployError) as caught:
+        predictor.predict({})
+    error = caught.value
+    assert type(error) is kind
+    assert str(error) == message
+    assert error.original_status == status
+    assert error.request_id == "request-7" or status is not None
+    assert (error.log_stream is not None) == (status is not None)
+    assert len(aws.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [("AccessDeniedException", "InvokeEndpoint"), ("ExpiredTokenException", "Sign in again")],
+)
+def test_what_is_advised_where_it_is_not_allowed(predictor: Predictor, aws: Double, code: str, advice: str) -> None:
+    aws.answers = [fails(403, code, "no")]
+    with pytest.raises(Forbidden) as caught:
+        predictor.predict({})
+    assert advice in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (NoCredentialsError(), "Sign in (aws"),
+        (UnauthorizedSSOTokenError(), "Sign in again"),
+        (TokenRetrievalError(provider="sso", error_msg="no"), "Sign in again"),
+        (CredentialRetrievalError(provider="process", error_msg="no"), "Sign in again"),
+        (ProfileNotFound(profile="p"), "Sign in again"),
+    ],
+)
+def test_who_is_not_signed_in_is_told(error: BotoCoreError, advice: str) -> None:
+    found = failure(error)
+    assert isinstance(found, Forbidden)
+    assert advice in found.advice
+
+
+def test_the_command_line_knows_them_by_their_status() -> None:
+    assert issubclass(NoSuchEndpoint, NotThere)
+    assert NoSuchEndpoint("x").status == 4
+    assert issubclass(Forbidden, NotAllowed)
+    assert Forbidden("x").status == 3
+    assert NoCapacity("x").status == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        NO_CAPACITY,
+        fails(503, "ServiceUnavailable", "The endpoint is overloaded"),
+        fails(429, "ModelNotReadyException", "loading"),
+        fails(400, "ThrottlingException", "Rate exceeded"),
+    ],
+)
+def test_what_was_not_begun_is_sent_again(aws: Double, answer: Answer) -> None:
+    aws.answers = [answer, answer, says({"generated_text": "a"})]
+    seen: list[tuple[NotStarted, float]] = []
+    patience = Patience(busy=5, cold=5, first=0.01, longest=0.02)
+    predictor = Predictor("e", patience=patience, report=lambda error, pause: seen.append((error, pause)))
+    assert predictor.predict({"inputs": "x"}) == {"generated_text": "a"}
+    assert [request.json for request in aws.requests] == [{"inputs": "x"}] * 3
+    assert len(seen) == 2
+    assert all(0 < pause <= 0.02 for _, pause in seen)
+
+
+def test_patience_ends(aws: Double) -> None:
+    aws.answers = [NO_CAPACITY]
+    with pytest.raises(NoCapacity, match="no capacity"):
+        Predictor("e", patience=Patience(busy=100, cold=0)).predict({})
+    assert len(aws.requests) == 1
+
+
+def test_a_slow_answer_is_asked_for_once(predictor: Predictor, aws: Double) -> None:
+    """boto3's own retries would have the model at it three times."""
+    aws.answers = [stalls]
+    with pytest.raises(TimedOut, match="no answer in time"):
+        predictor.predict({"inputs": "x"})
+    assert len(aws.requests) == 1
+
+
+def test_no_connection_is_tried_again(aws: Double) -> None:
+    attempts: list[NotStarted] = []
+    predictor = Predictor(
+        "e",
+        endpoint_url="http://127.0.0.1:1",
+        patience=Patience(busy=1, first=0.1),
+        report=lambda error, pause: attempts.append(error),
+    )
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
+        predictor.predict({})
+    assert attempts
+    assert all(type(error) is Unreachable for error in attempts)
+
+
+def test_large_bodies_are_warned_about_and_huge_ones_not_sent(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [says({})]
+    with pytest.warns(LargePayload, match="6,291,457 bytes") as warned:
+        predictor.predict(b"x" * (WARN_BYTES + 1))
+    assert warned[0].filename == __file__
+    with pytest.raises(NotSent, match="26,214,401 bytes"):
+        predictor.predict(b"x" * (MAX_BYTES + 1))
+    assert len(aws.requests) == 1
+    check_size(b"x" * WARN_BYTES)
+
+
+def listed(*names: str) -> Answer:
+    return says({"InferenceComponents": [{"InferenceComponentName": name, "EndpointName": "e"} for name in names]})
+
+
+def test_the_only_component_is_found(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [NO_NAME, listed("base"), says({"n": 1}), says({"n": 2})]
+    assert predictor.predict({}) == {"n": 1}
+    assert predictor.predict({}) == {"n": 2}
+    asked = [request.headers.get("x-amz-target") for request in aws.requests]
+    assert asked == [None, "SageMaker.ListInferenceComponents", None, None]
+    assert aws.requests[1].json["EndpointNameEquals"] == "e"
+    assert [r.headers.get("x-amzn-sagemaker-inference-component") for r in aws.requests] == [None, None, "base", "base"]
+
+
+def test_adapters_are_not_what_is_looked_for(predictor: Predictor, aws: Double) -> None:
+    adapter = says({"Specification": {"BaseInferenceComponentName": "base"}})
+    aws.answers = [NO_NAME, listed("french", "base"), adapter, says({"Specification": {"ModelName": "m"}}), says({})]
+    assert predictor.predict({}) == {}
+    assert predictor.runtime.component == "base"
+
+
+def test_of_several_components_one_must_be_named(predictor: Predictor, aws: Double) -> None:
+    model = says({"Specification": {"ModelName": "m"}})
+    aws.answers = [NO_NAME, listed("b", "a"), model, model]
+    with pytest.raises(NotSent, match="e has several inference components: a, b"):
+        predictor.predict({})
+
+
+def test_no_component_yet(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [NO_NAME, listed()]
+    with pytest.raises(NotSent, match="no inference component yet"):
+        predictor.predict({})
+
+
+def test_components_that_may_not_be_listed_must_be_named(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [NO_NAME, fails(400, "AccessDeniedException", "not authorized")]
+    with pytest.raises(Forbidden, match="e wants an inference component named") as caught:
+        predictor.predict({})
+    assert "--component" in caught.value.advice
+
+
+def test_a_chat(predictor: Predictor, aws: Double) -> None:
+    answer = {"choices": [{"message": {"role": "assistant", "content": "Hi"}}]}
+    aws.answers = [says(answer)]
+    assert predictor.chat("Hello", max_tokens=5) == answer
+    assert aws.requests[0].json == {
+        "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "stream": False
+    }  # fmt: skip
+    predictor.chat([{"role": "system", "content": "x"}])
+    assert aws.requests[1].json["messages"] == [{"role": "system", "content": "x"}]

@@ -1,0 +1,223 @@
+"""Deployments put to AWS's double: made, made again, changed, failing, and taken away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.deployer.apply import Run
+from deploy.deployer.plan import Plan, Verb
+from deploy.errors import DeployError, Failed, Refused
+from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, down, up, wanted_of
+
+
+def verbs(plan: Plan) -> list[tuple[str, str]]:
+    return [(action.verb.value, action.kind.value) for action in plan.changing]
+
+
+def test_up_makes_everything_and_again_changes_nothing(cloud: Cloud) -> None:
+    wanted = wanted_of(PLAIN)
+    up(wanted)
+    there = cloud.everything()
+    assert cloud.sagemaker.names("endpoint") == [NAME]
+    assert len(there) == len(wanted)
+    cloud.calls.clear()
+    assert verbs(up(wanted)) == []
+    assert cloud.changes() == []
+    assert cloud.everything() == there
+
+
+def test_down_leaves_nothing_and_twice_is_fine(cloud: Cloud) -> None:
+    up(wanted_of(COMPONENTS))
+    assert cloud.sagemaker.names("inference-component") == ["base", "french", "second"]
+    down()
+    assert cloud.everything() == {}
+    cloud.calls.clear()
+    assert down().actions == ()
+    assert cloud.changes() == []
+
+
+def test_components_are_made_and_again_nothing_changes(cloud: Cloud) -> None:
+    wanted = wanted_of(COMPONENTS)
+    up(wanted)
+    assert len(cloud.everything()) == len(wanted)
+    assert verbs(up(wanted)) == []
+
+
+def test_an_update_whose_rollback_failed_is_made_again_and_keeps_all_versions_until_then(cloud: Cloud) -> None:
+    up(wanted_of(PLAIN))
+    changed = wanted_of(PLAIN, options={"max_tokens": 1})
+    cloud.sagemaker.fate(NAME, "UpdateRollbackFailed", "no capacity")
+    with pytest.raises(Failed, match="no capacity"):
+        up(changed)
+    assert len(cloud.sagemaker.names("endpoint-config")) == 2
+    again = verbs(up(changed, keep=1))
+    assert ("update", "endpoint") in again
+    assert "delete" not in [verb for verb, _ in again]
+    assert len(cloud.sagemaker.names("endpoint-config")) == 2
+    assert verbs(up(changed, keep=1)) == [("delete", "endpoint-config"), ("delete", "model")]
+
+
+def test_an_update_is_a_new_version_and_old_ones_go(cloud: Cloud) -> None:
+    names = []
+    for tokens in (1, 2, 3):
+        wanted = wanted_of(PLAIN, options={"max_tokens": tokens})
+        names.append(next(one.name for one in wanted if one.kind.value == "endpoint-config"))
+        up(wanted, keep=2)
+        assert cloud.sagemaker.things["endpoint", NAME].request["EndpointConfigName"] == names[-1]
+        assert verbs(up(wanted, keep=2)) == []
+    assert cloud.sagemaker.names("endpoint-config") == sorted(names[1:])
+    assert len(cloud.sagemaker.names("model")) == 2
+    down()
+    assert cloud.everything() == {}
+
+
+def test_an_update_says_how_and_which_alarms_undo_it(cloud: Cloud) -> None:
+    up(wanted_of(PLAIN))
+    plan = up(wanted_of(PLAIN, options={"max_tokens": 2}))
+    assert [verb for verb, kind in verbs(plan) if kind in ("model", "endpoint-config")] == ["replace", "replace"]
+    (update,) = [action for action in plan.actions if action.operation == "update_endpoint"]
+    deployment: Any = (update.request or {})["DeploymentConfig"]
+    assert "RollingUpdatePolicy" in deployment
+    alarms = [alarm["AlarmName"] for alarm in deployment["AutoRollbackConfiguration"]["Alarms"]]
+    assert alarms == ["llama/5xx", "llama/model-errors"]
+
+
+def test_an_update_that_is_rolled_back_leaves_what_served(cloud: Cloud) -> None:
+    up(wanted_of(PLAIN))
+    before = cloud.everything()
+    cloud.sagemaker.fate(NAME, "RolledBack", "llama/5xx went off")
+    with pytest.raises(Failed, match="rolled back"):
+        up(wanted_of(PLAIN, options={"max_tokens": 2}))
+    after = cloud.everything()
+    assert set(after) == set(before)
+    name = f"endpoint/{NAME}"
+    assert after[name]["EndpointConfigName"] == before[name]["EndpointConfigName"]
+
+
+def test_an_endpoint_that_fails_is_taken_away_with_all_that_was_made(cloud: Cloud) -> None:
+    reason = "The primary container for production variant AllTraffic did not pass the ping health check."
+    cloud.sagemaker.fate(NAME, "Failed", reason)
+    with pytest.raises(Failed, match="ping health check") as raised:
+        up(wanted_of(PLAIN))
+    assert raised.value.advice
+    assert cloud.everything() == {}
+
+
+def test_what_failed_can_be_kept_and_is_replaced_by_the_next_run(cloud: Cloud) -> None:
+    cloud.sagemaker.fate(NAME, "Failed", "no capacity")
+    with pytest.raises(Failed) as raised:
+        up(wanted_of(PLAIN), keep_failed=True)
+    assert "lmi deploy down" in raised.value.advice
+    assert cloud.sagemaker.things["endpoint", NAME].status == "Failed"
+    plan = up(wanted_of(PLAIN))
+    assert verbs(plan)[0] == ("delete", "endpoint")
+    assert cloud.sagemaker.things["endpoint", NAME].status == "InService"
+    assert len(cloud.everything()) == len(wanted_of(PLAIN))
+
+
+def test_a_component_that_fails_goes_and_the_endpoint_stays(cloud: Cloud) -> None:
+    cloud.sagemaker.fate("second", "Failed", "out of memory")
+    with pytest.raises(Failed) as raised:
+        up(wanted_of(COMPONENTS))
+    assert "costs money" in raised.value.advice
+    assert cloud.sagemaker.names("inference-component") == ["base", "french"]
+    up(wanted_of(COMPONENTS))
+    assert len(cloud.everything()) == len(wanted_of(COMPONENTS))
+
+
+def test_parts_that_are_taken_out_of_the_specification_go(cloud: Cloud) -> None:
+    up(wanted_of(COMPONENTS))
+    up(wanted_of(COMPONENTS, components=[{"name": "second"}], alarms=None))
+    assert cloud.sagemaker.names("inference-component") == ["second"]
+    assert sorted(key[0] for key in cloud.scaling.targets) == ["inference-component/second"]
+    left = [alarm["AlarmName"] for alarm in cloud.client("cloudwatch").describe_alarms()["MetricAlarms"]]
+    assert left == ["llama/second/no-capacity"]
+
+
+def test_a_changed_component_is_updated_where_it_is(cloud: Cloud) -> None:
+    up(wanted_of(COMPONENTS))
+    plan = up(wanted_of(COMPONENTS, options={"max_tokens": 2}))
+    assert ("update", "inference-component") in verbs(plan)
+    models = cloud.sagemaker.names("model")
+    assert len(models) == 2
+    used = cloud.sagemaker.things["inference-component", "base"].request["Specification"]["ModelName"]
+    assert used in models
+    assert used == cloud.sagemaker.things["inference-component", "second"].request["Specification"]["ModelName"]
+
+
+def test_copies_that_scaling_chose_are_left_alone(cloud: Cloud) -> None:
+    wanted = wanted_of(COMPONENTS)
+    up(wanted)
+    runtime = cloud.sagemaker.things["inference-component", "base"].request["RuntimeConfig"]
+    runtime["DesiredCopyCount"] = 4
+    assert verbs(up(wanted)) == []
+
+
+def test_another_s_endpoint_is_refused_and_can_be_taken_over(cloud: Cloud) -> None:
+    up(wanted_of(PLAIN))
+    cloud.sagemaker.things["endpoint", NAME].tags.clear()
+    cloud.calls.clear()
+    with pytest.raises(Refused, match="endpoint/llama exists and was not made by this deployment"):
+        up(wanted_of(PLAIN))
+    with pytest.raises(Refused):
+        down()
+    assert cloud.changes() == []
+    assert verbs(up(wanted_of(PLAIN), adopt=True)) == [("tag", "endpoint")]
+    down()
+    assert cloud.everything() == {}
+
+
+def test_tags_follow_the_specification(cloud: Cloud) -> None:
+    up(wanted_of(PLAIN))
+    plan = up(wanted_of(PLAIN, tags={"team": "nlp"}))
+    assert {action.verb for action in plan.changing} == {Verb.TAG}
+    assert cloud.sagemaker.things["endpoint", NAME].tags["team"] == "nlp"
+    assert verbs(up(wanted_of(PLAIN, tags={"team": "nlp"}))) == []
+
+
+def test_a_neighbour_whose_name_begins_alike_is_left_alone(cloud: Cloud) -> None:
+    cloud.client("sagemaker").create_model(
+        ModelName="llama-0000aaaa",
+        ExecutionRoleArn="arn:aws:iam::123456789012:role/other",
+        PrimaryContainer={"Image": "x"},
+        Tags=[{"Key": "lmi:deployment", "Value": "llama-0000"}],
+    )
+    up(wanted_of(PLAIN))
+    down()
+    assert cloud.sagemaker.names("model") == ["llama-0000aaaa"]
+
+
+def test_a_call_that_is_denied_takes_what_was_made_with_it(cloud: Cloud) -> None:
+    cloud.refuse("CreateEndpoint", "AccessDeniedException", "not authorized to perform: sagemaker:CreateEndpoint")
+    with pytest.raises(DeployError, match="CreateEndpoint") as raised:
+        up(wanted_of(PLAIN))
+    assert raised.value.status == 3
+    assert cloud.everything() == {}
+
+
+def test_conflicts_and_throttling_are_asked_again(cloud: Cloud, pauses: list[float]) -> None:
+    cloud.refuse("PutScalingPolicy", "ConcurrentUpdateException", "another update is under way", times=2)
+    cloud.refuse("CreateEndpointConfig", "ConflictException", "in use")
+    up(wanted_of(PLAIN))
+    assert pauses == [1.0, 1.0, 2.0]
+    assert len(cloud.everything()) == len(wanted_of(PLAIN))
+
+
+def test_a_name_that_another_run_just_took_is_found_to_be_ours(cloud: Cloud) -> None:
+    """Two runs at once: the second one's creation says that it exists already."""
+    wanted = wanted_of(PLAIN)
+    run = Run()
+
+    def other_run(call: Any) -> None:
+        if call.operation == "CreateEndpoint":
+            cloud.before = None
+            up(wanted)
+
+    cloud.before = other_run
+    up(wanted, run=run)
+    assert f"endpoint/{NAME}" not in run.created
+    assert f"endpoint/{NAME}" in run.serving
+    assert len(cloud.everything()) == len(wanted)

@@ -1,0 +1,265 @@
+"""Before `up`: what would fail is said, nothing is changed, and what may not be looked at is a warning."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.aws import Aws
+from deploy.cli import main as cli
+from deploy.errors import Refused
+from deploy.preflight.check import Check, Verdict
+from deploy.preflight.checks import lines, preflight, refuse_errors
+from deploy.resolve.decision import Decision
+from deploy.resources.names import TAG_DEPLOYMENT
+from deploy.spec import Spec
+from tests.deploy.doubles.aws import ACCOUNT, Cloud
+from tests.deploy.doubles.endpoints import IMAGE, ROLE, aws, make_endpoint, make_ready, set_quotas, settle
+
+
+def spec(**content: Any) -> Spec:
+    base: dict[str, Any] = {"name": "chat", "role": ROLE, "image": {"uri": IMAGE}, "model": {"id": "org/model"}}
+    return Spec.model_validate({**base, **content})
+
+
+def decision(**changes: Any) -> Decision:
+    values: dict[str, Any] = {
+        "region": "us-east-1", "account": ACCOUNT, "image": IMAGE, "instance_type": "ml.g5.xlarge", "gpus": 1,
+        "ami": None, "model_data": None, "download": 600, "startup": 600, **changes,
+    }  # fmt: skip
+    return Decision(**values)
+
+
+@pytest.fixture(autouse=True)
+def quotas(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    return set_quotas(monkeypatch, {"ml.g5.xlarge for endpoint usage": 2.0})
+
+
+@pytest.fixture
+def ready(cloud: Cloud) -> Cloud:
+    """Role and image are there."""
+    make_ready(cloud)
+    return cloud
+
+
+def run(name: str, the_spec: Spec | None = None, **how: Any) -> Check:
+    """The worst that is said of one thing."""
+    found = [
+        check
+        for check in preflight(aws(), the_spec or spec(), how.pop("decision", decision()), **how)
+        if check.name == name
+    ]
+    return max(found, key=lambda check: list(Verdict).index(check.verdict))
+
+
+def hub(status: int) -> Any:
+    def fetch(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        if url.startswith("https://huggingface.co/"):
+            assert (method, url) == ("HEAD", "https://huggingface.co/org/model/resolve/main/config.json")
+            assert headers == {}
+            return status, b""
+        return 200, b'{"architecture": "amd64"}'
+
+    return fetch
+
+
+def test_all_is_well_and_nothing_is_changed(ready: Cloud) -> None:
+    checks = preflight(aws(), spec(), decision(), fetch=hub(200))
+    assert [(check.name, check.verdict) for check in checks] == [
+        (name, Verdict.OK) for name in ("account", "name", "role", "image", "model", "quota")
+    ]
+    assert ready.changes() == []
+    refuse_errors(checks)
+    assert lines(checks)[0] == f"ok      account: {ACCOUNT} in us-east-1"
+
+
+def test_the_name_is_taken(ready: Cloud) -> None:
+    sagemaker = make_endpoint(ready)
+    settle(sagemaker)
+    found = run("name")
+    assert (found.verdict, found.advice) == (Verdict.ERROR, "Take another name, or delete that endpoint.")
+    arn = sagemaker.describe_endpoint(EndpointName="chat")["EndpointArn"]
+    sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": TAG_DEPLOYMENT, "Value": "chat"}])
+    assert run("name").says == "chat exists and is this deployment's (InService)"
+
+
+def test_the_role(cloud: Cloud) -> None:
+    assert run("role").says == f"{ROLE} does not exist"
+    cloud.client("iam").create_role(
+        RoleName="lmi", AssumeRolePolicyDocument='{"Statement": {"Effect": "Allow", "Principal": {"Service": ["ec2"]}}}'
+    )
+    assert run("role").says == f"{ROLE} does not trust sagemaker.amazonaws.com"
+    other = spec(role="arn:aws:iam::999999999999:role/lmi")
+    assert "of another account" in run("role", other).says
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("docker.io/lmi:1", "is not in ECR"),
+        (IMAGE.replace("us-east-1", "eu-west-1"), "is in eu-west-1, the endpoint in us-east-1"),
+        (IMAGE.replace(":1", ":2"), "does not exist"),
+        (IMAGE.replace("lmi", "none"), "does not exist"),
+    ],
+)
+def test_an_image_that_cannot_be_pulled(ready: Cloud, uri: str, says: str) -> None:
+    found = run("image", decision=decision(image=uri))
+    assert found.verdict is Verdict.ERROR
+    assert says in found.says
+
+
+def test_an_image_of_another_processor(ready: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = Aws()
+    monkeypatch.setattr(
+        aws.client("ecr"), "get_download_url_for_layer", lambda **which: {"downloadUrl": "http://there/config"}
+    )
+    for body, verdict in ((b'{"architecture": "arm64"}', Verdict.ERROR), (b"{}", Verdict.OK)):
+        checks = preflight(aws, spec(), decision(), fetch=lambda *asked, body=body: (200, body))  # type: ignore[misc]
+        assert [check.verdict for check in checks if check.name == "image"] == [verdict]
+
+
+def test_an_index_of_platforms_is_refused(ready: Cloud) -> None:
+    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []}
+    ready.client("ecr").put_image(
+        repositoryName="lmi", imageTag="2", imageManifest=json.dumps(index), imageManifestMediaType=index["mediaType"],
+        imageDigest="sha256:" + hashlib.sha256(json.dumps(index).encode()).hexdigest(),
+    )  # fmt: skip
+    found = run("image", decision=decision(image=IMAGE.replace(":1", ":2")))
+    assert found.says == "an index of several platforms, which SageMaker does not take"
+    assert "--provenance=false" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "says"),
+    [(200, Verdict.OK, "on the hub"), (401, Verdict.WARNING, "does not give"), (403, Verdict.WARNING, "does not give"),
+     (404, Verdict.WARNING, "has no config.json")],
+)  # fmt: skip
+def test_a_model_of_the_hub(ready: Cloud, status: int, verdict: Verdict, says: str) -> None:
+    found = run("model", fetch=hub(status))
+    assert found.verdict is verdict
+    assert says in found.says
+
+
+def test_the_hub_is_never_a_reason_to_fail(ready: Cloud) -> None:
+    def unreachable(*asked: Any) -> tuple[int, bytes]:
+        raise OSError("no network")
+
+    assert run("model", fetch=unreachable).verdict is Verdict.OK
+    assert run("model").says.endswith("(not asked)")
+
+
+def test_the_hub_is_not_asked_for_the_demo_model(ready: Cloud) -> None:
+    def asked(*question: Any) -> tuple[int, bytes]:
+        raise AssertionError(question)
+
+    found = run("model", spec(model={"id": "demo"}), fetch=asked)
+    assert (found.verdict, found.says.split(":")[0]) == (Verdict.OK, "demo")
+
+
+def test_a_gated_model_with_its_secret(ready: Cloud) -> None:
+    made = ready.client("secretsmanager").create_secret(Name="hub", SecretString="never read")
+    gated = spec(model={"id": "org/model", "token_secret": made["ARN"]})
+    assert run("model", gated, fetch=hub(401)).verdict is Verdict.OK
+    assert run("secret", gated).verdict is Verdict.OK
+    assert ready.count("GetSecretValue") == 0
+    ready.client("secretsmanager").delete_secret(SecretId=made["ARN"], ForceDeleteWithoutRecovery=True)
+    assert "does not exist" in run("secret", gated).says
+    elsewhere = spec(model={"id": "org/model", "token_secret": made["ARN"].replace("us-east-1", "eu-west-1")})
+    assert run("secret", elsewhere).says.endswith("is in eu-west-1")
+
+
+def test_a_prefix_is_held_against_what_can_load(ready: Cloud) -> None:
+    in_s3 = spec(model={"s3": "s3://of-ours/llama/"})
+    assert run("model", in_s3).says == "there is no bucket of-ours"
+    s3 = ready.client("s3")
+    s3.create_bucket(Bucket="of-ours")
+    assert run("model", in_s3).says == "there is nothing"
+    for name, text in {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights", "": ""}.items():
+        s3.put_object(Bucket="of-ours", Key=f"llama/{name}", Body=text.encode())
+    assert "0-byte object" in run("model", in_s3).says
+    s3.delete_object(Bucket="of-ours", Key="llama/")
+    assert run("model", in_s3) == Check("model", Verdict.OK, "s3://of-ours/llama/: 3 objects, 11 B")
+
+
+def test_a_directory_says_what_is_to_be_sent(ready: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3 = ready.client("s3")
+    s3.create_bucket(Bucket="of-ours")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    local = spec(model={"path": str(tmp_path), "upload": "s3://of-ours/llama/"})
+    assert run("model", local).says.endswith("3 files, 6 B, 3 to send (6 B)")
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    at_home = spec(model={"path": f"~/{tmp_path.name}", "upload": "s3://of-ours/llama/"})
+    assert run("model", at_home).verdict is Verdict.OK
+    s3.put_object(Bucket="of-ours", Key="llama/old.bin", Body=b"x")
+    assert "holds 1 more objects, e.g. old.bin" in run("model", local).says
+    (tmp_path / "config.json").unlink()
+    assert run("model", local).verdict is Verdict.ERROR
+
+
+def test_quotas(ready: Cloud, quotas: dict[str, float]) -> None:
+    assert run("quota").says == "ml.g5.xlarge for endpoint usage: 2"
+    scaled = spec(scaling={"max": 5, "concurrency": 4})
+    assert run("quota", scaled).verdict is Verdict.WARNING
+    quotas["ml.g5.xlarge for endpoint usage"] = 0.0
+    found = run("quota")
+    assert found.verdict is Verdict.ERROR
+    assert "Ask for 1 of `ml.g5.xlarge for endpoint usage`" in found.advice
+    quotas.clear()
+    assert run("quota").verdict is Verdict.WARNING
+
+
+def test_a_vpc(ready: Cloud) -> None:
+    ec2 = ready.client("ec2")
+    vpcs = [ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"] for _ in range(2)]
+    asked = [{"CidrBlock": f"10.0.{n}.0/24", "AvailabilityZone": f"us-east-1{zone}"} for n, zone in enumerate("ab")]
+    subnets = [ec2.create_subnet(VpcId=vpcs[0], **one)["Subnet"]["SubnetId"] for one in asked]
+    groups = [ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"] for vpc in vpcs]
+
+    def network(in_subnets: list[str], group: str) -> Check:
+        return run("network", spec(network={"subnets": in_subnets, "security_groups": [group]}))
+
+    assert network(subnets, groups[0]) == Check("network", Verdict.OK, f"{vpcs[0]}, 2 zones")
+    assert network(subnets[:1], groups[0]).says == "all subnets are in us-east-1a"
+    assert "of several VPCs" in network(subnets, groups[1]).says
+    assert network(["subnet-0123456789abcdef0"], groups[0]).verdict is Verdict.ERROR
+
+
+def test_what_may_not_be_looked_at_is_a_warning(ready: Cloud) -> None:
+    ready.refuse("DescribeImages", "AccessDeniedException", "no")
+    found = run("image")
+    assert (found.verdict, found.says) == (Verdict.WARNING, "not looked at: DescribeImages is not allowed")
+    assert "lmi deploy iam" in found.advice
+
+
+def test_errors_are_refused_all_at_once(cloud: Cloud) -> None:
+    with pytest.raises(Refused, match=f"role: {ROLE} does not exist") as refused:
+        refuse_errors(preflight(aws(), spec(), decision()))
+    assert "image:" in refused.value.advice
+
+
+def test_plan_says_it_and_up_refuses(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place in ("deploy.cli.deployment.plan", "deploy.cli.deployment.up"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    shape = {"parameters": 1e9, "layers": 16, "kv_heads": 8, "head_dim": 64}
+    content = {"name": "chat", "role": ROLE, "image": {"uri": f"{IMAGE}-cu130"}, "instance": {"type": "ml.g5.xlarge"},
+               "model": {"id": "org/model", "shape": shape}, "alarms": None}  # fmt: skip
+    path = tmp_path / "chat.yaml"
+    path.write_text(yaml.safe_dump(content))
+    cloud.push("lmi", "1-cu130")
+    assert cli.main(["plan", str(path)]) == 0
+    assert f"error   role: {ROLE} does not exist" in capsys.readouterr().out.replace("\n", " ")
+    cloud.calls.clear()
+    assert cli.main(["up", str(path), "--yes"]) == 2
+    assert cloud.changes() == []
+    cloud.sagemaker.polls = 0
+    assert cli.main(["up", str(path), "--yes", "--no-checks"]) == 0
+    assert cloud.sagemaker.names("endpoint") == ["chat"]

@@ -1,0 +1,47 @@
+"""Resolving with AWS's answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deploy.aws import Aws
+from deploy.errors import SpecError
+from deploy.resolve.resolver import find_size, resolve
+from deploy.spec import Spec
+from tests.deploy.aws.resolve.test_images import push
+from tests.deploy.doubles.aws import Cloud
+from tests.deploy.unit.resolve.test_model_shape import LLAMA
+
+GIVEN: dict[str, Any] = {
+    "name": "llama",
+    "role": "arn:aws:iam::111122223333:role/endpoint",
+    "image": {"repository": "lmi", "tag": "1-cu130"},
+    "model": {"id": "meta-llama/Meta-Llama-3-8B-Instruct"},
+    "options": {"llm_engine": "trtllm"},
+}
+
+
+def spec(**changes: Any) -> Spec:
+    return Spec.model_validate({**GIVEN, **changes})
+
+
+def test_with_aws_the_account_the_digest_and_the_config_are_its_answers(cloud: Cloud) -> None:
+    aws = Aws("us-east-1")
+    aws.client("ecr").create_repository(repositoryName="lmi")
+    digest = push(aws, "1-cu130")
+    aws.client("s3").create_bucket(Bucket="models")
+    aws.client("s3").put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA).encode())
+    given = spec(model={"s3": "s3://models/llama/"})
+    found = resolve(given, "us-east-1", aws=aws).decision
+    assert found.account == "123456789012"
+    assert found.image == f"123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi@{digest}"
+    assert (found.instance_type, found.ami) == ("ml.g6.2xlarge", "al2023-ami-sagemaker-inference-gpu-4-1")
+    with pytest.raises(SpecError, match="needs the model's size"):
+        resolve(given, "us-east-1")
+
+
+def test_a_prefix_that_cannot_be_read_tells_no_size(cloud: Cloud) -> None:
+    assert find_size(spec(model={"s3": "s3://nowhere-at-all/llama/"}), Aws("us-east-1")) is None

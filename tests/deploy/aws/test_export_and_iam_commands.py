@@ -1,0 +1,127 @@
+"""`lmi deploy export` and `lmi deploy iam`, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+
+from deploy.cli.deployment import iam
+from deploy.cli.main import main
+from deploy.export import cloudformation_template
+from deploy.iam.simulation import Denial
+from deploy.resources.build import resources
+from tests.deploy.cases import decision, spec
+from tests.deploy.doubles.aws import Cloud
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+LLAMA = str(EXAMPLES / "llama-3-8b-g6e.yaml")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_cloudformation_is_yaml_and_asks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    found = yaml.safe_load(printed(capsys, "export", LLAMA))
+    assert found["AWSTemplateFormatVersion"] == "2010-09-09"
+    variant = found["Resources"]["EndpointConfig"]["Properties"]["ProductionVariants"][0]
+    assert variant["InstanceType"] == "ml.g6e.xlarge"
+    assert variant["InferenceAmiVersion"] == "al2023-ami-sagemaker-inference-gpu-4-1"
+    assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] >= 600
+    assert json.loads(printed(capsys, "export", LLAMA, "--to", "cloudformation-json")) == found
+
+
+def test_what_the_user_should_know_is_no_part_of_the_template(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", LLAMA]) == 0
+    assert "note: a single instance cannot be updated in batches" in capsys.readouterr().err
+
+
+def test_terraform_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "main.tf.json"
+    assert printed(capsys, "export", LLAMA, "--to", "terraform", "--output", str(file)) == ""
+    found = json.loads(file.read_text())
+    assert found["provider"] == {"aws": {"region": "us-east-1"}}
+    stack = found["resource"]["aws_cloudformation_stack"]["endpoint"]
+    template = json.loads(stack["template_body"])
+    assert template == json.loads(printed(capsys, "export", LLAMA, "--to", "cloudformation-json"))
+    assert template["Resources"]["Endpoint"]["Properties"]["EndpointName"] == "llama-3-8b"
+
+
+def test_terraform_has_what_cloudformation_has(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "export", str(EXAMPLES / "qwen3-aws-image.yaml"), "--to", "terraform")
+    assert "PrefixAwareRoutingConfig" in found
+
+
+def test_a_stack_of_it_is_made(cloud: Cloud) -> None:
+    """moto knows SageMaker's three, no alarms, and only instance types without a GPU."""
+    said = spec("cpu", instance={"type": "ml.c5.2xlarge"}, alarms=None)
+    stacks = boto3.client("cloudformation")
+    body = json.dumps(cloudformation_template(resources(said, decision("cpu", instance_type="ml.c5.2xlarge"))))
+    stacks.create_stack(StackName="smollm2", TemplateBody=body)
+    stack = stacks.describe_stacks(StackName="smollm2")["Stacks"][0]
+    assert stack["StackStatus"] == "CREATE_COMPLETE"
+    assert stack["Outputs"][0]["OutputValue"].startswith("smollm2-Endpoint-")  # moto calls things otherwise
+    made = {
+        one["LogicalResourceId"] for one in stacks.list_stack_resources(StackName="smollm2")["StackResourceSummaries"]
+    }
+    assert made == {"Model", "EndpointConfig", "Endpoint"}
+
+
+def test_a_secret_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    setting = ["--set", "environment.HF_TOKEN=abcdefgh"]
+    assert main(["export", LLAMA, *setting]) == 2
+    assert "abcdefgh" not in capsys.readouterr().err
+    assert "abcdefgh" in printed(capsys, "export", LLAMA, *setting, "--allow-plaintext-secret")
+
+
+def test_policies_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(capsys, "iam", LLAMA))
+    assert list(found) == ["trust", "execution-role", "deployer", "invoker"]
+    assert json.loads(printed(capsys, "iam", LLAMA, "--who", "invoker")) == found["invoker"]
+
+
+def test_a_printed_policy_is_one_that_iam_takes(capsys: pytest.CaptureFixture[str], cloud: Cloud) -> None:
+    """moto checks a policy's grammar as IAM does."""
+    client = boto3.client("iam")
+    for example in sorted(EXAMPLES.glob("*.yaml")):
+        found = json.loads(printed(capsys, "iam", str(example)))
+        name = example.stem
+        client.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(found["trust"]))
+        for who in ("execution-role", "deployer", "invoker"):
+            client.create_policy(PolicyName=f"{name}-{who}", PolicyDocument=json.dumps(found[who]))
+
+
+def test_the_check_says_what_is_denied_and_to_whom(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def denied(aws: Any, principal: str, policy: dict[str, Any]) -> tuple[Denial, ...]:
+        asked.append((principal, policy["Statement"][0]["Sid"]))
+        return (Denial("iam:PassRole", "arn:x", "implicitDeny"),) if principal.endswith("user/ann") else ()
+
+    monkeypatch.setattr(iam, "denials", denied)
+    monkeypatch.setattr(iam, "caller", lambda aws: "arn:aws:iam::123456789012:user/ann")
+    assert main(["iam", LLAMA, "--check"]) == 3
+    said = capsys.readouterr().out
+    assert "execution-role: arn:aws:iam::123456789012:role/lmi-endpoint: all allowed" in said
+    assert "deployer: arn:aws:iam::123456789012:user/ann: 1 denied" in said
+    assert "  iam:PassRole on arn:x: implicitDeny" in said
+    assert asked == [
+        ("arn:aws:iam::123456789012:role/lmi-endpoint", "Metrics"),
+        ("arn:aws:iam::123456789012:user/ann", "SageMaker"),
+    ]
+    other = "arn:aws:iam::123456789012:role/other"
+    assert main(["iam", LLAMA, "--check", "--who", "invoker", "--principal", other]) == 0
+    assert asked[-1] == (other, "Invoke")
+
+
+def test_trust_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["iam", LLAMA, "--check", "--who", "trust"]) == 2
+    assert "trust" in capsys.readouterr().err

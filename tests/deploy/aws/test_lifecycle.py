@@ -1,0 +1,329 @@
+"""`plan`, `up`, `update` and `down` as they are typed: what they print, what they call, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.cli.main import main
+from tests.deploy.doubles.aws import ACCOUNT, Call, Cloud
+from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
+from tests.deploy.doubles.endpoints import set_quotas
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _looks_follow_each_other_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
+
+
+MODEL = {
+    "config.json": json.dumps(
+        {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+        | {"architectures": ["LlamaForCausalLM"], "vocab_size": 9}
+    ).encode(),
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{}",
+    "model.safetensors": (2).to_bytes(8, "little") + b"{}",
+}
+"""As small as model data can be."""
+
+
+@pytest.fixture(autouse=True)
+def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hub; and quotas, of which moto knows none."""
+    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan"):
+        monkeypatch.setattr(f"{place}.over_the_network", None)
+    set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})
+
+
+@pytest.fixture
+def cloud(cloud: Cloud) -> Cloud:
+    """With the image in it, the role, and the model's data."""
+    cloud.push("lmi", "1-cu130")
+    trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
+    cloud.client("iam").create_role(RoleName="model", AssumeRolePolicyDocument=document)
+    s3 = cloud.client("s3")
+    s3.create_bucket(Bucket="models")
+    for name, content in MODEL.items():
+        s3.put_object(Bucket="models", Key=f"llama/{name}", Body=content)
+    cloud.calls.clear()
+    return cloud
+
+
+def file(tmp_path: Path, content: dict[str, Any] = PLAIN, **changes: Any) -> str:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(yaml.safe_dump({**content, **changes}))
+    return str(path)
+
+
+def test_plan_and_up_say_that_an_update_takes_back_what_was_scaled_by_hand(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(tmp_path, scaling=None)
+    assert main(["up", path, "--yes"]) == 0
+    cloud.sagemaker.things["endpoint", NAME].request["Counts"] = {"AllTraffic": 5}
+    capsys.readouterr()
+    for command in (["plan", path], ["up", path, "--yes"]):
+        assert main(command) == 0
+        assert "is scaled to 5 instances, instance.count is 2" in " ".join(capsys.readouterr().out.split())
+
+
+def test_plan_shows_requests_and_changes_nothing(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", file(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"account {ACCOUNT}" in said
+    assert "sagemaker.create_endpoint_config" in said
+    assert "InstanceType: ml.g6e.2xlarge" in said
+    assert "ml.g6e.2xlarge" in said
+    assert "$" in said  # the class of the cost
+    assert "7 to create." in said
+    assert cloud.calls
+    assert cloud.changes() == []
+
+
+def test_up_says_what_will_cost_money_and_that_nothing_was_done(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert main(["up", file(tmp_path), "--set", "instance.price=3"]) == 1
+    said = capsys.readouterr().out
+    assert "2 x ml.g6e.2xlarge, $3" in said
+    assert said.endswith("Nothing was changed.\n")
+    assert cloud.changes() == []
+    assert main(["up", file(tmp_path), "--yes"]) == 0
+    assert "uploading" not in capsys.readouterr().out  # model.s3: there is nothing to upload
+
+
+@pytest.mark.parametrize("command", ["plan", "up"])
+def test_the_models_config_is_read_once_for_the_decision_and_the_table(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    checks = [] if command == "plan" else ["--no-checks"]
+    assert main([command, file(tmp_path, model={"s3": "s3://models/llama/", "context": 2048}), *checks]) == 0
+    own = 1 if command == "plan" else 0  # preflight reads it too
+    assert cloud.count("GET /models/llama/config.json") == 1 + own
+
+
+def test_plan_shows_the_difference(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", file(tmp_path)]) == 0
+    capsys.readouterr()
+    cloud.calls.clear()
+    assert main(["plan", file(tmp_path, instance={"type": "ml.g6e.4xlarge", "count": 2}, scaling=None)]) == 0
+    said = capsys.readouterr().out
+    assert "ProductionVariants[0].InstanceType: ml.g6e.2xlarge -> ml.g6e.4xlarge" in said
+    assert "- delete scaling-policy/" in said
+    assert cloud.changes() == []
+
+
+def test_update_shows_the_difference_before_it_asks(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["up", file(tmp_path)]) == 0
+    capsys.readouterr()
+    cloud.calls.clear()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    asked: list[str] = []
+
+    def answer(question: str) -> str:
+        asked.append(capsys.readouterr().out)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", answer)
+    assert main(["update", file(tmp_path, instance={"type": "ml.g6e.4xlarge", "count": 2})]) == 1
+    assert "ProductionVariants[0].InstanceType: ml.g6e.2xlarge -> ml.g6e.4xlarge" in asked[0]
+    assert "sagemaker.create_endpoint_config" not in asked[0]  # requests are for `plan`
+    assert cloud.changes() == []
+
+
+def test_plan_as_json(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", file(tmp_path, COMPONENTS), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["deployment"], said["region"], said["asked"], said["unasked"]) == (NAME, "us-east-1", True, None)
+    assert {action["verb"] for action in said["actions"]} == {"create"}
+    wake = next(action for action in said["actions"] if action["name"].endswith("second/no-capacity"))
+    assert wake["request"]["AlarmActions"][0].startswith("<PolicyARN of scaling-policy/")
+
+
+@pytest.mark.parametrize("how", ["offline", "no credentials", "no connection", "expired"])
+def test_plan_without_aws_is_the_whole_plan(
+    how: str, cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = []
+    if how == "offline":
+        more = ["--offline"]
+    elif how == "no credentials":
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    elif how == "no connection":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    else:
+        cloud.refuse("DescribeModel", "ExpiredTokenException", "expired", times=9)
+    assert main(["plan", file(tmp_path), *more]) == 0
+    said = capsys.readouterr().out
+    assert "AWS was not asked" in said
+    assert "7 to create." in said
+    assert cloud.changes() == []
+    if how != "expired":
+        assert cloud.calls == []
+
+
+def test_plan_that_aws_denies_is_an_error(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.refuse("DescribeModel", "AccessDeniedException", "not authorized to perform: sagemaker:DescribeModel")
+    assert main(["plan", file(tmp_path)]) == 3
+    assert "DescribeModel" in capsys.readouterr().err
+
+
+def test_a_secret_is_never_shown(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "hf_abcdefghijklmnopqrstuvwxyz"
+    path = file(tmp_path, environment={"MY_TOKEN": secret})
+    assert main(["plan", path]) == 2
+    assert main(["up", path, "--allow-plaintext-secret"]) == 0
+    other = file(tmp_path, environment={"MY_TOKEN": "hf_another0another0another0"})
+    assert main(["plan", other, "--allow-plaintext-secret"]) == 0
+    assert main(["plan", other, "--allow-plaintext-secret", "--json"]) == 0
+    said = "".join(capsys.readouterr())
+    assert "MY_TOKEN: ***" in said
+    assert "MY_TOKEN: *** -> ***" in said
+    assert "hf_a" not in said
+
+
+def test_up_update_down(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["update", file(tmp_path)]) == 4
+    assert "there is no endpoint llama" in capsys.readouterr().err
+    assert main(["up", file(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "make endpoint/llama" in said
+    assert "lmi deploy chat llama" in said
+    assert main(["up", file(tmp_path)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert main(["update", file(tmp_path, options={"max_tokens": 3})]) == 0
+    assert cloud.count("UpdateEndpoint") == 1
+    assert main(["down", file(tmp_path), "--yes"]) == 0
+    assert "llama is gone." in capsys.readouterr().out
+    assert cloud.everything() == {}
+    assert main(["down", "--name", NAME, "--yes"]) == 0
+    assert "There is nothing of llama in us-east-1." in capsys.readouterr().out
+
+
+def test_up_looks_before_for_what_would_fail(cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.client("s3").put_object(Bucket="models", Key="llama/folder/", Body=b"")
+    cloud.calls.clear()
+    assert main(["up", file(tmp_path)]) == 2
+    assert "folder/" in capsys.readouterr().err
+    assert cloud.changes() == []
+    assert main(["up", file(tmp_path), "--no-checks"]) == 0
+    assert cloud.sagemaker.names("endpoint") == [NAME]
+
+
+def test_an_endpoint_that_fails_says_what_to_do_and_leaves_nothing(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.sagemaker.fate(NAME, "Failed", "The primary container did not pass the ping health check.")
+    assert main(["up", file(tmp_path)]) == 5
+    said = capsys.readouterr()
+    assert "ping health check" in said.err
+    assert len(said.err.splitlines()) > 1
+    assert "removed endpoint/llama" in said.out
+    assert cloud.everything() == {}
+
+
+def test_down_asks_and_without_an_answer_removes_nothing(
+    cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["up", file(tmp_path)])
+    there = cloud.everything()
+    assert main(["down", file(tmp_path)]) == 2
+    assert "--yes" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert main(["down", file(tmp_path)]) == 1
+    assert cloud.everything() == there
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    assert main(["down", file(tmp_path)]) == 0
+    assert cloud.everything() == {}
+
+
+def test_down_needs_to_know_what(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["down"]) == 2
+    assert "--name" in capsys.readouterr().err
+    assert main(["down", file(tmp_path), "--data"]) == 2
+    assert "model.upload" in capsys.readouterr().err
+    assert main(["down", file(tmp_path), "--name", "another"]) == 2
+    assert "Give one of the two" in capsys.readouterr().err
+
+
+def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_path: Path) -> None:
+    s3, logs = cloud.client("s3"), cloud.client("logs")
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, content in MODEL.items():
+        (model / name).write_bytes(content)
+    shape = PLAIN["model"]["shape"]
+    path = file(tmp_path, model={"path": str(model), "upload": "s3://models/mine/", "shape": shape})
+    assert main(["up", path]) == 0
+    (model / "config.json").write_bytes(MODEL["config.json"] + b" ")
+    assert main(["up", path]) == 2
+    assert main(["plan", path]) == 2
+    (model / "config.json").write_bytes(MODEL["config.json"])
+    assert main(["up", path]) == 0
+    keys = [one["Key"] for one in s3.list_objects_v2(Bucket="models")["Contents"]]
+    assert "mine/model.safetensors" in keys
+    s3.put_object(Bucket="models", Key="mine/notes.txt", Body=b"somebody's")
+    group = f"/aws/sagemaker/Endpoints/{NAME}"
+    logs.create_log_group(logGroupName=group)
+    assert main(["down", path, "--yes", "--data", "--logs"]) == 0
+    keys = [one["Key"] for one in s3.list_objects_v2(Bucket="models")["Contents"]]
+    assert keys == [*(f"llama/{name}" for name in sorted(MODEL)), "mine/notes.txt"]
+    assert logs.describe_log_groups()["logGroups"] == []
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, {root!r})
+import deploy.deployer.apply
+deploy.deployer.apply.EVERY = 0.05
+from deploy.cli.main import main
+raise SystemExit(main(["up", {file!r}, "--no-checks"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_up_says_where_it_stands(cloud: Cloud, tmp_path: Path, number: int) -> None:
+    cloud.sagemaker.fate(NAME, "InService", polls=1000)
+    child: list[subprocess.Popen[str]] = []
+
+    def interrupt(call: Call) -> None:
+        if call.operation == "DescribeEndpoint" and cloud.count("CreateEndpoint"):
+            cloud.after = None
+            child[0].send_signal(number)
+
+    cloud.after = interrupt
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED.format(root=str(ROOT), file=file(tmp_path))],
+        cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    child.append(process)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "At: endpoint/llama" in said
+    assert "lmi deploy up" in said
+    assert "lmi deploy down --name llama" in said
+    assert cloud.sagemaker.things["endpoint", NAME].status == "Creating"
+    cloud.sagemaker.things["endpoint", NAME].left = 0
+    assert main(["up", file(tmp_path)]) == 0
+    assert main(["down", "--name", NAME, "--yes"]) == 0
+    assert cloud.everything() == {}

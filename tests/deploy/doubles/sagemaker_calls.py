@@ -1,0 +1,286 @@
+"""The calls of `sagemaker_double.SageMaker`, in the place of moto's: parameters in, answers out."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import moto.sagemaker.models
+from moto.cloudwatch.models import cloudwatch_backends
+from moto.core.responses import ActionResult, EmptyResult
+from moto.sagemaker.responses import SageMakerResponse
+
+from tests.deploy.doubles.sagemaker_double import ACCOUNT, Invalid, SageMaker, Thing
+
+_NAMES = {
+    "model": "ModelName",
+    "endpoint-config": "EndpointConfigName",
+    "endpoint": "EndpointName",
+    "inference-component": "InferenceComponentName",
+}
+_PREFIXES = {
+    "model": "Model",
+    "endpoint-config": "EndpointConfig",
+    "endpoint": "Endpoint",
+    "inference-component": "InferenceComponent",
+}
+_LISTS = {
+    "model": ("list_models", "Models"),
+    "endpoint-config": ("list_endpoint_configs", "EndpointConfigs"),
+    "endpoint": ("list_endpoints", "Endpoints"),
+    "inference-component": ("list_inference_components", "InferenceComponents"),
+}
+
+
+class Calls:
+    """One method for each of boto3's calls; `p` are its parameters, freely changed."""
+
+    def __init__(self, cloud: SageMaker) -> None:
+        self._cloud = cloud
+
+    # Models and configurations: there at once, never changed, and deleted whoever uses them (as AWS does).
+
+    def create_model(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        if not p.get("PrimaryContainer") and not p.get("Containers"):
+            raise Invalid("Either PrimaryContainer or Containers must be given.")
+        p.get("PrimaryContainer", {}).setdefault("Mode", "SingleModel")
+        p.setdefault("EnableNetworkIsolation", False)
+        return {"ModelArn": self._cloud.create("model", p["ModelName"], p, region).arn}
+
+    def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        for variant in p["ProductionVariants"]:
+            if "ModelName" in variant:
+                self._cloud.get("model", variant["ModelName"])
+            elif "ExecutionRoleArn" not in p:
+                raise Invalid("ExecutionRoleArn must be given where a variant has no model.")
+            variant.setdefault("InitialVariantWeight", 1.0)
+        p.setdefault("EnableNetworkIsolation", False)
+        made = self._cloud.create("endpoint-config", p["EndpointConfigName"], p, region)
+        return {"EndpointConfigArn": made.arn}
+
+    def delete_model(self, p: dict[str, Any], region: str) -> None:
+        self._cloud.get("model", p["ModelName"])
+        del self._cloud.things["model", p["ModelName"]]
+
+    def delete_endpoint_config(self, p: dict[str, Any], region: str) -> None:
+        self._cloud.get("endpoint-config", p["EndpointConfigName"])
+        del self._cloud.things["endpoint-config", p["EndpointConfigName"]]
+
+    # Endpoints
+
+    def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        self._cloud.get("endpoint-config", p["EndpointConfigName"])
+        made = self._cloud.create("endpoint", p["EndpointName"], p, region)
+        self._cloud.begin(made, "Creating")
+        return {"EndpointArn": made.arn}
+
+    def update_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        endpoint = self._idle_endpoint(p["EndpointName"])
+        if endpoint.status == "Failed":
+            raise Invalid(f'Cannot update failed endpoint "{endpoint.arn}".')
+        self._cloud.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
+        self._cloud.get("endpoint-config", p["EndpointConfigName"])
+        for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
+            if alarm["AlarmName"] not in _alarms(region):
+                raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
+        endpoint.before = dict(endpoint.request)
+
+        def done() -> None:
+            endpoint.request = {**endpoint.request, "EndpointConfigName": p["EndpointConfigName"]}
+            if "DeploymentConfig" in p:
+                endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
+
+        self._cloud.begin(endpoint, "Updating", done)
+        return {"EndpointArn": endpoint.arn}
+
+    def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        endpoint = self._idle_endpoint(p["EndpointName"])
+
+        def done() -> None:
+            counts = endpoint.request.setdefault("Counts", {})
+            for variant in p["DesiredWeightsAndCapacities"]:
+                counts[variant["VariantName"]] = variant["DesiredInstanceCount"]
+
+        self._cloud.begin(endpoint, "Updating", done)
+        return {"EndpointArn": endpoint.arn}
+
+    def delete_endpoint(self, p: dict[str, Any], region: str) -> None:
+        endpoint = self._idle_endpoint(p["EndpointName"])
+        if self._cloud.components_of(endpoint.name):
+            raise Invalid(f'Cannot delete endpoint "{endpoint.arn}" with inference components.')
+        self._cloud.begin_deletion(endpoint, lambda: self._cloud.on_endpoint_gone(endpoint.name))
+
+    def _idle_endpoint(self, name: str) -> Thing:
+        endpoint = self._cloud.get("endpoint", name)
+        if endpoint.busy:
+            endpoint.look()
+            raise Invalid(f'Cannot update in-progress endpoint "{endpoint.arn}".')
+        return endpoint
+
+    # Inference components
+
+    def create_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        endpoint = self._cloud.get("endpoint", p["EndpointName"])
+        if endpoint.status != "InService":
+            raise Invalid(f'Endpoint "{endpoint.arn}" is not InService.')
+        specification = p["Specification"]
+        if "ModelName" in specification:
+            self._cloud.get("model", specification["ModelName"])
+        if "BaseInferenceComponentName" in specification:
+            base = self._cloud.get("inference-component", specification["BaseInferenceComponentName"])
+            if base.status != "InService":
+                raise Invalid(f'Base inference component "{base.arn}" is not InService.')
+        p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
+        made = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
+        self._cloud.begin(made, "Creating")
+        return {"InferenceComponentArn": made.arn}
+
+    def update_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        component = self._idle_component(p["InferenceComponentName"])
+        component.before = dict(component.request)
+
+        def done() -> None:
+            kept = component.request
+            component.request = {**kept, "Specification": p.get("Specification", kept["Specification"])}
+            if "RuntimeConfig" in p:
+                component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
+
+        self._cloud.begin(component, "Updating", done)
+        return {"InferenceComponentArn": component.arn}
+
+    def update_inference_component_runtime_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        component = self._idle_component(p["InferenceComponentName"])
+
+        def done() -> None:
+            component.request["RuntimeConfig"] = _copies(p["DesiredRuntimeConfig"])
+
+        self._cloud.begin(component, "Updating", done)
+        return {"InferenceComponentArn": component.arn}
+
+    def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
+        component = self._idle_component(p["InferenceComponentName"])
+        for other in self._cloud.components_of(component.request["EndpointName"]):
+            if other.request["Specification"].get("BaseInferenceComponentName") == component.name:
+                raise Invalid(f'Cannot delete inference component "{component.arn}": adapter "{other.arn}" uses it.')
+        self._cloud.begin_deletion(component, lambda: None)
+
+    def _idle_component(self, name: str) -> Thing:
+        component = self._cloud.get("inference-component", name)
+        if component.busy:
+            component.look()
+            raise Invalid(f'Cannot update in-progress inference component "{component.arn}".')
+        return component
+
+    # All of them
+
+    def describe(self, kind: str, name: str) -> dict[str, Any]:
+        thing = self._cloud.look(kind, name)
+        said = {
+            **copy.deepcopy(thing.request),
+            f"{_PREFIXES[kind]}Arn": thing.arn,
+            "CreationTime": thing.created,
+            "LastModifiedTime": thing.created,
+        }
+        if kind in ("endpoint", "inference-component"):
+            said[f"{_PREFIXES[kind]}Status"] = thing.status
+            if thing.reason is not None:
+                said["FailureReason"] = thing.reason
+        if kind == "endpoint":
+            said["ProductionVariants"] = self._variants(thing)
+        if kind == "inference-component":
+            said["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
+            if container := said["Specification"].get("Container"):
+                said["Specification"]["Container"] = {
+                    **{name: value for name, value in container.items() if name != "Image"},
+                    **({"DeployedImage": {"SpecifiedImage": container["Image"]}} if "Image" in container else {}),
+                }
+        return said
+
+    def list(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
+        things = [thing for (of, _), thing in sorted(self._cloud.things.items()) if of == kind]
+        things = [thing for thing in things if p.get("NameContains", "") in thing.name]
+        if "EndpointNameEquals" in p:
+            things = [thing for thing in things if thing.request["EndpointName"] == p["EndpointNameEquals"]]
+        first = int(p.get("NextToken") or 0)
+        last = first + int(p.get("MaxResults") or 10)
+        page = {_LISTS[kind][1]: [self._summary(kind, thing) for thing in things[first:last]]}
+        return {**page, "NextToken": str(last)} if last < len(things) else page
+
+    def _summary(self, kind: str, thing: Thing) -> dict[str, Any]:
+        said = {
+            _NAMES[kind]: thing.name,
+            f"{_PREFIXES[kind]}Arn": thing.arn,
+            "CreationTime": thing.created,
+            "LastModifiedTime": thing.created,
+            f"{_PREFIXES[kind]}Status": thing.status,
+        }
+        for name in ("EndpointName", "VariantName") if kind == "inference-component" else ():
+            said[name] = thing.request.get(name, "")  # an adapter is where its base is
+        return said
+
+    def _variants(self, endpoint: Thing) -> list[dict[str, Any]]:
+        config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
+        variants = config.request["ProductionVariants"] if config is not None else []
+        counts = endpoint.request.get("Counts", {})
+        return [
+            {
+                "VariantName": variant["VariantName"],
+                "CurrentInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
+                "DesiredInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
+                "CurrentWeight": 1.0,
+                "DesiredWeight": 1.0,
+            }
+            for variant in variants
+        ]
+
+    # Tags
+
+    def list_tags(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        tags = self._cloud.by_arn(p["ResourceArn"]).tags
+        return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+
+    def add_tags(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        tags = self._cloud.by_arn(p["ResourceArn"]).tags
+        tags.update({tag["Key"]: tag["Value"] for tag in p["Tags"]})
+        return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+
+    def delete_tags(self, p: dict[str, Any], region: str) -> None:
+        for key in p["TagKeys"]:
+            self._cloud.by_arn(p["ResourceArn"]).tags.pop(key, None)
+
+
+def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
+    count = runtime["CopyCount"]
+    return {"DesiredCopyCount": count, "CurrentCopyCount": count}
+
+
+def _alarms(region: str) -> set[str]:
+    return set(cloudwatch_backends[ACCOUNT][region].alarms)
+
+
+def install(cloud: SageMaker) -> None:
+    """Put the double's calls in the place of moto's, for good: moto is then no other SageMaker in this process."""
+    calls = Calls(cloud)
+    own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list")]
+    for name in own:
+        setattr(SageMakerResponse, name, _method(getattr(calls, name)))
+    for kind, argument in _NAMES.items():
+        setattr(SageMakerResponse, f"describe_{kind.replace('-', '_')}", _describe(calls, kind, argument))
+        setattr(SageMakerResponse, _LISTS[kind][0], _list(calls, kind))
+    moto.sagemaker.models.FakeEndpointConfig.validate_instance_type = lambda self, instance_type: None  # CloudFormation
+
+
+def _method(call: Any) -> Any:
+    def answer(self: SageMakerResponse) -> Any:
+        said = call(copy.deepcopy(self.params), self.region)
+        return EmptyResult() if said is None else ActionResult(said)
+
+    return answer
+
+
+def _describe(calls: Calls, kind: str, argument: str) -> Any:
+    return lambda self: ActionResult(calls.describe(kind, self._get_param(argument)))
+
+
+def _list(calls: Calls, kind: str) -> Any:
+    return lambda self: ActionResult(calls.list(kind, self.params))

@@ -1,0 +1,82 @@
+"""Figures and advice, of results that are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.bench.asking import prompt
+from deploy.bench.metrics import advice, percentiles, rows, summary
+from handler.bench.load import Result
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert percentiles([float(value) for value in range(1, 101)]) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert percentiles([3.0, 1.0]) == {"p50": 1.0, "p90": 3.0, "p99": 3.0}
+    assert percentiles([]) == {"p50": None, "p90": None, "p99": None}
+
+
+def test_a_levels_figures() -> None:
+    results = [
+        Result(10.0, (10.5, 10.6, 10.8), 11.0),
+        Result(10.0, (10.7, 11.7), 12.0, counted=6),
+        Result(10.0, (10.1,), 10.2, "StreamBroken"),
+    ]
+    level = summary({"clients": 2}, results)
+    assert level["requests"] == 3
+    assert level["errors"] == {"StreamBroken": 1}
+    assert level["requests_per_second"] == 1.0
+    assert level["tokens_per_second"] == 4.5
+    assert level["ttft_ms"] == {"p50": 500.0, "p90": 700.0, "p99": 700.0}
+    assert level["itl_ms"] == {"p50": 200.0, "p90": 1000.0, "p99": 1000.0}
+    assert level["latency_ms"] == {"p50": 1000.0, "p90": 2000.0, "p99": 2000.0}
+    assert level["mean_latency_ms"] == 1500.0
+    head, row = rows([level])
+    assert len(head) == len(row)
+    assert row[:5] == ["2 at once", "3", "1 StreamBroken", "1.00", "4.5"]
+
+
+def test_a_level_without_an_answer() -> None:
+    level = summary({"rate": 0.5}, [Result(0.0, (), 1.0, "TimedOut")])
+    assert level["requests_per_second"] == 0
+    assert level["mean_latency_ms"] is None
+    assert rows([level])[1][0] == "0.5/s"
+    assert rows([level])[1][-1] == "-"
+
+
+def level(clients: int, rate: float, latency: float, **errors: int) -> dict[str, Any]:
+    return {"clients": clients, "requests_per_second": rate, "mean_latency_ms": latency, "errors": errors}
+
+
+def test_the_knee_is_where_the_bounds_meet() -> None:
+    """Alone a second; at most 10 a second: 10 at once."""
+    levels = [level(1, 1.0, 1000), level(4, 4.0, 1000), level(16, 9.8, 1600), level(64, 10.0, 6400)]
+    found = advice(levels)
+    assert found.knee == 10.0
+    assert found.concurrency == 7.0
+    assert found.text == "The knee is at about 10.0 requests at once, so scaling.concurrency: 7."
+
+
+def test_a_knee_beyond_what_was_measured_is_not_believed() -> None:
+    found = advice([level(1, 1.0, 2000), level(4, 4.0, 1000)])
+    assert found.knee == 4.0
+    assert "measure more clients" in found.text
+
+
+def test_a_model_that_does_one_at_a_time() -> None:
+    found = advice([level(1, 1.0, 900), level(2, 1.0, 2000)])
+    assert (found.knee, found.concurrency) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("levels", [[], [level(1, 1.0, 1000)], [level(1, 1.0, 1000), level(2, 1.0, 1000, TimedOut=1)]])
+def test_no_advice_without_figures(levels: list[dict[str, Any]]) -> None:
+    found = advice(levels)
+    assert found.knee is found.concurrency is None
+    assert "needs two levels without errors" in found.text
+
+
+def test_prompts_differ_and_are_the_same_in_every_run() -> None:
+    assert prompt(1, 20) == prompt(1, 20)
+    assert len({prompt(number, 20) for number in range(50)}) == 50
+    assert len(prompt(7, 20).split()) == 20

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deploy
+from deploy.deployer.calls import CALLS
+from deploy.iam.policies import Policy, deployer, execution_role, invoker, policies, trust
+from tests.deploy.cases import CASES, KEY, ROLE, SECRET, TOPIC, decision, spec
+
+ACCOUNT = "123456789012"
+
+
+def statement(policy: Policy, sid: str) -> dict[str, Any]:
+    (found,) = [one for one in policy["Statement"] if one["Sid"] == sid]
+    return dict(found)
+
+
+def sids(policy: Policy) -> set[str]:
+    return {one["Sid"] for one in policy["Statement"]}
+
+
+def actions(policy: Policy) -> set[str]:
+    return {action for one in policy["Statement"] for action in one["Action"]}
+
+
+def test_only_sagemaker_of_this_account_may_be_the_role() -> None:
+    (only,) = trust(spec("plain"), decision("plain"))["Statement"]
+    assert only["Principal"] == {"Service": "sagemaker.amazonaws.com"}
+    assert only["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
+
+
+def test_the_role_of_a_model_of_the_hub() -> None:
+    policy = execution_role(spec("plain"), decision("plain"))
+    assert sids(policy) == {"Metrics", "Logs", "ImageLogin", "Image", "Rollback", "HubToken"}
+    assert statement(policy, "HubToken")["Resource"] == [SECRET]
+    assert statement(policy, "Image")["Resource"] == [f"arn:aws:ecr:eu-west-1:{ACCOUNT}:repository/lmi-handler"]
+    group = f"arn:aws:logs:eu-west-1:{ACCOUNT}:log-group:/aws/sagemaker/Endpoints/llama"
+    assert statement(policy, "Logs")["Resource"] == [group, f"{group}:*"]
+    assert statement(policy, "Rollback")["Resource"] == [f"arn:aws:cloudwatch:eu-west-1:{ACCOUNT}:alarm:llama/*"]
+
+
+def test_the_role_of_components_reads_their_data_and_nothing_else() -> None:
+    policy = execution_role(spec("components"), decision("components"))
+    assert "HubToken" not in sids(policy)
+    assert statement(policy, "ModelData")["Resource"] == [
+        "arn:aws:s3:::models/llama-3-8b/*",
+        "arn:aws:s3:::models/adapters/french.tar.gz",
+        "arn:aws:s3:::models/adapters/legal.tar.gz",
+    ]
+    listed = statement(policy, "ModelDataListed")
+    assert listed["Resource"] == ["arn:aws:s3:::models"]
+    assert "llama-3-8b/*" in listed["Condition"]["StringLike"]["s3:prefix"]
+    assert any("/aws/sagemaker/InferenceComponents/llama-chat" in one for one in statement(policy, "Logs")["Resource"])
+
+
+def test_the_role_of_a_network_and_a_key_of_ones_own() -> None:
+    policy = execution_role(spec("isolated"), decision("isolated"))
+    assert len([one for one in statement(policy, "Network")["Action"] if one.startswith("ec2:")]) == 9
+    grant = statement(policy, "VolumeKey")
+    assert grant["Action"] == ["kms:CreateGrant"]
+    assert grant["Resource"] == [KEY]
+    assert grant["Condition"] == {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+
+
+def test_a_key_by_its_alias_or_id() -> None:
+    said = spec("isolated", encryption={"volume_key": "alias/lmi"})
+    grant = statement(execution_role(said, decision("isolated")), "VolumeKey")
+    assert grant["Resource"] == [f"arn:aws:kms:eu-west-1:{ACCOUNT}:key/*"]
+    assert grant["Condition"]["ForAnyValue:StringEquals"] == {"kms:ResourceAliases": "alias/lmi"}
+    said = spec("isolated", encryption={"volume_key": "11111111-2222-3333-4444-555555555555"})
+    assert statement(execution_role(said, decision("isolated")), "VolumeKeyShown")["Resource"] == [KEY]
+
+
+def test_the_role_of_an_asynchronous_endpoint() -> None:
+    policy = execution_role(spec("asynchronous"), decision("asynchronous"))
+    assert statement(policy, "Answers")["Resource"] == [
+        "arn:aws:s3:::answers/llama/*",
+        "arn:aws:s3:::answers/failed/*",
+    ]
+    assert statement(policy, "Notices")["Resource"] == [TOPIC, TOPIC]
+    assert statement(policy, "AnswersKey")["Action"] == ["kms:Decrypt", "kms:GenerateDataKey"]
+
+
+def test_the_deployer_may_pass_this_role_to_sagemaker_only() -> None:
+    role = statement(deployer(spec("plain"), decision("plain")), "Role")
+    assert role["Resource"] == [ROLE]
+    assert role["Condition"] == {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+
+
+def test_the_deployer_touches_this_deployment_only() -> None:
+    resources = statement(deployer(spec("components"), decision("components")), "SageMaker")["Resource"]
+    base = f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}"
+    assert resources == [
+        f"{base}:model/llama-*",
+        f"{base}:endpoint-config/llama-*",
+        f"{base}:endpoint/llama",
+        *(
+            f"{base}:inference-component/{name}"
+            for name in ("llama-chat", "llama-french", "llama-legal", "llama-batch")
+        ),
+    ]
+
+
+def test_names_with_capitals_are_allowed_as_arns_spell_them() -> None:
+    resources = statement(deployer(spec("plain", name="Llama"), decision("plain")), "SageMaker")["Resource"]
+    assert {one.rsplit(":", 1)[1] for one in resources} >= {"endpoint/Llama", "endpoint/llama", "model/llama-*"}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_deployer_may_make_every_call_of_the_table(kind: Any) -> None:
+    calls = CALLS[kind]
+    allowed = {action.lower() for action in actions(deployer(spec("components"), decision("components")))}
+    for call in {calls.create, calls.update or calls.create, calls.describe, calls.delete}:
+        assert f"{calls.service}:{call.replace('_', '')}" in allowed
+
+
+_SERVICES = {"service-quotas": "servicequotas"}
+_OF_S3 = {
+    "list_objects_v2": "ListBucket",
+    "head_bucket": "ListBucket",
+    "head_object": "GetObject",
+    "delete_objects": "DeleteObject",
+    "create_multipart_upload": "PutObject",
+    "upload_part": "PutObject",
+    "complete_multipart_upload": "PutObject",
+    "list_multipart_uploads": "ListBucketMultipartUploads",
+    "list_parts": "ListMultipartUploadParts",
+}  # operations that IAM calls otherwise
+_OPERATION = r'\.(?:get_paginator\("(\w+)"\)|(\w+)\()'
+_AT_ONCE = re.compile(r'client\("([a-z0-9-]+)"\)' + _OPERATION)
+_OF_NAMED = re.compile(r"\b(\w+)" + _OPERATION)
+_NAMED = re.compile(r'(\w+)(?:: Any)? = (?:\w+\.)*client\("([a-z0-9-]+)"\)$', re.MULTILINE)
+
+
+def called(source: str) -> Iterator[tuple[str, str]]:
+    """Service and operation of the AWS calls that a module makes by their names."""
+    clients = dict(_NAMED.findall(source))
+    calls = [(service, *operation) for service, *operation in _AT_ONCE.findall(source)]
+    calls += [(clients[name], *operation) for name, *operation in _OF_NAMED.findall(source) if name in clients]
+    for service, paginated, plain in calls:
+        if plain != "get_paginator":
+            yield service, paginated or plain
+
+
+def test_the_deployer_may_make_every_call_that_the_source_names() -> None:
+    said = spec("isolated", model={"path": "models/llama", "upload": "s3://models/llama/"}, **_EVERYTHING)
+    allowed = {action.lower() for action in actions(deployer(said, decision("isolated")))}
+    allowed |= {action.lower() for action in actions(deployer(spec("plain"), decision("plain")))}  # with a secret
+    modules = [module for module in Path(deploy.__file__).parent.rglob("*.py") if module.name != "doctor.py"]
+    found = {call for module in modules for call in called(module.read_text())}
+    assert ("sts", "get_caller_identity") in found
+    assert ("s3", "list_multipart_uploads") in found
+    for service, operation in sorted(found):
+        if service == "sts":  # needs no permission
+            continue
+        action = _OF_S3.get(operation) if service == "s3" else None
+        name = f"{_SERVICES.get(service, service)}:{action or operation.replace('_', '')}".lower()
+        assert name in allowed, f"{service}.{operation}"
+
+
+_EVERYTHING: dict[str, Any] = {
+    "components": [{"name": "chat"}],
+    "scaling": {"min": 1, "max": 2, "concurrency": 4},
+}
+
+
+def test_pushing_is_for_ones_own_repository() -> None:
+    assert "ecr:PutImage" in actions(deployer(spec("plain"), decision("plain")))
+    awss = deployer(spec("aws-image"), decision("aws-image"))
+    assert "ecr:PutImage" not in actions(awss)
+    assert "ecr:DescribeImages" in actions(awss)
+    assert "ImageLogin" not in sids(awss)
+    assert "Image" not in sids(deployer(spec("plain"), decision("plain", image="registry.example.com/lmi:1")))
+
+
+def test_uploading_is_for_a_path_here() -> None:
+    assert "s3:PutObject" in actions(deployer(spec("isolated"), decision("isolated")))
+    assert "s3:PutObject" not in actions(deployer(spec("components"), decision("components")))
+
+
+def test_the_invoker() -> None:
+    policy = invoker(spec("components"), decision("components"))
+    assert sids(policy) == {"Invoke", "OpenAiRoute"}
+    assert len(statement(policy, "Invoke")["Resource"]) == 5
+    assert sids(invoker(spec("plain"), decision("plain"), bearer=False)) == {"Invoke"}
+    asynchronous = invoker(spec("asynchronous"), decision("asynchronous"))
+    assert actions(asynchronous) == {"sagemaker:InvokeEndpointAsync", "s3:GetObject", "s3:PutObject"}
+
+
+def test_chinas_partition_is_kept() -> None:
+    said = spec("components", role="arn:aws-cn:iam::123456789012:role/lmi")
+    policy = execution_role(said, decision("components", region="cn-north-1"))
+    resources = [one for each in policy["Statement"] for one in each["Resource"] if one != "*"]
+    assert all(one.startswith("arn:aws-cn:") for one in resources)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_policies_are_small_enough_for_iam(case: str) -> None:
+    for policy in policies(spec(case), decision(case)).values():
+        assert len(json.dumps(policy, separators=(",", ":"))) < 6144  # a managed policy's limit
+        names = [one["Sid"] for one in policy["Statement"] if "Sid" in one]
+        assert len(set(names)) == len(names)
+        assert all(name.isalnum() for name in names)

@@ -1,0 +1,239 @@
+"""What fits where: the arithmetic by hand, and what the advice makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deploy.errors import DoesNotFit
+from deploy.resolve.candidates import COLUMNS, Candidates, cheapest, rank, rows, title, too_small
+from deploy.resolve.fit import Fit, Need, fit
+from deploy.resolve.instances import InstanceType, find
+from deploy.resolve.model_shape import known_model
+from deploy.spec.sections import Shape
+
+GIB = 1 << 30
+
+
+def shape(name: str) -> Shape:
+    found = known_model(name)
+    assert found is not None
+    return found
+
+
+def instance(name: str) -> InstanceType:
+    found = find(name)
+    assert found is not None
+    return found
+
+
+LLAMA_8B = Need(shape("meta-llama/Meta-Llama-3-8B"), context=8192)
+LLAMA_70B = Need(shape("meta-llama/Llama-3.1-70B"), context=8192)
+
+
+def test_the_arithmetic_of_llama_8b_on_an_a10g() -> None:
+    found = fit(LLAMA_8B, instance("ml.g5.2xlarge"))
+    weights = 8_030_261_248 * 2 / GIB
+    assert found.weights == pytest.approx(weights) == pytest.approx(14.96, abs=0.01)
+    assert found.rest == pytest.approx(weights / 10 + 1)
+    assert found.limit == pytest.approx(0.9 * 22888 / 1024)
+    a_token = 2 * 32 * 8 * 128 * 2  # K and V, layers, KV heads, their size, bytes: 128 KiB
+    assert found.tokens == int((found.limit - found.weights - found.rest) * GIB / a_token) == 21816
+    assert (found.fits, found.degree, found.sequences) == (True, 1, 2)
+
+
+def test_an_fp8_cache_holds_twice_the_tokens() -> None:
+    assert fit(replace(LLAMA_8B, kv_bytes=1), instance("ml.g5.2xlarge")).tokens == pytest.approx(2 * 21816, abs=1)
+
+
+def test_several_gpus_share_weights_and_heads() -> None:
+    found = fit(LLAMA_70B, instance("ml.g6e.12xlarge"))
+    assert (found.fits, found.degree) == (True, 4)
+    assert found.weights == pytest.approx(70_553_706_496 * 2 / GIB / 4)
+    assert found.rest == pytest.approx(found.weights / 10 + 2)
+    assert LLAMA_70B.kv_gib(1000, 4) == pytest.approx(LLAMA_70B.kv_gib(1000, 1) / 4)
+
+
+def test_kv_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
+    few = Need(LLAMA_8B.shape.model_copy(update={"kv_heads": 2}))
+    assert few.kv_gib(1000, 2) == few.kv_gib(1000, 8) == few.kv_gib(1000, 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gib"),
+    [("fp32", 29.92), ("bf16", 14.96), ("fp8", 8.46), ("int8", 8.46), ("int4", 5.61), ("fp4", 5.61)],
+)
+def test_weights_by_precision(dtype: Any, gib: float) -> None:
+    """Below 16 bits: 6.98e9 weights of 8 bits, or of 4 and scales, and 1.05e9 of the embeddings in 16."""
+    assert replace(LLAMA_8B, dtype=dtype).weight_gib == pytest.approx(gib, abs=0.01)
+
+
+def test_the_checkpoints_own_bytes_count_where_it_is_served_as_stored() -> None:
+    stored = LLAMA_8B.shape.model_copy(update={"stored": 6.0 * GIB, "dtype": "int4"})
+    assert Need(stored, dtype="int4").weight_gib == 6.0
+    assert Need(stored, dtype="bf16").weight_gib == pytest.approx(14.96, abs=0.01)
+    assert Need(stored, dtype="int4").stored_gib == 6.0
+
+
+def test_a_shape_without_embeddings_supposes_a_tenth_of_them() -> None:
+    plain = Need(Shape(parameters=10e9, layers=32, kv_heads=8, head_dim=128), dtype="fp8")
+    assert plain.weight_gib == pytest.approx((9e9 + 2 * 1e9) / GIB)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "problem"),
+    [
+        ("ml.g4dn.xlarge", "bf16", "bf16 needs compute capability 8.0, the T4 has 7.5"),
+        ("ml.g5.xlarge", "fp8", "fp8 needs compute capability 8.9, the A10G has 8.6"),
+        ("ml.p5.48xlarge", "fp4", "fp4 needs compute capability 10.0, the H100 has 9.0"),
+    ],
+)
+def test_precisions_that_a_gpu_lacks(name: str, dtype: Any, problem: str) -> None:
+    assert fit(replace(LLAMA_8B, dtype=dtype), instance(name)).problem == problem
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("ml.g6.2xlarge", "fp8"), ("ml.g7e.2xlarge", "fp4"), ("ml.p5.4xlarge", "fp8")]
+)
+def test_precisions_that_a_gpu_has(name: str, dtype: Any) -> None:
+    assert fit(replace(LLAMA_8B, dtype=dtype), instance(name)).fits
+
+
+def test_a_context_that_the_cache_cannot_hold() -> None:
+    found = fit(replace(LLAMA_8B, context=131072), instance("ml.g5.2xlarge"))
+    assert found.problem == (
+        "beside weights of 15.0 GiB and 2.5 GiB more, the 20.1 GiB of the GPU hold a KV cache of 21816 tokens, "
+        "and the context has 131072"
+    )
+    assert (found.fits, found.sequences) == (False, 0)
+
+
+def test_weights_that_are_too_many() -> None:
+    found = fit(LLAMA_70B, instance("ml.g5.12xlarge"))
+    assert found.problem == ("weights of 32.9 GiB and 5.3 GiB beside them are more than the 20.1 GiB of each of 4 GPUs")
+    assert found.tokens == 0
+
+
+def test_eight_gpus_without_nvlink_are_used_only_where_four_do_not_do() -> None:
+    small = fit(LLAMA_8B, instance("ml.g6e.48xlarge"))
+    assert (small.degree, small.remarks) == (4, ())
+    large = fit(replace(LLAMA_70B, dtype="bf16", context=4096), instance("ml.g6.48xlarge"))
+    assert large.degree == 8
+    huge = fit(Need(shape("meta-llama/Llama-3.1-405B"), dtype="fp8", cuda=(13, 0)), instance("ml.g7e.48xlarge"))
+    assert (huge.fits, huge.degree, huge.remarks) == (True, 8, ("8 GPUs without NVLink",))
+    assert fit(LLAMA_8B, instance("ml.p5.48xlarge")).degree == 8
+
+
+def test_degrees_divide_the_heads() -> None:
+    smol = Need(shape("HuggingFaceTB/SmolLM2-135M"))  # nine heads, three of K and V
+    assert fit(smol, instance("ml.g6e.12xlarge")).degree == 1
+    qwen = Need(shape("Qwen/Qwen2.5-7B"))  # 28 and 4
+    assert fit(qwen, instance("ml.p5.48xlarge")).degree == 4
+
+
+def test_a_degree_that_was_asked_for_is_taken_as_it_is() -> None:
+    assert fit(replace(LLAMA_8B, degree=2), instance("ml.g6e.12xlarge")).degree == 2
+    assert fit(replace(LLAMA_8B, degree=4), instance("ml.g6e.xlarge")).problem == "tensor parallel degree 4, and 1 GPU"
+
+
+def test_a_checkpoint_that_is_large_for_the_hosts_ram_is_remarked() -> None:
+    found = fit(LLAMA_8B, instance("ml.g5.xlarge"))
+    assert (found.fits, found.remarks) == (True, ("a checkpoint of 15 GiB loads through 16 GiB of host RAM",))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "problem", "remarks"),
+    [
+        ((12, 4), "the RTX PRO Server 6000 needs CUDA 12.8, and the image has 12.4", ()),
+        ((12, 8), "", ()),
+        (None, "", ("needs an image of CUDA 12.8 or newer (image.cuda)",)),
+    ],
+)
+def test_blackwell_wants_a_new_cuda(cuda: tuple[int, int] | None, problem: str, remarks: tuple[str, ...]) -> None:
+    found = fit(replace(LLAMA_8B, cuda=cuda), instance("ml.g7e.2xlarge"))
+    assert (found.problem, found.remarks) == (problem, remarks)
+
+
+def test_a_cpu_type_holds_it_in_ram() -> None:
+    need = Need(shape("HuggingFaceTB/SmolLM2-1.7B"), context=2048)
+    found = fit(need, instance("ml.c7i.xlarge"))
+    assert found.limit == pytest.approx(0.9 * (8 - 2))
+    assert (found.fits, found.degree) == (True, 1)
+    assert "RAM" in fit(need, instance("ml.c7i.large")).problem
+    assert fit(need, instance("ml.m5.large")).remarks == ("no AMX: bf16 is slow", "few cores")
+
+
+@pytest.mark.parametrize(
+    ("need", "name"),
+    [
+        (LLAMA_8B, "ml.g6.2xlarge"),
+        (replace(LLAMA_8B, dtype="fp8"), "ml.g6.2xlarge"),  # quantized at its start: 15 GiB through 16 GiB of RAM
+        (replace(LLAMA_8B, context=131072), "ml.g6e.xlarge"),
+        (LLAMA_70B, "ml.g6e.12xlarge"),
+        (replace(LLAMA_70B, dtype="fp8", cuda=(13, 0)), "ml.g7e.8xlarge"),
+        (Need(shape("meta-llama/Llama-3.1-405B"), dtype="fp8"), "ml.p5.48xlarge"),
+    ],
+)
+def test_the_cheapest_that_fits(need: Need, name: str) -> None:
+    assert cheapest(rank(need)).instance.name == name
+
+
+def test_the_cheapest_cpu_type() -> None:
+    assert (
+        cheapest(rank(Need(shape("HuggingFaceTB/SmolLM2-135M"), context=2048), cpu=True)).instance.name
+        == "ml.c7i.xlarge"
+    )
+
+
+def test_advice_is_in_order() -> None:
+    ranked = rank(LLAMA_8B)
+    fits = [one.fits for one in ranked]
+    assert fits == sorted(fits, reverse=True)
+    clean = [one for one in ranked if one.fits and not one.remarks]
+    assert [one.price.rank for one in clean] == sorted(one.price.rank for one in clean)
+    assert {one.instance.gpus == 0 for one in ranked} == {False}
+
+
+def test_nothing_fits() -> None:
+    giant = Need(Shape(parameters=9e12, layers=100, kv_heads=8, head_dim=128))
+    with pytest.raises(DoesNotFit, match=r"the largest is ml\.p6-b300\.48xlarge: weights of") as caught:
+        cheapest(rank(giant))
+    assert caught.value.status == 2
+
+
+def test_a_refusal_says_what_would_do() -> None:
+    need = replace(LLAMA_8B, context=32768)
+    error = too_small(fit(need, instance("ml.g5.2xlarge")), rank(need))
+    assert str(error).startswith("instance.type: ml.g5.2xlarge: beside weights of 15.0 GiB")
+    assert error.advice == (
+        "Set model.context to 21504 or less, or take ml.g6e.xlarge ($2-4/h), ml.g6e.2xlarge ($2-4/h), "
+        "ml.g6e.4xlarge ($2-4/h), or set instance.unchecked: true if you know better."
+    )
+
+
+def taken(name: str) -> Fit:
+    return fit(LLAMA_8B, instance(name))
+
+
+def test_the_table_shows_one_type_a_family_and_the_taken_one() -> None:
+    table = rows(Candidates(LLAMA_8B, "known model", rank(LLAMA_8B), taken("ml.g5.48xlarge")))
+    assert [row[0] for row in table] == [
+        "ml.g6.2xlarge", "ml.g5.2xlarge", "ml.g6e.xlarge", "ml.g6.12xlarge", "ml.g5.12xlarge", "ml.p5.4xlarge",
+        "ml.g5.48xlarge",
+    ]  # fmt: skip
+    assert {len(row) for row in table} == {len(COLUMNS)}
+    assert table[0] == ("ml.g6.2xlarge", "1 x L4 22 GiB", "1", "15.0", "2.7", "2.5", "21816", "2", "$1-2/h", "")
+    assert table[-1][-1] == "taken"
+
+
+def test_the_table_says_why_the_taken_one_does_not_fit() -> None:
+    table = rows(Candidates(LLAMA_70B, "known model", rank(LLAMA_70B), fit(LLAMA_70B, instance("ml.g5.12xlarge"))))
+    assert table[-1][-1].startswith("taken; weights of 32.9 GiB")
+
+
+def test_the_title_says_what_was_asked() -> None:
+    assert title(Candidates(LLAMA_8B, "known model", (), None)) == (
+        "8.03 billion weights in bf16 (known model), context 8192: 15.0 GiB, and 0.125 MiB a token"
+    )

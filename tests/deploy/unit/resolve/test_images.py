@@ -1,0 +1,154 @@
+"""Which image, from which registry, and on which host."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+import botocore.session
+import pytest
+
+from deploy.data import table
+from deploy.errors import SpecError
+from deploy.resolve.images import (
+    AMI_CUDA_12,
+    AMI_CUDA_13,
+    choose_ami,
+    cuda_of,
+    image_cuda,
+    push_instructions,
+    registry_suffix,
+    resolve_image,
+)
+from deploy.resolve.instances import find
+from deploy.spec.sections import Image
+
+ACCOUNT = "123456789012"  # moto's
+
+
+HERE = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("image", "region", "uri"),
+    [
+        (Image(repository="lmi", tag="1-cu130"), "us-east-1", f"{HERE}/lmi:1-cu130"),
+        (Image(repository="team/lmi", tag="1"), "cn-north-1",
+         f"{ACCOUNT}.dkr.ecr.cn-north-1.amazonaws.com.cn/team/lmi:1"),
+        (Image(uri=f"{HERE}/lmi:2"), "us-east-1", f"{HERE}/lmi:2"),
+        (Image(aws="djl-lmi"), "us-east-1",
+         "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130"),
+        (Image(aws="djl-tensorrtllm"), "eu-south-1",
+         "692866216735.dkr.ecr.eu-south-1.amazonaws.com/djl-inference:0.33.0-tensorrtllm0.21.0-cu128"),
+        (Image(aws="djl-lmi", tag="0.34.0"), "us-gov-west-1",
+         "442386744353.dkr.ecr.us-gov-west-1.amazonaws.com/djl-inference:0.34.0-lmi16.0.0-cu128"),
+        (Image(aws="djl-lmi", tag="0.36.0-lmi28.0.0-cu130"), "us-west-2",
+         "763104351884.dkr.ecr.us-west-2.amazonaws.com/djl-inference:0.36.0-lmi28.0.0-cu130"),
+    ],
+)  # fmt: skip
+def test_uris(image: Image, region: str, uri: str) -> None:
+    assert resolve_image(image, region, ACCOUNT).uri == uri
+
+
+def test_the_packages_version_is_the_tag_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.2.1")
+    assert resolve_image(Image(repository="lmi"), "us-east-1", ACCOUNT).uri == f"{HERE}/lmi:3.2.1"
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(SpecError, match=r"^image\.tag: must be given"):
+        resolve_image(Image(repository="lmi"), "us-east-1", ACCOUNT)
+
+
+def test_registries_lie_where_botocore_says() -> None:
+    partitions = botocore.session.Session().get_component("data_loader").load_data("partitions")["partitions"]
+    for region in table("image_accounts")["registries"]:
+        (suffix,) = [one["outputs"]["dnsSuffix"] for one in partitions if re.match(one["regionRegex"], region)]
+        assert registry_suffix(region) == suffix, region
+
+
+def test_an_image_of_another_region_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"lies in us-east-1, and the endpoint is in eu-west-1"):
+        resolve_image(Image(uri=f"{HERE}/lmi:1"), "eu-west-1", ACCOUNT)
+
+
+def test_aws_has_no_image_everywhere() -> None:
+    with pytest.raises(SpecError, match=r"^image\.aws: no registry of AWS's is known in us-west-9") as caught:
+        resolve_image(Image(aws="djl-lmi"), "us-west-9", ACCOUNT)
+    assert "image.uri" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("tag", "cuda"),
+    [
+        ("0.33.0-tensorrtllm0.21.0-cu128", (12, 8)),
+        ("0.38.0-lmi29.0.0-cu130", (13, 0)),
+        ("1.0-cuda12.9", (12, 9)),
+        ("1.0-cuda-13.0-devel", (13, 0)),
+        ("cu1", None),
+        ("0.1.0", None),
+        ("", None),
+    ],
+)
+def test_the_tag_says_the_cuda(tag: str, cuda: tuple[int, int] | None) -> None:
+    assert cuda_of(tag) == cuda
+
+
+@pytest.mark.parametrize(
+    ("image", "cuda"),
+    [
+        (Image(repository="lmi", tag="1-cu128", cuda="13.0"), (13, 0)),
+        (Image(aws="djl-lmi"), (13, 0)),
+        (Image(aws="djl-lmi", tag="0.35.0"), (12, 8)),
+        (Image(uri=f"{HERE}/lmi:1-cu126"), (12, 6)),
+        (Image(uri=f"{HERE}/lmi@sha256:{'0' * 64}"), None),
+        (Image(repository="lmi-cu128"), None),  # a repository's name is no tag
+    ],
+)
+def test_the_images_cuda(image: Image, cuda: tuple[int, int] | None) -> None:
+    assert image_cuda(image) == cuda
+
+
+@pytest.mark.parametrize(
+    ("asked", "instance", "cuda", "ami", "warning"),
+    [
+        ("auto", "ml.g5.xlarge", (13, 0), AMI_CUDA_13, ""),
+        ("auto", "ml.g5.xlarge", (12, 8), AMI_CUDA_12, ""),
+        ("auto", "ml.g5.xlarge", (11, 8), AMI_CUDA_12, ""),
+        ("auto", "ml.g5.xlarge", None, None, "set image.cuda"),
+        ("auto", "ml.g7e.2xlarge", (13, 0), AMI_CUDA_13, ""),
+        ("auto", "ml.p6-b200.48xlarge", (12, 9), AMI_CUDA_13, "prefer an image of CUDA 13"),
+        ("auto", "ml.g7e.2xlarge", None, AMI_CUDA_13, "set image.cuda"),
+        ("auto", "ml.c7i.xlarge", (13, 0), None, ""),
+        ("auto", "ml.g9.xlarge", (12, 8), AMI_CUDA_12, ""),
+        ("al2-ami-sagemaker-inference-gpu-2-1", "ml.g5.xlarge", (13, 0), "al2-ami-sagemaker-inference-gpu-2-1", ""),
+        ("al2030-ami", "ml.g5.xlarge", (13, 0), "al2030-ami", "is none of those known"),
+    ],
+)
+def test_the_host_is_chosen_by_the_images_cuda(
+    asked: str, instance: str, cuda: tuple[int, int] | None, ami: str | None, warning: str
+) -> None:
+    chosen, warnings = choose_ami(asked, find(instance), cuda)
+    assert chosen == ami
+    assert len(warnings) == bool(warning)
+    assert all(warning in one for one in warnings)
+
+
+def test_push_instructions() -> None:
+    assert push_instructions(f"{HERE}/lmi:1").splitlines() == [
+        "Build it, and push it:",
+        "  aws ecr create-repository --region us-east-1 --repository-name lmi",
+        "  docker build --platform linux/amd64 --provenance=false --target trtllm -t lmi:1 .",
+        f"  aws ecr get-login-password --region us-east-1 | docker login --username AWS --password-stdin {HERE}",
+        f"  docker tag lmi:1 {HERE}/lmi:1",
+        f"  docker push {HERE}/lmi:1",
+    ]
+
+
+@pytest.mark.parametrize(("name", "target"), [("lmi-handler-cpu", "cpu"), ("lmi-handler-vllm", "lmi"), ("x", "trtllm")])
+def test_push_instructions_guess_the_target_by_the_name(name: str, target: str) -> None:
+    assert f"--target {target} -t {name}:1 ." in push_instructions(f"{HERE}/{name}:1")

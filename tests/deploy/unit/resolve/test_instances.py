@@ -1,0 +1,132 @@
+"""The tables of instance types and of prices' classes."""
+
+from __future__ import annotations
+
+import botocore.session
+import pytest
+
+from deploy.errors import SpecError
+from deploy.resolve.instances import all_types, find, refuse_mistyped
+from deploy.resolve.prices import Price, price_of, source_note
+
+OF_SAGEMAKER = set(
+    botocore.session.Session()
+    .get_service_model("sagemaker")
+    .shape_for("CreateEndpointConfigInput")
+    .members["ProductionVariants"]
+    .member.members["InstanceType"]
+    .enum
+)
+
+
+def test_every_type_is_one_that_sagemaker_serves_on() -> None:
+    names = [one.name for one in all_types()]
+    assert len(names) == len(set(names)) > 100
+    assert set(names) <= OF_SAGEMAKER
+
+
+def test_every_nvidia_type_of_sagemaker_since_turing_is_known() -> None:
+    known = {one.name for one in all_types()}
+    gpus = {name for name in OF_SAGEMAKER if name.split(".")[1].startswith(("g", "p"))}
+    assert gpus - known == {name for name in gpus if name.startswith(("ml.p2.", "ml.p3.", "ml.p6e-"))}
+
+
+def test_a_row() -> None:
+    one = find("ml.g6e.12xlarge")
+    assert one is not None
+    assert (one.gpu, one.gpus, one.gpu_mib, one.vcpus, one.ram_gib, one.compute) == ("L40S", 4, 45776, 48, 384, (8, 9))
+    assert (one.family, one.nvlink, one.blackwell) == ("g6e", False, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "nvlink", "blackwell"),
+    [
+        ("ml.p5.48xlarge", True, False),
+        ("ml.p5.4xlarge", False, False),
+        ("ml.p6-b200.48xlarge", True, True),
+        ("ml.g7e.48xlarge", False, True),
+        ("ml.c7i.xlarge", False, False),
+    ],
+)
+def test_what_speaks_past_the_bus(name: str, nvlink: bool, blackwell: bool) -> None:
+    one = find(name)
+    assert one is not None
+    assert (one.nvlink, one.blackwell) == (nvlink, blackwell)
+
+
+@pytest.mark.parametrize(
+    "name", ["ml.c7g.xlarge", "ml.m6gd.large", "ml.c6gn.large", "ml.p6e-gb200.36xlarge", "ml.g5g.xlarge"]
+)
+def test_arm_hosts_are_refused(name: str) -> None:
+    with pytest.raises(SpecError, match="is an arm64 host"):
+        find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "chip"), [("ml.inf2.xlarge", "Inferentia"), ("ml.trn1.32xlarge", "Trainium"), ("ml.dl1.24xlarge", "Gaudi")]
+)
+def test_other_chips_are_refused(name: str, chip: str) -> None:
+    with pytest.raises(SpecError, match=f"{name} has {chip}"):
+        find(name)
+
+
+@pytest.mark.parametrize("name", ["ml.g9.xlarge", "ml.p3.2xlarge", "ml.t2.medium"])
+def test_types_that_the_tables_lack_are_not_known(name: str) -> None:
+    assert find(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ml.g5.xlarge", "$1-2/h"),
+        ("ml.g6e.2xlarge", "$2-4/h"),
+        ("ml.p5.48xlarge", "$32-64/h"),
+        ("ml.c7i.xlarge", "under $0.5/h"),
+        ("ml.c7i.4xlarge", "$0.5-1/h"),
+        ("ml.p6-b200.48xlarge", "not known"),
+    ],
+)
+def test_classes_of_prices(name: str, text: str) -> None:
+    assert price_of(name).text == text
+
+
+def test_a_price_of_the_users_own_is_shown_as_it_is() -> None:
+    assert price_of("ml.g5.xlarge", 0.87) == Price(0.87, exact=True)
+    assert price_of("ml.g5.xlarge", 0.87).text == "$0.87/h"
+
+
+def test_what_is_not_known_ranks_last() -> None:
+    ranked = sorted(all_types(), key=lambda one: price_of(one.name).rank)
+    assert ranked[-1].family in ("g7", "p5e", "p5en", "p6-b200", "p6-b300")
+    with pytest.raises(ValueError, match="no price"):
+        _ = price_of("ml.p5e.48xlarge").bounds
+
+
+def test_a_family_gets_dearer_with_its_size() -> None:
+    for family in ("g5", "g6", "g6e", "g7e", "c7i"):
+        of_family = [one for one in all_types() if one.family == family and one.gpus <= 1]
+        prices = [price_of(one.name).rank for one in sorted(of_family, key=lambda one: one.vcpus)]
+        assert prices == sorted(prices)
+
+
+def test_the_table_is_dated() -> None:
+    assert "as of 2026-09-27" in source_note()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ml.g6e.xlage", "ml.g6e.xlarge"),
+        ("ml.ge6.xlarge", "ml.g6e.xlarge"),
+        ("ml.p5en.48xlarg", "ml.p5en.48xlarge"),
+        ("ml.g6ee.2xlarge", "ml.g6e.2xlarge"),
+    ],
+)
+def test_a_mistyped_name_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(SpecError, match=rf"^instance\.type: there is no {name}; did you mean .*{meant}"):
+        refuse_mistyped(name)
+
+
+@pytest.mark.parametrize("name", ["ml.g9.xlarge", "ml.r5.xlarge", "ml.m5d.xlarge", "ml.p3.2xlarge", "ml.t2.medium"])
+def test_what_exists_or_may_come_is_let_through(name: str) -> None:
+    refuse_mistyped(name)

@@ -1,0 +1,234 @@
+"""A model's shape out of config.json, of files here and in S3, of GGUF, and the table of known ones."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.data import table
+from deploy.errors import SpecError
+from deploy.resolve.model_shape import known_model, read_shape, shape_in_directory, shape_of_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+_LLAMA_BYTES = 16_060_522_496  # of the index of Meta-Llama-3-8B
+
+
+def test_llama_by_its_config_alone() -> None:
+    shape = shape_of_config(LLAMA)
+    assert (shape.layers, shape.kv_heads, shape.head_dim, shape.heads, shape.context) == (32, 8, 128, 32, 8192)
+    assert shape.parameters == pytest.approx(8_030_261_248, rel=1e-4)  # but for norms
+    assert shape.embeddings == 2 * 128256 * 4096
+    assert (shape.dtype, shape.stored) == ("bf16", None)
+
+
+def test_the_checkpoints_bytes_tell_it_exactly() -> None:
+    shape = shape_of_config(LLAMA, _LLAMA_BYTES)
+    assert (shape.parameters, shape.stored) == (8_030_261_248, _LLAMA_BYTES)
+
+
+@pytest.mark.parametrize("row", table("models")["models"], ids=lambda row: str(row["names"][0]))
+def test_the_known_models_dimensions_make_their_number_of_weights(row: dict[str, Any]) -> None:
+    counted = shape_of_config(row["config"]).parameters
+    multimodal = row["names"][0].startswith("google/gemma-3-") and "1b" not in row["names"][0]
+    vision = 420e6 if multimodal else 0.0  # its tower is in no text config
+    assert counted + vision == pytest.approx(row["parameters"], rel=1e-3)
+
+
+def test_known_models_are_found_by_any_case() -> None:
+    found = known_model("META-llama/llama-3.3-70b-INSTRUCT")
+    assert found is not None
+    assert (found.parameters, found.layers, found.kv_heads, found.context) == (70_553_706_496, 80, 8, 131072)
+    assert known_model("me/mine") is None
+
+
+def test_no_name_stands_twice_in_the_table() -> None:
+    names = [name.lower() for row in table("models")["models"] for name in row["names"]]
+    assert len(names) == len(set(names)) > 80
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "kv_heads", "head_dim", "billions"),
+    [
+        ({"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12,
+          "tie_word_embeddings": True}, 12, 12, 64, 0.124),
+        ({"model_type": "gpt_bigcode", "vocab_size": 49152, "n_embd": 6144, "n_layer": 40, "n_head": 48,
+          "n_inner": 24576, "multi_query": True, "tie_word_embeddings": True}, 40, 1, 128, 15.5),
+        ({"model_type": "gpt_neox", "vocab_size": 50432, "hidden_size": 6144, "num_hidden_layers": 44,
+          "num_attention_heads": 64, "intermediate_size": 24576}, 44, 64, 96, 20.55),
+        ({"model_type": "falcon", "vocab_size": 65024, "hidden_size": 8192, "num_hidden_layers": 60,
+          "num_attention_heads": 128, "num_kv_heads": 8, "tie_word_embeddings": True}, 60, 8, 64, 41.3),
+        ({"model_type": "opt", "vocab_size": 50272, "hidden_size": 4096, "ffn_dim": 16384, "num_hidden_layers": 32,
+          "num_attention_heads": 32, "tie_word_embeddings": True}, 32, 32, 128, 6.65),
+        ({"model_type": "chatglm", "padded_vocab_size": 65024, "hidden_size": 4096, "ffn_hidden_size": 13696,
+          "intermediate_size": 13696, "num_layers": 28, "num_attention_heads": 32, "kv_channels": 128,
+          "multi_query_group_num": 2}, 28, 2, 128, 6.24),
+        ({"model_type": "qwen2_moe", "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24,
+          "num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 5632, "num_experts": 60,
+          "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}, 24, 16, 128, 14.3),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_names_of_other_models(
+    config: dict[str, Any], layers: int, kv_heads: int, head_dim: int, billions: float
+) -> None:
+    shape = shape_of_config(config)
+    assert (shape.layers, shape.kv_heads, shape.head_dim) == (layers, kv_heads, head_dim)
+    assert shape.parameters == pytest.approx(billions * 1e9, rel=0.01)
+
+
+def test_of_a_multimodal_model_the_text_counts_with_the_wholes_precision() -> None:
+    whole = {"model_type": "gemma3", "torch_dtype": "float16", "text_config": LLAMA | {"torch_dtype": "float16"}}
+    assert shape_of_config(whole, 18_000_000_000).model_dump() == {
+        **shape_of_config(LLAMA, 18_000_000_000).model_dump(),
+        "dtype": "fp16",
+    }
+
+
+def test_latent_attention_keeps_one_vector_a_token() -> None:
+    deepseek = {
+        "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61,
+        "num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "quantization_config": {"quant_method": "fp8"},
+    }  # fmt: skip
+    shape = shape_of_config(deepseek, 688_586_727_753)
+    assert 2 * shape.kv_heads * shape.head_dim == 576
+    assert shape.dtype == "fp8"
+    assert shape.parameters == pytest.approx(687e9, rel=0.01)
+    with pytest.raises(SpecError, match="latent attention"):
+        shape_of_config(deepseek)
+
+
+def compressed(bits: int, kind: str) -> dict[str, Any]:
+    """llm-compressor's."""
+    return {"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": {"num_bits": bits, "type": kind}}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        (compressed(8, "float"), "fp8"),
+        (compressed(4, "int"), "int4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "int4"),
+        ({"quant_method": "mxfp4"}, "fp4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)  # fmt: skip
+def test_quantized_checkpoints_say_their_precision(quantization: dict[str, Any], dtype: str) -> None:
+    shape = shape_of_config(LLAMA | {"quantization_config": quantization}, 9_000_000_000)
+    assert shape.dtype == dtype
+    assert shape.parameters == pytest.approx(8_030_261_248, rel=1e-4)  # of its dimensions, not of its bytes
+    assert shape.stored == 9_000_000_000
+
+
+def test_what_a_config_lacks_is_named() -> None:
+    with pytest.raises(SpecError, match=r"config\.json has no num_hidden_layers"):
+        shape_of_config({key: value for key, value in LLAMA.items() if key != "num_hidden_layers"})
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"0" * 1000)
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"0" * 600)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"0" * 1600)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"0" * 1600)
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert (shape.stored, shape.parameters) == (1600, 800)
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 1500}}')
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert shape.stored == 1500
+
+
+def test_modelopts_own_file_says_the_precision(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert shape.dtype == "fp8"
+
+
+def test_a_directory_without_a_config(tmp_path: Path) -> None:
+    assert shape_in_directory(tmp_path) is None
+
+
+def test_a_config_that_is_none() -> None:
+    with pytest.raises(SpecError, match=r"the model's config\.json is no JSON: "):
+        read_shape(lambda name: b"{" if name == "config.json" else None, {})
+
+
+def gguf(version: int = 3, **changes: Any) -> bytes:
+    """A small head: two tensors, of 12 and of 40 weights."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    said: dict[str, Any] = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.tokens": ["a", "bc"],
+        "llama.block_count": 30,
+        "llama.embedding_length": 576,
+        "llama.attention.head_count": 9,
+        "llama.attention.head_count_kv": 3,
+        "llama.context_length": 8192,
+        **changes,
+    }
+    found = b"GGUF" + struct.pack("<IQQ", version, 2, len(said))
+    for key, value in said.items():
+        found += text(key)
+        if isinstance(value, str):
+            found += struct.pack("<I", 8) + text(value)
+        elif isinstance(value, list) and isinstance(value[0], str):
+            found += struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        elif isinstance(value, list):
+            found += struct.pack(f"<IIQ{len(value)}I", 9, 4, len(value), *value)
+        else:
+            found += struct.pack("<II", 4, value)
+    for name, sizes in (("a", (3, 4)), ("b", (40,))):
+        found += text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, 0)
+    return found
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(gguf() + b"0" * 100)
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert (shape.parameters, shape.layers, shape.kv_heads, shape.head_dim, shape.heads) == (52, 30, 3, 64, 9)
+    assert (shape.context, shape.stored) == (8192, (tmp_path / "model.gguf").stat().st_size)
+
+
+def test_a_gguf_file_with_heads_layer_by_layer(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(gguf(**{"llama.attention.head_count_kv": [1, 3]}))
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert shape.kv_heads == 3
+
+
+@pytest.mark.parametrize("content", [gguf()[:60], gguf()[:-40], b"", b"GGML" + gguf()[4:], gguf(version=1)])
+def test_files_that_are_no_gguf(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(SpecError, match=r"GGUF|gguf"):
+        shape_in_directory(tmp_path)

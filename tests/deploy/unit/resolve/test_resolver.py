@@ -1,0 +1,214 @@
+"""What a specification leaves open, decided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.errors import DoesNotFit, SpecError
+from deploy.resolve.candidates import rows
+from deploy.resolve.decision import Decision
+from deploy.resolve.resolver import Candidates, find_size, resolve
+from deploy.spec import Spec
+from deploy.spec.sections import Shape
+from tests.deploy.unit.resolve.test_model_shape import LLAMA
+
+GIVEN: dict[str, Any] = {
+    "name": "llama",
+    "role": "arn:aws:iam::111122223333:role/endpoint",
+    "image": {"repository": "lmi", "tag": "1-cu130"},
+    "model": {"id": "meta-llama/Meta-Llama-3-8B-Instruct"},
+    "options": {"llm_engine": "trtllm"},
+}
+
+
+SMALL = Shape(parameters=8e9, layers=32, kv_heads=8, head_dim=128)
+
+
+def spec(**changes: Any) -> Spec:
+    return Spec.model_validate({**GIVEN, **changes})
+
+
+def decision(**changes: Any) -> Decision:
+    return resolve(spec(**changes), "us-east-1").decision
+
+
+def candidates(**changes: Any) -> Candidates | None:
+    return resolve(spec(**changes), "us-east-1").candidates
+
+
+def test_all_that_was_open() -> None:
+    assert decision() == Decision(
+        region="us-east-1",
+        account="111122223333",
+        image="111122223333.dkr.ecr.us-east-1.amazonaws.com/lmi:1-cu130",
+        instance_type="ml.g6.2xlarge",
+        gpus=1,
+        ami="al2023-ami-sagemaker-inference-gpu-4-1",
+        model_data=None,
+        download=300,
+        startup=1980,
+        tensor_parallel=1,
+    )
+
+
+def test_what_is_said_is_not_decided() -> None:
+    found = decision(
+        instance={"type": "ml.p5.48xlarge", "ami": "al2-ami-sagemaker-inference-gpu-3-1"},
+        timeouts={"download": 61, "startup": 62, "provision": 301},
+        model={"s3": "s3://models/llama/", "shape": SMALL.model_dump()},
+        options={"tensor_parallel_degree": 2},
+    )
+    assert (found.instance_type, found.gpus, found.tensor_parallel) == ("ml.p5.48xlarge", 8, 2)
+    assert (found.ami, found.model_data) == ("al2-ami-sagemaker-inference-gpu-3-1", "s3://models/llama/")
+    assert (found.download, found.startup, found.provision) == (61, 62, 301)
+
+
+def test_a_directory_is_uploaded_and_served_from_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    found = decision(model={"path": str(tmp_path), "upload": "s3://models/llama/"})
+    assert (found.model_data, found.instance_type) == ("s3://models/llama/", "ml.g6.2xlarge")
+    assert found.download == 660
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"^model\.path: .* is no directory here"):
+        decision(model={"path": str(tmp_path / "none"), "upload": "s3://models/llama/"})
+
+
+def test_a_named_type_that_is_too_small_is_refused() -> None:
+    with pytest.raises(DoesNotFit, match=r"^instance\.type: ml\.g5\.12xlarge: weights of 32\.9 GiB"):
+        decision(
+            model={"id": "meta-llama/Llama-3.3-70B-Instruct", "context": 4096}, instance={"type": "ml.g5.12xlarge"}
+        )
+
+
+def test_it_is_taken_by_whom_knows_better() -> None:
+    instance = {"type": "ml.g5.12xlarge", "unchecked": True}
+    found = decision(model={"id": "meta-llama/Llama-3.3-70B-Instruct", "context": 4096}, instance=instance)
+    assert found.instance_type == "ml.g5.12xlarge"
+    assert found.warnings[0].startswith("ml.g5.12xlarge: weights of 32.9 GiB")
+
+
+def test_a_mistyped_type_is_refused_unless_it_is_meant() -> None:
+    with pytest.raises(SpecError, match=r"did you mean ml\.g6e\.xlarge\?"):
+        decision(instance={"type": "ml.g6e.xlage"})
+    assert decision(instance={"type": "ml.g6e.xlage", "unchecked": True}).instance_type == "ml.g6e.xlage"
+
+
+def test_auto_needs_a_size() -> None:
+    with pytest.raises(SpecError, match=r"^instance\.type: auto needs the model's size") as caught:
+        decision(model={"id": "me/mine"})
+    assert "model.shape" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"model": {"id": "me/mine"}, "instance": {"type": "ml.g5.xlarge"}}, "The model's size is not known"),
+        ({"instance": {"type": "ml.g9.xlarge"}}, "ml.g9.xlarge is not in the tables"),
+        ({"instance": {"type": "ml.g5.xlarge"}}, "ml.g5.xlarge: a checkpoint of 15 GiB loads through 16 GiB"),
+        ({"image": {"repository": "lmi", "tag": "1"}}, "The image's CUDA is not known"),
+        ({"model": {"id": "a/b", "shape": SMALL.model_dump()}}, "The model's longest context is not known: 4096"),
+        ({"model": {"id": "meta-llama/Llama-3.1-405B"}}, "Loading 756 GiB may take longer"),
+        ({"encryption": {"volume_key": "alias/k"}}, "encryption.volume_key: ml.g6.2xlarge has NVMe"),
+        ({"instance": {"ami": "new"}}, "instance.ami: new is none of those known"),
+    ],
+)
+def test_warnings(changes: dict[str, Any], warning: str) -> None:
+    (found,) = decision(**changes).warnings
+    assert found.startswith(warning)
+
+
+def test_a_volume_beside_nvme_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"^instance\.volume_gb: ml\.g5\.2xlarge has 450 GB of NVMe"):
+        decision(instance={"type": "ml.g5.2xlarge", "volume_gb": 100})
+
+
+@pytest.mark.parametrize(
+    ("changes", "instance"),
+    [
+        ({"model": {"id": "meta-llama/Llama-3.1-8B"}}, "ml.g6e.xlarge"),  # its own context, 131072
+        ({"model": {"id": "meta-llama/Llama-3.1-8B", "context": 8192}}, "ml.g6.2xlarge"),
+        ({"options": {"max_model_len": 65536}}, "ml.g6e.xlarge"),
+        ({"options": {"max_model_len": "32768", "kv_cache_dtype": "fp8"}}, "ml.g6.2xlarge"),
+        ({"options": {"max_model_len": 32768}}, "ml.g6e.xlarge"),
+        ({"model": {"id": "Qwen/Qwen2.5-32B", "context": 8192, "dtype": "int4"}}, "ml.g6e.4xlarge"),
+        ({"model": {"id": "Qwen/Qwen2.5-32B", "context": 8192}, "options": {"quantize": "fp8"}}, "ml.g6e.4xlarge"),
+        ({"options": {"gpu_memory_utilization": 0.75}}, "ml.g6e.xlarge"),
+        ({"options": {"dtype": "fp16", "tensor_parallel_degree": 4}}, "ml.g4dn.12xlarge"),
+        ({"options": {"llm_engine": "openvino"}, "model": {"id": "Qwen/Qwen3-0.6B"}}, "ml.m7i.xlarge"),
+        ({"image": {"repository": "lmi-cpu", "tag": "1"}, "options": {}, "model": {"id": "Qwen/Qwen3-0.6B"}},
+         "ml.m7i.xlarge"),
+        ({"components": [{"name": "a", "accelerators": 2}]}, "ml.g6.12xlarge"),
+    ],
+)  # fmt: skip
+def test_what_the_cheapest_type_depends_on(changes: dict[str, Any], instance: str) -> None:
+    found = decision(**changes)
+    assert found.instance_type == instance
+    asked = candidates(**changes)
+    assert asked is not None
+    assert asked.chosen is not None
+    assert asked.chosen.instance.name == instance  # `plan` shows what is taken
+
+
+def test_a_cpu_type_has_neither_host_nor_degree() -> None:
+    found = decision(options={"llm_engine": "openvino"}, model={"id": "Qwen/Qwen3-0.6B"})
+    assert (found.gpus, found.ami, found.tensor_parallel) == (0, None, None)
+
+
+def test_pipeline_stages_share_the_weights() -> None:
+    options = {"tensor_parallel_degree": 4, "pipeline_parallel_degree": 2}
+    found = decision(model={"id": "meta-llama/Llama-3.1-70B", "context": 1024}, options=options)
+    assert (found.gpus, found.tensor_parallel) == (8, 4)
+
+
+def test_a_type_that_is_not_known_has_the_gpus_that_are_wanted() -> None:
+    instance = {"type": "ml.g9.48xlarge"}
+    assert (decision(instance=instance).gpus, decision(instance=instance).tensor_parallel) == (1, None)
+    found = decision(instance=instance, components=[{"name": "a", "accelerators": 4}])
+    assert (found.gpus, found.tensor_parallel) == (4, 4)
+
+
+def test_awss_tensorrt_llm_image_compiles_and_gets_an_hour() -> None:
+    found = decision(image={"aws": "djl-tensorrtllm"}, options={})
+    assert (found.startup, found.ami) == (3600, "al2-ami-sagemaker-inference-gpu-3-1")
+
+
+def test_a_shape_that_is_given_beats_all_others() -> None:
+    large = SMALL.model_copy(update={"parameters": 70e9, "layers": 80, "context": 8192})
+    model = {**GIVEN["model"], "shape": large.model_dump()}
+    assert decision(model=model).instance_type == "ml.g7e.12xlarge"
+
+
+@pytest.mark.parametrize(
+    ("model", "source"),
+    [
+        ({"id": "a/b", "shape": SMALL.model_dump()}, "model.shape"),
+        ({"id": "Qwen/Qwen3-8B"}, "known model"),
+        ({"id": "demo"}, "known model"),
+        ({"id": "a/b"}, None),
+        ({"s3": "s3://models/llama/"}, None),
+    ],
+)
+def test_where_a_shape_is_found(model: dict[str, Any], source: str | None) -> None:
+    found = find_size(spec(model=model))
+    assert (found and found.source) == source
+
+
+def test_advice_on_a_type_of_which_nothing_is_known() -> None:
+    asked = candidates(instance={"type": "ml.g9.xlarge"})
+    assert asked is not None
+    assert asked.chosen is None
+    assert rows(asked)[0][0] == "ml.g6.2xlarge"
+    assert candidates(model={"id": "a/b"}, instance={"type": "ml.g5.xlarge"}) is None
+
+
+def test_advice_shows_the_users_price() -> None:
+    asked = candidates(instance={"type": "ml.g6e.xlarge", "price": 1.23})
+    assert asked is not None
+    (row,) = [row for row in rows(asked) if "taken" in row[-1]]
+    assert (row[0], row[8]) == ("ml.g6e.xlarge", "$1.23/h")

@@ -1,0 +1,95 @@
+"""docs/deploy.md, section "The specification": its table, out of the specification's own JSON schema.
+
+`python -m tests.deploy.unit.spec.document` writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deploy.spec.reading import schema
+
+DOCUMENT = Path(__file__).parents[4] / "docs" / "deploy.md"
+BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
+
+
+def table() -> str:
+    """One line a field: its dotted name, what it takes, its default, what it means."""
+    whole = schema()
+    lines = ["| name | takes | default | |", "|---|---|---|---|"]
+    for name, field, required in _fields(whole, whole, ""):
+        default = "required" if required else _default(field)
+        lines.append(f"| `{name}` | {_takes(field, whole)} | {default} | {_meaning(field, whole)} |")
+    return "\n".join(lines) + "\n"
+
+
+def written() -> str:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    return text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+
+
+def _fields(section: dict[str, Any], whole: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    for name, field in section["properties"].items():
+        yield f"{prefix}{name}", field, name in section.get("required", ())
+        for one in _branches(field):
+            many = "[]" if one.get("type") == "array" else ""
+            below = _resolved(one.get("items", one), whole)
+            if "properties" in below:
+                yield from _fields(below, whole, f"{prefix}{name}{many}.")
+
+
+def _branches(field: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for key in ("anyOf", "oneOf") for one in field.get(key, ())] or [field]
+
+
+def _resolved(one: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    return dict(whole["$defs"][one["$ref"].rpartition("/")[2]]) if "$ref" in one else one
+
+
+def _takes(field: dict[str, Any], whole: dict[str, Any]) -> str:
+    return " or ".join(_kind(one, whole) for one in _branches(field) if one.get("type") != "null")
+
+
+def _kind(one: dict[str, Any], whole: dict[str, Any]) -> str:
+    if "properties" in _resolved(one, whole):
+        return "mapping"
+    if "enum" in one:
+        return ", ".join(f"`{value}`" for value in one["enum"])
+    kinds = {"string": "text", "integer": "number", "number": "number", "boolean": "true or false"}
+    match one["type"]:
+        case "array":
+            return f"list of {_kind(one['items'], whole)}s"
+        case "object":
+            return "mapping of names to values"
+        case "integer" | "number" if bounds := _bounds(one):
+            return bounds
+        case kind:
+            return kinds[kind]
+
+
+def _meaning(field: dict[str, Any], whole: dict[str, Any]) -> str:
+    """pydantic leaves out a description that the section has itself."""
+    return str(field.get("description") or _resolved(field, whole)["description"])
+
+
+def _bounds(one: dict[str, Any]) -> str:
+    least, most = one.get("minimum"), one.get("maximum")
+    if most is not None:
+        return f"{least:g} to {most:g}"
+    if least is not None:
+        return f"number from {least:g}"
+    return "number above 0" if "exclusiveMinimum" in one else ""
+
+
+def _default(field: dict[str, Any]) -> str:
+    value = field.get("default")
+    return "" if value in (None, [], {}) or isinstance(value, dict) else f"`{json.dumps(value)}`".replace('"', "")
+
+
+if __name__ == "__main__":
+    text = DOCUMENT.read_text(encoding="utf-8")
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    DOCUMENT.write_text(text[:start] + table() + text[end:], encoding="utf-8")

@@ -1,0 +1,214 @@
+"""A specification of a file, of `--set`, and of the flags; every error with its place and what would be right."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli.arguments import add_spec, spec_of
+from deploy.errors import SpecError
+from deploy.spec.reading import read_spec
+
+TEXT = """
+name: llama
+role: arn:aws:iam::111122223333:role/endpoint
+image: {repository: lmi-handler}
+model: {id: meta-llama/Llama-3.1-8B}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "llama.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def wrong(file: Path, *settings: str, text: str = TEXT) -> str:
+    """What is said, without the file's name."""
+    file.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        read_spec(file, settings)
+    assert caught.value.status == 2
+    return str(caught.value).replace(str(file), "FILE")
+
+
+def test_a_file_and_what_is_laid_over_it(file: Path) -> None:
+    spec = read_spec(file, ["instance.type=ml.g5.xlarge", "instance.count=3", "options.llm_engine=vllm"])
+    assert (spec.name, spec.instance.type, spec.instance.count) == ("llama", "ml.g5.xlarge", 3)
+    assert spec.options == {"llm_engine": "vllm"}
+    assert spec.model.id == "meta-llama/Llama-3.1-8B"
+
+
+def test_json_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "llama.json"
+    path.write_text(
+        '{"name": "llama", "role": "arn:aws:iam::111122223333:role/endpoint", '
+        '"image": {"aws": "djl-lmi"}, "model": {"s3": "s3://bucket/llama/"}}'
+    )
+    assert read_spec(path).image.aws == "djl-lmi"
+
+
+def test_flags_alone_make_one(file: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_spec(parser)
+    given = ["--name", "x", "--role", "arn:aws:iam::111122223333:role/r", "--model", "a/b", "--count", "2"]
+    given += ["--image", "111122223333.dkr.ecr.us-east-1.amazonaws.com/x:1", "--set", "instance.count=4"]
+    spec = spec_of(parser.parse_args(given))
+    assert (spec.name, spec.model.id, spec.instance.count) == ("x", "a/b", 4)
+
+
+def test_settings_make_sections_lists_and_names_with_dots(file: Path) -> None:
+    spec = read_spec(
+        file,
+        ["network={subnets: [subnet-1], security_groups: [sg-1]}", r"tags.example\.com/team=a", "alarms=null"],
+    )
+    assert spec.network.subnets == ("subnet-1",)
+    assert dict(spec.tags) == {"example.com/team": "a"}
+    assert spec.alarms is None
+
+
+def test_a_section_that_is_empty_in_the_file_can_be_set(file: Path) -> None:
+    file.write_text(TEXT + "scaling:\n")
+    spec = read_spec(file, ["scaling.max=3", "scaling.concurrency=8"])
+    assert spec.scaling is not None
+    assert spec.scaling.max == 3
+
+
+def test_variables_on_the_command_line_are_as_they_are_written(file: Path) -> None:
+    settings = ["PORT=8080", "DEBUG=true", "RATE=0.50", "MODE=0777", "AT=12:30:45", "DAY=2026-11-20", "QUOTED='1'"]
+    spec = read_spec(file, [f"environment.{one}" for one in settings])
+    assert spec.environment == dict(one.replace("'", "").split("=") for one in settings)
+
+
+@pytest.mark.parametrize("value", ["0777", "12:30:45", "on", "8080", "0.5", "2026-11-20", "", "[1]"])
+def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Path, value: str) -> None:
+    file.write_text(TEXT + f"environment:\n  X: {value}\n")
+    with pytest.raises(SpecError, match=r"environment\.X: must be a text: quote it"):
+        read_spec(file)
+    file.write_text(TEXT + f"environment:\n  X: '{value}'\n")
+    assert read_spec(file).environment == {"X": value}
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("instance.count=0", "instance.count: must be at least 1 (given: 0)"),
+        ("instance.count=many", 'instance.count: must be a whole number (given: "many")'),
+        ("instance.count=2.5", "instance.count: must be a whole number (given: 2.5)"),
+        ("instance.type=g5.xlarge",
+         'instance.type: must be auto, or a SageMaker type, as ml.g6e.xlarge (given: "g5.xlarge")'),
+        ("instance.typ=ml.g5.xlarge", "instance.typ: there is no such setting; did you mean instance.type?"),
+        ("instance_type=ml.g5.xlarge", "instance_type: there is no such setting; did you mean instance.type?"),
+        ("prefix_length=2048", "prefix_length: there is no such setting; did you mean routing.prefix_length?"),
+        ("xyzzy=1", "xyzzy: there is no such setting"),
+        ("name=-a", 'name: must be letters, digits and hyphens within, as llama-3-8b (given: "-a")'),
+        ("role=me", 'role: must be written as arn:aws:iam::111122223333:role/Name (given: "me")'),
+        ("model.dtype=bf17",
+         'model.dtype: must be auto, fp32, bf16, fp16, fp8, int8, fp4 or int4 (given: "bf17")'),
+        ("routing=fastest", 'routing: must be least_outstanding or random (given: "fastest")'),
+        ("routing.prefix_length=3", "routing.prefix_length: must be at least 1024 (given: 3)"),
+        ("options.x=[1]", "options.x: must be a text, a number, true or false; JSON goes in as text, in quotes"),
+        ("environment.X=[1]", "environment.X: must be a text: quote it"),
+        ('environment.X="a\\nb"',
+         'environment.X: must have no control characters, and no line breaks (given: "a\\nb")'),
+        ("model={id: ''}", 'model.id: must not be empty (given: "")'),
+        ("network.subnets=a", 'network.subnets: must be a list (given: "a")'),
+        ("components=[{name: a, copis: 2}]",
+         "components.0.copis: there is no such setting; did you mean components.copies?"),
+        ("image.uri=docker.io/me/x:1",
+         "image.uri: must be an image in ECR, as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or "
+         '...@sha256:... (SageMaker takes its images from ECR) (given: "docker.io/me/x:1")'),
+        ("image.tag=a b", 'image.tag: must be an image\'s tag, as 1.0-cu130 (given: "a b")'),
+        ("image.aws=djl-lmi", "image: give exactly one of uri, repository, aws, not repository and aws"),
+        ("model.path=here", "model: give exactly one of id, s3, path, not id and path"),
+        ("model.token_secret=hf_abcdef", "model.token_secret: must be written as "
+         "arn:aws:secretsmanager:us-east-1:111122223333:secret:hf-token-AbCdEf"),
+        ("scaling={max: 2}", "scaling.concurrency: must be given"),
+        ("scaling={min: 3, max: 2, concurrency: 1}", "scaling: min is above max"),
+        ("tags.lmi:x=a", "it: tags: lmi:x: names that begin with aws: or lmi: are taken"),
+        ("encryption.output_key=alias/k", "it: encryption.output_key is for the answers of async"),
+        ("instance.price=2", "it: instance.price is that of a type that instance.type names"),
+        ("network.isolated=true",
+         "it: network.isolated: the container cannot reach the hub; give model.path or model.s3"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(file: Path, setting: str, said: str) -> None:
+    assert wrong(file, setting) == f"FILE: {said}"
+
+
+def test_all_errors_are_said_at_once(file: Path) -> None:
+    said = wrong(file, "instance.count=0", "update.keep=0")
+    assert said.splitlines() == [
+        "FILE:",
+        "  instance.count: must be at least 1 (given: 0)",
+        "  update.keep: must be at least 1 (given: 0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "FILE: is empty"),
+        ("- a", "FILE: must be a mapping of names to values"),
+        (TEXT + "name: again\n", "FILE: name stands there twice, in lines 2 and 6"),
+        (TEXT + "instance: {count: 1, count: 2}\n", "FILE: count stands there twice, in lines 6 and 6"),
+    ],
+)
+def test_files_that_are_none(file: Path, text: str, said: str) -> None:
+    assert wrong(file, text=text) == said
+
+
+def test_what_is_no_yaml_is_said_in_a_line(file: Path) -> None:
+    said = wrong(file, text="name: x\nimage: [\n")
+    assert said == "FILE: not YAML: line 3, column 1: expected the node content, but found '<stream end>'"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"none\.yaml: No such file"):
+        read_spec(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("name", "--set name: must be NAME=VALUE, as instance.type=ml.g5.xlarge"),
+        ("a..b=1", "--set a..b=1: must be NAME=VALUE, as instance.type=ml.g5.xlarge"),
+        ("name.x=1", "--set name.x=1: name has no names below it"),
+        ("model.shape={a: 1, a: 2}", "--set model.shape={a: 1, a: 2}: a stands there twice, in lines 1 and 1"),
+    ],
+)
+def test_settings_that_are_none(file: Path, setting: str, said: str) -> None:
+    assert wrong(file, setting) == said
+
+
+def test_the_command_line_is_named_where_there_is_no_file() -> None:
+    with pytest.raises(SpecError, match=r"^the command line:\n  name: must be given\n  role: must be given"):
+        read_spec(None)
+
+
+def test_anchors_are_no_names_that_stand_twice(file: Path) -> None:
+    file.write_text(TEXT + "environment: &e {A: x}\noptions: {<<: *e, b: 1}\n")
+    found: dict[str, Any] = read_spec(file).options
+    assert found == {"A": "x", "b": 1}
+
+
+@pytest.mark.parametrize("more", [
+    "? [a]\n: 1\n", "options: {max_tokens: " + "9" * 5000 + "}\n", "options: {x: " + "[" * 3000 + "]" * 3000 + "}\n",
+])  # fmt: skip
+def test_what_python_cannot_read_is_no_yaml(tmp_path: Path, more: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"name: llama\n{more}")
+    with pytest.raises(SpecError, match="not YAML"):
+        read_spec(path)
+    with pytest.raises(SpecError, match="not YAML"):
+        read_spec(None, [f"options={{{more.strip().lstrip('?')}}}"] if "?" not in more else ["options={? [a] : 1}"])
+
+
+@pytest.mark.parametrize("setting", ["scaling={max: 2, concurrency: .inf}", "options.temperature=.nan"])
+def test_numbers_without_end_are_refused(setting: str) -> None:
+    with pytest.raises(SpecError, match=setting.partition("=")[0].split(".")[0]):
+        read_spec(None, [setting])

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.export import cloudformation_template
+from deploy.iam.policies import policies
+from deploy.resolve.resolver import resolve
+from deploy.resources.build import resources
+from deploy.resources.resource import Kind
+from deploy.spec.reading import read_spec
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+KINDS = {
+    "adapters": {Kind.COMPONENT},
+    "llama-3-8b-g6e": set(),
+    "llama-3-8b-isolated": set(),
+    "llama-3-8b-scale-to-zero": {Kind.COMPONENT, Kind.SCALABLE_TARGET, Kind.SCALING_POLICY},
+    "qwen3-aws-image": set(),
+    "smollm2-cpu": set(),
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_a_deployment(path: Path) -> None:
+    spec = read_spec(path)
+    assert spec.region is not None
+    decision = resolve(spec, spec.region).decision
+    made = resources(spec, decision)
+    assert {one.kind for one in made} == {
+        Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT, Kind.ALARM, *KINDS[path.stem],
+    }  # fmt: skip
+    assert cloudformation_template(made)["Resources"]
+    assert policies(spec, decision)["deployer"]["Statement"]
+
+
+def test_every_example_is_expected() -> None:
+    assert {path.stem for path in EXAMPLES} == set(KINDS)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from cfnlint.api import lint
+from cfnlint.config import ManualArgs
+
+from deploy.errors import Refused
+from deploy.export import cloudformation_template, terraform_configuration
+from deploy.resources.build import resources
+from tests.deploy.cases import CASES, decision, spec
+
+
+def exported(case: str, **changes: Any) -> dict[str, Any]:
+    return cloudformation_template(resources(spec(case, **changes), decision(case)))
+
+
+def linted(template: dict[str, Any]) -> list[str]:
+    matches = lint(json.dumps(template), config=ManualArgs(regions=["eu-west-1"], ignore_checks=["E3019"]))
+    return [f"{match.rule.id}: {match.message}" for match in matches]
+
+
+def test_awss_own_linter_finds_nothing_but_what_is_wrong() -> None:
+    """All cases in one template, as the linter takes a second for each; so names stand there twice (E3019)."""
+    every = exported("plain")
+    every["Resources"], every["Outputs"] = {}, {}
+    for number, case in enumerate(CASES):
+        for name, resource in named_apart(exported(case)["Resources"], number).items():
+            every["Resources"][name] = resource
+    assert len(every["Resources"]) == sum(len(exported(case)["Resources"]) for case in CASES)
+    every["Resources"]["EndpointConfigOf0"]["Properties"]["ProductionVariants"][0]["InstanceKind"] = "ml.g5.xlarge"
+    (only,) = linted(every)
+    assert only.startswith("E3002")
+    assert "InstanceKind" in only
+
+
+def named_apart(resources: dict[str, Any], number: int) -> dict[str, Any]:
+    text = json.dumps(resources)
+    for name in resources:
+        text = text.replace(f'"{name}"', f'"{name}Of{number}"')
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_names_within_are_the_same_in_every_version() -> None:
+    before, after = exported("components"), exported("components", options={"dtype": "fp16"})
+    assert list(before["Resources"]) == list(after["Resources"])
+    assert set(before["Resources"]) >= {"Model", "EndpointConfig", "Endpoint", "InferenceComponentLlamaChat"}
+    names = [one["Resources"]["Model"]["Properties"]["ModelName"] for one in (before, after)]
+    assert names[0] != names[1]
+
+
+def test_names_are_those_that_up_gives() -> None:
+    """So that the other commands find what a stack has made."""
+    made = resources(spec("components"), decision("components"))
+    properties = [one["Properties"] for one in cloudformation_template(made)["Resources"].values()]
+    for resource, given in zip(made, properties, strict=True):
+        assert resource.name in given.values(), resource.key
+
+
+def test_order_and_updates_are_said() -> None:
+    found = exported("components")["Resources"]
+    assert found["Endpoint"]["DependsOn"] == ["Alarm5xx", "AlarmModelErrors"]
+    assert found["Endpoint"]["Properties"]["EndpointConfigName"] == {
+        "Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]
+    }
+    assert found["Endpoint"]["Properties"]["RetainAllVariantProperties"] is True
+    assert "BlueGreenUpdatePolicy" in found["Endpoint"]["Properties"]["DeploymentConfig"]
+    assert "RollingUpdatePolicy" in found["InferenceComponentLlamaChat"]["Properties"]["DeploymentConfig"]
+    alarm = found["AlarmLlamaChatNoCapacity"]
+    assert alarm["Properties"]["AlarmActions"] == [{"Ref": "ScalingPolicyLlamaChatWake"}]
+    assert "DependsOn" not in alarm
+    assert found["ScalableTargetLlamaChat"]["Properties"]["Tags"][0]["Key"] == "lmi:deployment"
+
+
+def terraform(case: str, **changes: Any) -> dict[str, Any]:
+    return terraform_configuration(resources(spec(case, **changes), decision(case)), "eu-west-1")
+
+
+def stack_of(configuration: dict[str, Any]) -> dict[str, Any]:
+    (stack,) = configuration["resource"]["aws_cloudformation_stack"].values()
+    return dict(stack)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_terraform_holds_the_template_in_one_stack(case: str) -> None:
+    found = terraform(case)
+    assert json.loads(stack_of(found)["template_body"]) == exported(case)
+    assert found["resource"].keys() == {"aws_cloudformation_stack"}
+    assert found["terraform"]["required_providers"]["aws"]["source"] == "hashicorp/aws"
+    assert found["provider"] == {"aws": {"region": "eu-west-1"}}
+
+
+def test_terraform_gives_the_endpoints_name_out() -> None:
+    found = terraform("plain")
+    assert stack_of(found)["name"] == "lmi-" + exported("plain")["Resources"]["Endpoint"]["Properties"]["EndpointName"]
+    assert found["output"]["endpoint_name"]["value"] == '${aws_cloudformation_stack.endpoint.outputs["EndpointName"]}'
+    assert "EndpointName" in exported("plain")["Outputs"]
+
+
+def test_terraform_waits_as_long_as_a_start_and_an_update_may_take() -> None:
+    """SageMaker: 3600 s each to find an instance, to download and to start; 28800 s for an update."""
+    timeouts = stack_of(terraform("plain"))["timeouts"]
+    assert timeouts == {"create": "3h", "update": "9h", "delete": "3h"}
+
+
+def test_expressions_in_values_are_text_to_terraform() -> None:
+    body = stack_of(terraform("plain", environment={"TEMPLATE": "${name} %{if}"}))["template_body"]
+    assert "$${name} %%{if}" in body
+    assert "${" not in body.replace("$${", "")
+
+
+def test_a_template_above_the_inline_limit_is_refused() -> None:
+    component = {"memory_mb": 1024, "accelerators": 1}
+    many = [{"name": f"llama-{number}", **component} for number in range(60)]
+    with pytest.raises(Refused, match="a stack takes 51,200 inline") as raised:
+        terraform("components", components=many, scaling=None)
+    assert "CloudFormation" in raised.value.advice

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from deploy.redaction import is_secret, redact
+
+
+@pytest.mark.parametrize("name", [
+    "HF_TOKEN", "HUGGINGFACEHUB_API_TOKEN", "hfToken", "token", "DB_PASSWORD", "API_KEY", "apiKey", "MY_API_KEYS",
+    "AWS_SECRET_ACCESS_KEY", "CLIENT_SECRET", "SECRET_VALUE", "SSH_PRIVATE_KEY", "option.hf_token",
+])  # fmt: skip
+def test_names_that_hide_something(name: str) -> None:
+    assert is_secret(name, "abcdef")
+
+
+@pytest.mark.parametrize("name", [
+    "MAX_TOKENS", "max_num_batched_tokens", "tokens_per_block", "tokenizer_mode", "sink_token_length", "Key",
+    "KmsKeyId", "HF_TOKEN_SECRET_ARN", "SECRET_ARN", "SECRET_NAME", "S3Uri", "monkey",
+])  # fmt: skip
+def test_names_that_do_not(name: str) -> None:
+    assert not is_secret(name, "abcdef")
+
+
+def test_a_password_may_be_a_number() -> None:
+    assert is_secret("DB_PASSWORD", "12345678")
+
+
+@pytest.mark.parametrize("value", ["https://proxy:8080/x", "s3://bucket/a@b", "arn:aws:iam::1:role/a"])
+def test_addresses_without_a_password_hide_nothing(value: str) -> None:
+    assert not is_secret("ANYTHING", value)
+    assert redact(value) == value
+
+
+@pytest.mark.parametrize("value", ["512", "0.9", "true", ""])
+def test_numbers_hide_nothing(value: str) -> None:
+    assert not is_secret("MAX_TOKEN", value)
+
+
+@pytest.mark.parametrize("value", [
+    "hf_" + "a1B2" * 8, "AKIA" + "ABCD1234" * 2, "Bearer sk-" + "x" * 24, "ghp_" + "a" * 36,
+    "sagemaker-api-key-" + "aGVsbG8" * 4, "github_pat_" + "11ABcd_" * 6, "nvapi-" + "aB3-" * 10, "xoxb-" + "123-ab" * 6,
+    "postgres://user:hunter2@database/x", "http://:hunter2@proxy:80", "https://b/?X-Amz-Signature=0a1b2c",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIabc=\n-----END RSA PRIVATE KEY-----",
+])  # fmt: skip
+def test_known_keys_are_known_by_any_name(value: str) -> None:
+    assert is_secret("ANYTHING", value)
+    assert redact(f"curl -H '{value}'").count("***") == 1
+
+
+def test_redaction_goes_into_every_depth_and_leaves_the_rest() -> None:
+    request = {
+        "PrimaryContainer": {"Environment": {"HF_TOKEN": "abc", "OPTION_DTYPE": "bf16"}},
+        "Tags": [{"Key": "lmi:spec", "Value": "1234"}],
+        "list": ("hf_" + "a" * 30, 3, None),
+    }
+    assert redact(request) == {
+        "PrimaryContainer": {"Environment": {"HF_TOKEN": "***", "OPTION_DTYPE": "bf16"}},
+        "Tags": [{"Key": "lmi:spec", "Value": "1234"}],
+        "list": ["***", 3, None],
+    }

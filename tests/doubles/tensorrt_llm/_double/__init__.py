@@ -1,0 +1,1 @@
+"""What the double does behind the names that TensorRT-LLM has too."""

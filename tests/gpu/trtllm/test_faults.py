@@ -1,0 +1,126 @@
+"""TensorRT-LLM in a process of its own, dying and falling silent: those in flight are told, the next are served."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.core.errors import GenerationFailed
+from handler.core.values import Finish
+from handler.engines.trtllm.engine import TrtLlm
+from handler.engines.trtllm.results import RequestOptions, RunningRequest
+from tests.gpu.trtllm.served import served
+
+
+@pytest.mark.parametrize(
+    ("manners", "options", "reason"),
+    [
+        ("die_after=60", {}, "RuntimeError: the executor died"),
+        ("die_after=60;death=cpp", {}, "CppExecutorError: the executor died"),
+        ("version=1.3.0;die_after=60", {}, "EngineDeadError: the executor died"),
+        ("stall_after=60", {"inactivity_timeout": 1.0}, "TimeoutError: no request got anywhere for 1.0 s"),
+        ("exit_after=60", {}, "it exited with code 134"),
+    ],
+)
+def test_those_in_flight_are_told_and_the_next_are_served(
+    model: Path, manners: str, options: dict[str, Any], reason: str
+) -> None:
+    with served(model, manners, **options) as found:
+        first = found.engine.pid
+        lost = [found.submit(max_new_tokens=200, ignore_eos=True) for _ in range(3)]
+        deltas = found.run()
+        for id in lost:
+            error = deltas[id][-1].error
+            assert isinstance(error, GenerationFailed)
+            assert reason in str(error)
+        again = found.submit(max_new_tokens=5, ignore_eos=True)
+        assert found.run()[again][-1].finish is Finish.LENGTH
+        assert found.engine.pid != first
+        assert found.engine.restarts == 1
+
+
+def test_a_stall_is_noticed_though_empty_steps_come(model: Path) -> None:
+    """They count as signs of life to the host, whose own patience is shorter here."""
+    with served(model, "stall_after=60", timeout=0.5, inactivity_timeout=1.5) as found:
+        id = found.submit(max_new_tokens=200, ignore_eos=True)
+        began = time.monotonic()
+        error = found.run()[id][-1].error
+        assert 1.2 < time.monotonic() - began < 6
+        assert "option.inactivity_timeout" in str(error)
+
+
+def test_a_pause_between_requests_is_no_stall(model: Path) -> None:
+    with served(model, "", inactivity_timeout=0.5) as found:
+        for _ in range(2):
+            id = found.submit(max_new_tokens=5, ignore_eos=True)
+            assert found.run()[id][-1].finish is Finish.LENGTH
+            time.sleep(0.8)
+        assert found.engine.restarts == 0
+
+
+def test_slow_tokens_are_no_stall(model: Path) -> None:
+    with served(model, "pause=0.2", inactivity_timeout=0.6) as found:
+        id = found.submit(max_new_tokens=8, ignore_eos=True)
+        assert found.run()[id][-1].finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("asked", [{}, {"return_context_logits": True}])
+def test_an_answer_that_comes_whole_is_no_stall(model: Path, asked: dict[str, Any]) -> None:
+    """It brings nothing before its end, which is later than the patience with others."""
+    with served(model, "version=1.3.0;pause=0.1", inactivity_timeout=0.7, gather_generation_logits=True) as found:
+        id = found.submit(max_new_tokens=20, ignore_eos=True, return_generation_logits=True, **asked)
+        began = time.monotonic()
+        assert found.run()[id][-1].finish is Finish.LENGTH
+        assert time.monotonic() - began > 1.4
+        assert found.engine.restarts == 0
+
+
+def test_a_stall_beside_a_whole_answer_is_noticed(model: Path) -> None:
+    options = {"inactivity_timeout": 0.7, "gather_generation_logits": True}
+    with served(model, "version=1.3.0;stall_after=60", **options) as found:
+        found.submit(max_new_tokens=400, ignore_eos=True, return_generation_logits=True)
+        id = found.submit(max_new_tokens=400, ignore_eos=True)
+        assert "option.inactivity_timeout" in str(found.run()[id][-1].error)
+
+
+def test_what_has_not_begun_may_wait_behind_a_whole_answer() -> None:
+    engine = TrtLlm.__new__(TrtLlm)
+    plain, whole = RunningRequest(1, None, RequestOptions([5])), RunningRequest(2, None, RequestOptions([5], width=2))
+    begun = RunningRequest(3, None, RequestOptions([5]))
+    begun._sent = 1
+    for running, expects in (([], False), ([plain], True), ([whole], False), ([plain, whole], False),
+                             ([begun, whole], True)):  # fmt: skip
+        engine._running = {one.key: one for one in running}
+        assert engine._expects_results() == expects, running
+
+
+def test_a_first_load_that_fails_is_said(model: Path) -> None:
+    with (
+        pytest.raises(GenerationFailed, match="Executor worker died during initialization"),
+        served(model, "init_fails"),
+    ):
+        pass
+
+
+def test_a_death_with_nobody_there_costs_only_the_next(model: Path) -> None:
+    with served(model, "die_after=40") as found:
+        first = found.submit(max_new_tokens=37, ignore_eos=True)
+        assert found.run()[first][-1].finish is Finish.LENGTH
+        lost = found.submit(max_new_tokens=5, ignore_eos=True)
+        assert found.run()[lost][-1].error is not None
+        after = found.submit(max_new_tokens=5, ignore_eos=True)
+        assert found.run()[after][-1].finish is Finish.LENGTH
+
+
+def test_shutting_down_is_the_engines_end_and_no_refusal(model: Path) -> None:
+    """What a request that comes after the death meets is not its own fault."""
+    from tests.gpu.trtllm.cases import loaded
+
+    with loaded(model) as found:
+        found.double.shutdown()
+        found.add()
+        with pytest.raises(RuntimeError, match="LLM is shutting down"):
+            found.engine.step()

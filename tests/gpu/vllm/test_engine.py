@@ -1,0 +1,295 @@
+"""vLLM against transformers on the same files: tokens, scores, beams; guides, adapters, and deaths of its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.core.errors import GenerationFailed
+from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
+from tests.process.engines.test_conformance import Driver, ids, start, text
+from tests.process_tree import in_session
+from tests.servers import wait_for
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = "The capital of France is"
+STORY = "Once upon a time, in a small village"
+
+
+@pytest.fixture(scope="module")
+def reference(hf_demo: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(2)
+    return AutoModelForCausalLM.from_pretrained(hf_demo, dtype=torch.float32)
+
+
+def generated(reference: Any, prompt: list[int], **options: Any) -> list[list[int]]:
+    import torch
+
+    options.setdefault("max_new_tokens", 12)
+    found = reference.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False, **options
+    )
+    return [row[len(prompt) :].tolist() for row in found]
+
+
+def log_probabilities(reference: Any, ids: list[int]) -> Any:
+    """Of every id of the vocabulary, after each of `ids`."""
+    import torch
+
+    with torch.no_grad():
+        return torch.log_softmax(reference(torch.tensor([ids])).logits[0].float(), -1)
+
+
+# -- the same as transformers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, STORY, "def add(a, b):"])
+def test_greedy_tokens_are_those_of_transformers(vllm: Driver, reference: Any, prompt: str) -> None:
+    expected = generated(reference, vllm.tokenizer.encode(prompt).ids, max_new_tokens=24)[0]
+    assert ids(vllm.one(prompt, max_new_tokens=24)) == expected
+
+
+def test_log_probabilities_and_alternatives_are_those_of_transformers(vllm: Driver, reference: Any) -> None:
+    prompt = vllm.tokenizer.encode(PROMPT).ids
+    tokens = [token for delta in vllm.one(PROMPT, top_logprobs=4, max_new_tokens=6) for token in delta.tokens]
+    scores = log_probabilities(reference, prompt + [token.id for token in tokens])
+    for index, token in enumerate(tokens):
+        row = scores[len(prompt) - 1 + index]
+        best = row.topk(4)
+        assert token.logprob == pytest.approx(float(row[token.id]), abs=2e-3)
+        assert [other.id for other in token.top] == best.indices.tolist()
+        assert [other.logprob for other in token.top] == pytest.approx(best.values.tolist(), abs=2e-3)
+
+
+def test_a_prompts_log_probabilities_are_those_of_transformers(vllm: Driver, reference: Any) -> None:
+    prefill = vllm.one(STORY, prompt_logprobs=True, max_new_tokens=1)[0].prefill
+    assert prefill is not None
+    scores = log_probabilities(reference, [token.id for token in prefill])
+    expected = [float(scores[index - 1][prefill[index].id]) for index in range(1, len(prefill))]
+    assert [token.logprob for token in prefill[1:]] == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("beams", [2, 4])
+@pytest.mark.parametrize("more", [{}, {"length_penalty": 0.0}, {"early_stopping": True}])
+def test_beams_are_those_of_transformers(vllm: Driver, reference: Any, beams: int, more: dict[str, Any]) -> None:
+    prompt = vllm.tokenizer.encode(PROMPT).ids
+    expected = generated(reference, prompt, num_beams=beams, num_return_sequences=beams, max_new_tokens=8, **more)
+    deltas = vllm.one(PROMPT, num_beams=beams, max_new_tokens=8, **more)
+    assert [[token.id for token in delta.tokens] for delta in deltas] == expected
+
+
+# -- what vLLM alone does ------------------------------------------------------------------------------------------
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "seed": 5}], ids=["greedy", "sampled"])
+def test_guides(vllm: Driver, sampled: dict[str, Any]) -> None:
+    def answer(kind: str, value: str) -> str:
+        return text(
+            vllm.one("Somebody: ", structured_output=StructuredOutput(kind, value), max_new_tokens=60, **sampled)
+        )
+
+    person = json.loads(answer("json_schema", json.dumps(PERSON)))
+    assert set(person) == {"name", "age"}
+    assert isinstance(person["age"], int)
+    assert re.fullmatch(r"[A-Z]{3}-\d{2}", answer("regex", r"[A-Z]{3}-\d{2}"))
+    assert answer("choice", '["red", "green"]') in ("red", "green")
+    assert answer("grammar", 'root ::= "yes" | "no"') in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    "structured_output", [StructuredOutput("json_schema", '{"type": "nonsense"}'), StructuredOutput("regex", "(")]
+)
+def test_a_guide_that_cannot_be_followed_ends_alone(vllm: Driver, structured_output: StructuredOutput) -> None:
+    alone = ids(vllm.one(STORY))
+    good = vllm.submit(STORY)
+    bad = vllm.submit(PROMPT, structured_output=structured_output)
+    found = vllm.run()
+    assert isinstance(found[bad][-1].error, GenerationFailed)
+    assert ids(found[good]) == alone
+
+
+def test_words_can_be_forbidden_and_tokens_weighted(vllm: Driver) -> None:
+    plain = vllm.one(PROMPT)
+    paris = plain[0].tokens[0]
+    assert "Paris" in paris.text
+    assert "Paris" not in text(vllm.one(PROMPT, bad_sequences=(" Paris", "Paris")))
+    assert ids(vllm.one(PROMPT, logit_bias=((paris.id, -100.0),)))[0] != paris.id
+    assert set(ids(vllm.one(PROMPT, logit_bias=((paris.id, 100.0),), ignore_eos=True))) == {paris.id}
+    biased = vllm.one(PROMPT, logit_bias=((paris.id, 100.0),), bad_token_ids=(paris.id,), ignore_eos=True)
+    assert paris.id not in ids(biased)
+
+
+def test_a_search_whose_beams_all_end_at_once_ends_alone(vllm: Driver) -> None:
+    alone = ids(vllm.one(STORY))
+    (first,) = (token for delta in vllm.one(PROMPT, top_logprobs=8, max_new_tokens=1) for token in delta.tokens)
+    good = vllm.submit(STORY)
+    ended = vllm.submit(PROMPT, num_beams=2, stop_token_ids=tuple(token.id for token in first.top))
+    found = vllm.run()
+    assert [delta.finish for delta in found[ended]] == [Finish.STOP, Finish.STOP]
+    assert ids(found[good]) == alone
+
+
+def test_beams_in_company_disturb_nobody(vllm: Driver) -> None:
+    alone = [ids([delta]) for delta in vllm.one(PROMPT, num_beams=3)]
+    story = ids(vllm.one(STORY))
+    search, dropped, other = (
+        vllm.submit(PROMPT, num_beams=3),
+        vllm.submit(STORY, num_beams=4, max_new_tokens=60),
+        vllm.submit(STORY),
+    )
+    found: dict[int, list[Any]] = {}
+    for _ in range(3):
+        for delta in vllm.batcher.step(timeout=0.5):
+            found.setdefault(delta.id, []).append(delta)
+    vllm.batcher.cancel(dropped)
+    for id, deltas in vllm.run().items():
+        found.setdefault(id, []).extend(deltas)
+    assert [ids([delta]) for delta in found[search]] == alone
+    assert ids(found[other]) == story
+    assert dropped not in found
+
+
+def test_what_does_not_fit_vllm_is_refused_alone(vllm: Driver) -> None:
+    alone = ids(vllm.one(STORY))
+    hot = vllm.submit(PROMPT, do_sample=True, temperature=9.0)
+    good = vllm.submit(STORY)
+    found = vllm.run()
+    assert "temperature must be in [0, 2]" in str(found[hot][-1].error)
+    assert ids(found[good]) == alone
+
+
+# -- adapters ------------------------------------------------------------------------------------------------------
+
+
+def make_adapter(directory: Path, seed: int, model: Path) -> Path:
+    """A LoRA adapter of random weights in PEFT's form, strong enough to change every answer."""
+    import torch
+    from safetensors.torch import save_file
+
+    shape = json.loads((model / "config.json").read_text())
+    hidden, rank = shape["hidden_size"], 4
+    value = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(shape["num_hidden_layers"]):
+        for name, rows in (("q_proj", hidden), ("v_proj", value)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(rank, hidden, generator=draw) * 0.05
+            tensors[f"{at}.lora_B.weight"] = torch.randn(rows, rank, generator=draw) * 0.05
+    directory.mkdir(parents=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none",
+        "base_model_name_or_path": str(model), "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def lora(hf_demo: Path) -> Iterator[Driver]:
+    found = start("vllm", hf_demo, enable_lora=True, max_loras=2, max_lora_rank=8)
+    yield found
+    found.engine.close()
+
+
+@pytest.fixture(scope="module")
+def adapters(hf_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
+    at = tmp_path_factory.mktemp("adapters")
+    return [Adapter(f"a{n}", n, str(make_adapter(at / f"a{n}", n, hf_demo))) for n in (1, 2, 3)]
+
+
+def ask_with(lora: Driver, adapter: Adapter | None) -> int:
+    request = Request(STORY, Sampling(max_new_tokens=12), adapter=adapter)
+    return lora.batcher.submit(request, lora.tokenizer.encode(STORY))
+
+
+def test_each_answers_as_itself_alone_and_in_company(lora: Driver, adapters: list[Adapter]) -> None:
+    alone = {}
+    for adapter in (None, *adapters):
+        id = ask_with(lora, adapter)
+        alone[adapter] = ids(lora.run()[id])
+    assert len({tuple(found) for found in alone.values()}) == 4
+    asked = {ask_with(lora, adapter): adapter for adapter in (None, *adapters) * 3}
+    found = lora.run()
+    assert {id: ids(found[id]) for id in asked} == {id: alone[adapter] for id, adapter in asked.items()}
+    assert lora.batcher.idle
+
+
+def test_a_broken_one_is_refused_and_spares_the_others(lora: Driver, adapters: list[Adapter], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    good, bad = ask_with(lora, adapters[0]), ask_with(lora, Adapter("bad", 9, str(tmp_path)))
+    found = lora.run()
+    assert isinstance(found[bad][-1].error, GenerationFailed)
+    assert found[good][-1].finish is not Finish.ERROR
+
+
+@pytest.mark.parametrize("spoil", ["weights", "alpha", "rank"])
+def test_one_that_would_spoil_every_answer_is_refused(lora: Driver, hf_demo: Path, tmp_path: Path, spoil: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    directory = make_adapter(tmp_path / "bad", 7, hf_demo)
+    weights, config = directory / "adapter_model.safetensors", directory / "adapter_config.json"
+    tensors, values = load_file(weights), json.loads(config.read_text())
+    if spoil == "weights":
+        next(iter(tensors.values()))[0, 0] = float("nan")
+    elif spoil == "alpha":
+        values["lora_alpha"] = float("nan")
+    else:
+        values["r"] = 8
+    save_file(tensors, weights)
+    config.write_text(json.dumps(values))
+    alone = ids(lora.one(STORY))
+    bad = ask_with(lora, Adapter("bad", 20, str(directory)))
+    assert isinstance(lora.run()[bad][-1].error, GenerationFailed)
+    assert ids(lora.one(STORY)) == alone
+
+
+# -- deaths --------------------------------------------------------------------------------------------------------
+
+
+def shared_memory(pids: Iterable[int]) -> set[Path]:
+    """The files in /dev/shm that processes have mapped: also those that had another name then."""
+    maps = (line.split() for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    mapped = {int(fields[4]) for fields in maps if fields[5:] and fields[5].startswith("/dev/shm/")}
+    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_ino in mapped}
+
+
+@pytest.mark.parametrize("victim", ["the engine", "its core"])
+def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(vllm: Driver, victim: str) -> None:
+    leader = vllm.engine.pid
+    assert leader is not None
+    lost = vllm.submit(PROMPT, max_new_tokens=1500, ignore_eos=True)
+    while not vllm.batcher.step(timeout=0.5):
+        pass
+    segments = shared_memory(in_session(leader))
+    assert segments
+    core = next(pid for pid, args in in_session(leader).items() if "EngineCore" in args)
+    os.kill(leader if victim == "the engine" else core, signal.SIGKILL)
+    began = time.monotonic()
+    found = vllm.run()
+    assert isinstance(found[lost][-1].error, GenerationFailed)
+    assert time.monotonic() - began < 20, "it was noticed at once, not when its time was up"
+    wait_for(lambda: not in_session(leader), 20, "something of it is left that holds memory")
+    wait_for(lambda: not any(segment.exists() for segment in segments), 20, f"one of {segments} is left")
+    waiting = vllm.submit(PROMPT, max_new_tokens=3)
+    assert vllm.run()[waiting][-1].finish is Finish.LENGTH

@@ -1,0 +1,221 @@
+"""A guide tried without its model, and what a slow one does to the others in a batch."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.core.values import Sampling, StructuredOutput
+from handler.engines import openvino
+from handler.engines.base import EngineConfig
+from handler.engines.openvino.engine import OpenVino, structured_output_check
+from handler.engines.openvino.model import prepare_model
+from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
+
+pytestmark = pytest.mark.model
+
+SLOW = StructuredOutput("regex", ".{0,60}")
+"""Half a second's compiling."""
+
+
+@pytest.fixture(scope="module")
+def model(demo_model: Path) -> Path:
+    return prepare_model(str(demo_model), "auto")
+
+
+@pytest.fixture(scope="module")
+def trial(model: Path) -> OpenVinoCheck:
+    return structured_output_check(EngineConfig(model=model))
+
+
+@pytest.mark.parametrize(
+    "structured_output",
+    [
+        StructuredOutput(
+            "json_schema", '{"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}'
+        ),
+        StructuredOutput("json_object", ""),
+        StructuredOutput("regex", r"^\d{3}-[a-zà-ÿ]+$"),
+        StructuredOutput("grammar", 'root ::= [a-z]+ ("," root)?'),
+        StructuredOutput("choice", '["a", "b"]'),
+    ],
+    ids=lambda structured_output: structured_output.kind,
+)
+def test_honest_guides_pass(trial: OpenVinoCheck, structured_output: StructuredOutput) -> None:
+    trial(structured_output)
+
+
+@pytest.mark.parametrize(
+    ("structured_output", "why"),
+    [
+        (StructuredOutput("regex", "(?=a)b"), "Lookahead is not supported"),
+        (StructuredOutput("regex", r"\p{L}"), "Unicode character class"),
+        (StructuredOutput("regex", r"(a)\1"), "Backreference is not supported"),
+        (StructuredOutput("grammar", "root ::= missing"), 'Rule "missing" is not defined'),
+        (StructuredOutput("grammar", 'start: "a"'), "Unexpected character"),
+        (StructuredOutput("json_schema", '{"type": "foo"}'), 'Unsupported type "foo"'),
+        (
+            StructuredOutput("json_schema", '{"type": "object", "minProperties": 3, "maxProperties": 2}'),
+            "maxProperties",
+        ),
+        (
+            StructuredOutput("json_schema", '{"type": "integer", "multipleOf": 2}'),
+            "the schema's multipleOf cannot be followed",
+        ),
+        (
+            StructuredOutput("grammar", 'root ::= s\ns ::= s s s s | [a-z] | ""'),
+            "each token takes the engine more than",
+        ),
+    ],
+    ids=lambda value: value.value[:20] if isinstance(value, StructuredOutput) else "",
+)
+def test_what_cannot_be_followed_is_refused_in_xgrammars_words(
+    trial: OpenVinoCheck, structured_output: StructuredOutput, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why) as refusal:
+        trial(structured_output)
+    assert "xgrammar-src" not in str(refusal.value)
+    trial(StructuredOutput("choice", '["it", "goes", "on"]'))
+
+
+def test_a_kind_that_is_none_is_no_guide() -> None:
+    with pytest.raises(ValueError, match="no guide of the kind 'lark'"):
+        genai_arguments(StructuredOutput("lark", ""))
+
+
+def test_a_choice_with_nul_is_refused_as_xgrammar_leaves_it_out() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        genai_arguments(StructuredOutput("choice", '["a", "b\\u0000"]'))
+
+
+def test_without_an_end_token_there_are_no_guides(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino.guides, "eos_ids", lambda *_: frozenset())
+    with pytest.raises(ValueError, match="no end token"):
+        OpenVinoCheck(model)(StructuredOutput("choice", '["a"]'))
+
+
+def try_in_a_copy(trial: OpenVinoCheck, structured_output: StructuredOutput, answers: Any) -> None:
+    try:
+        trial(structured_output)
+        answers.put("")
+    except ValueError as error:
+        answers.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_copy_of_the_process_that_made_it_can_try(model: Path) -> None:
+    """As `engines/structured_output/sandbox_tasks.py` does: threads do not come along with a fork."""
+    fresh = structured_output_check(EngineConfig(model=model))
+    context = multiprocessing.get_context("fork")
+    for structured_output, wanted in (
+        (StructuredOutput("choice", '["a"]'), ""),
+        (StructuredOutput("regex", "(?=a)"), "Lookahead"),
+    ):
+        answers = context.SimpleQueue()
+        copy = context.Process(target=try_in_a_copy, args=(fresh, structured_output, answers))
+        copy.start()
+        copy.join(20)
+        assert copy.exitcode == 0
+        assert wanted in answers.get()
+
+
+def measure_in_a_copy(trial: OpenVinoCheck, structured_output: StructuredOutput, answers: Any) -> None:
+    answers.put(trial(structured_output))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_what_the_engine_will_keep_of_a_guide_is_measured(model: Path) -> None:
+    """A usual schema's half a megabyte, or nothing where it fits what the process had free; and an expression's that
+    takes half a second."""
+    fresh = structured_output_check(EngineConfig(model=model))
+    context = multiprocessing.get_context("fork")
+    fields = {f"field_{n}": {"type": "string"} for n in range(5)}
+    usual = StructuredOutput(
+        "json_schema", json.dumps({"type": "object", "properties": fields, "required": ["field_0"]})
+    )
+    for structured_output, least, most in ((usual, 0, 3 << 20), (SLOW, 1 << 20, 30 << 20)):
+        answers = context.SimpleQueue()
+        copy = context.Process(target=measure_in_a_copy, args=(fresh, structured_output, answers))
+        copy.start()
+        copy.join(20)
+        assert least <= answers.get() < most
+
+
+# -- in the engine -----------------------------------------------------------------------------------------------
+
+
+def run(engine: OpenVino, wanted: int) -> dict[int, list[int]]:
+    """Steps until as many requests have ended; the ids of each."""
+    found: dict[int, list[int]] = {}
+    ended: set[int] = set()
+    while len(ended) < wanted:
+        step = engine.step()
+        for key, id in zip(step.keys, step.ids, strict=True):
+            found.setdefault(key, []).append(id)
+        for output in step.others:
+            assert output.error is None
+            found.setdefault(output.key, []).extend(output.ids)
+            if output.finish is not None:
+                ended.add(output.key)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> OpenVino:
+    return OpenVino(EngineConfig(model=model, max_sequences=8, cache_gib=1))
+
+
+def test_the_others_go_on_while_a_guide_is_compiled(engine: OpenVino) -> None:
+    engine.add(1, [1, 2, 3], Sampling(max_new_tokens=2000, ignore_eos=True))
+    engine.step()
+    engine.add(2, [1, 2, 3], Sampling(max_new_tokens=4, structured_output=SLOW))
+    meanwhile, begun = 0, False
+    deadline = time.monotonic() + 30
+    while not begun and time.monotonic() < deadline:
+        step = engine.step()
+        meanwhile += step.keys.count(1)
+        begun = 2 in step.keys
+    assert begun
+    assert meanwhile > 5
+    engine.cancel(1)
+    engine.cancel(2)
+
+
+def test_a_guide_that_is_known_is_ready_in_the_step_in_which_it_comes(engine: OpenVino) -> None:
+    structured_output = StructuredOutput("choice", '["yes", "no"]')
+    engine.add(3, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output))
+    run(engine, 1)
+    engine.add(4, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output))
+    assert engine.step().keys == [4]
+    run(engine, 1)
+
+
+def test_a_guided_prompt_can_be_scored_too(engine: OpenVino) -> None:
+    structured_output = StructuredOutput("choice", '["yes", "no"]')
+    engine.add(5, [1, 2, 3], Sampling(max_new_tokens=5, structured_output=structured_output, prompt_logprobs=True))
+    scores: list[Any] = []
+    ended = False
+    while not ended:
+        for output in engine.step().others:
+            scores += output.prompt_logprobs or []
+            ended = ended or output.finish is not None
+    assert len(scores) == 3
+
+
+@pytest.mark.parametrize("beside", [{"num_beams": 2}, {"ignore_eos": True}, {"min_new_tokens": 3}], ids=json.dumps)
+def test_what_a_guide_excludes_is_refused(engine: OpenVino, beside: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a guide excludes"):
+        engine.add(6, [1, 2, 3], Sampling(structured_output=SLOW, **beside))
+
+
+def test_the_trial_leaves_no_files(trial: OpenVinoCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(trial, "_pipeline", None)
+    trial(StructuredOutput("choice", '["a"]'))
+    assert os.listdir(tmp_path) == []

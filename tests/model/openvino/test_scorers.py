@@ -1,0 +1,124 @@
+"""The scores of prompts: by OpenVINO from logits, and by GenAI for GGUF files that only it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from handler.core.logprobs import score
+from handler.engines.base import EngineConfig
+from handler.engines.openvino import engine
+from handler.engines.openvino.engine import capabilities, prepare
+from handler.engines.openvino.logit_scorer import LogitScorer, Scores
+from handler.engines.openvino.scorer import NO_TOPS, Scorer
+
+IDS = [504, 3575, 282, 4649, 314, 7042]  # The capital of France is Paris
+LONG = [(7 * at) % 1000 + 300 for at in range(290)]  # more than one step reads
+
+
+@pytest.fixture(scope="module")
+def config(demo_model: Path) -> EngineConfig:
+    return EngineConfig(model=prepare(str(demo_model), "fp32", {}), dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def scorer(config: EngineConfig) -> Any:
+    found = engine._scorer(config, config.model)  # type: ignore[arg-type]
+    assert isinstance(found, LogitScorer)
+    found.check(3)
+    return found
+
+
+def run(scorer: Any, *jobs: tuple[int, list[int], int]) -> list[Scores]:
+    for job in jobs:
+        scorer.add(*job)
+    found: list[Scores] = []
+    for _ in range(50):
+        if (scores := scorer.step()) is not None:
+            found.append(scores)
+    assert len(found) == len(jobs)
+    return found
+
+
+def test_scores_from_logits() -> None:
+    rows = numpy.log(numpy.array([[0.5, 0.25, 0.25], [0.125, 0.125, 0.75]], dtype=numpy.float32)) + 7
+    chosen, tops = score(rows, [1, 2], 2)
+    assert chosen == pytest.approx(numpy.log([0.25, 0.75]), abs=1e-6)
+    assert [[id for id, _ in top] for top in tops] == [[0, tops[0][1][0]], [2, tops[1][1][0]]]
+    assert [value for top in tops for _, value in top] == pytest.approx(numpy.log([0.5, 0.25, 0.75, 0.125]), abs=1e-6)
+    assert tops[1][0][1] == chosen[1]  # the same number: clients compare them
+    assert score(rows, [1, 2], 0)[1] == [(), ()]
+    assert len(score(rows, [1, 2], 9)[1][0]) == 3
+    assert score(rows[:0], [], 2) == ([], [])
+
+
+@pytest.mark.model
+def test_the_prompts_scores_and_what_was_likelier(scorer: LogitScorer) -> None:
+    (found,) = run(scorer, (1, IDS, 3))
+    assert found.logprobs[0] is None
+    assert found.logprobs[1:] == pytest.approx([-11.54, -0.34, -2.44, -0.45, -0.26], abs=0.01)
+    assert found.tops is not None
+    assert found.tops[0] == ()
+    for logprob, top, id in zip(found.logprobs[1:], found.tops[1:], IDS[1:], strict=True):
+        values = [value for _, value in top]
+        assert values == sorted(values, reverse=True)
+        assert dict(top).get(id, logprob) == logprob
+    assert found.tops[5][0][0] == IDS[5]
+    assert found.tops[1][0][1] > found.logprobs[1]  # type: ignore[operator]
+    assert run(scorer, (2, IDS, 0)) == [Scores(2, found.logprobs)]
+
+
+@pytest.mark.model
+def test_a_long_prompt_is_read_in_parts_like_a_short_one(scorer: LogitScorer) -> None:
+    one, two, three = run(scorer, (1, LONG, 1), (2, IDS, 0), (3, IDS[:1], 1))
+    assert (one.key, two.key, three.key) == (1, 2, 3)
+    assert len(one.logprobs) == len(one.tops or ()) == 290
+    assert two.logprobs == run(scorer, (4, IDS, 0))[0].logprobs
+    assert three == Scores(3, [None], [()])
+    (short,) = run(scorer, (5, LONG[:150], 1))
+    assert one.logprobs[1:150] == pytest.approx(short.logprobs[1:], abs=1e-3)
+
+
+@pytest.mark.model
+def test_a_cancelled_prompt_leaves_nothing_behind(scorer: LogitScorer) -> None:
+    scorer.add(1, LONG, 1)
+    scorer.add(2, LONG, 1)
+    assert scorer.step() is None
+    scorer.cancel(1)
+    scorer.cancel(2)
+    assert run(scorer, (3, IDS, 1))[0].key == 3
+    assert scorer.step() is None
+
+
+@pytest.mark.model
+def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitScorer, config: EngineConfig) -> None:
+    """A pipeline of GenAI's; on the same files both say the same."""
+    file = EngineConfig(model=demo_model)
+    assert capabilities(file).unsupported["prompt_top_logprobs"] == NO_TOPS
+    assert "prompt_top_logprobs" not in capabilities(config).unsupported
+    found = engine._scorer(file, demo_model)
+    assert isinstance(found, Scorer)
+    with pytest.raises(ValueError, match="no alternatives"):
+        found.check(1)
+    genai = Scorer(lambda: engine._pipeline(config))
+    genai.check(0)
+    ours = run(scorer, (1, LONG[:40], 0))[0].logprobs
+    (theirs,) = run(genai, (1, LONG[:40], 0))
+    assert theirs.logprobs[0] is None
+    assert theirs.logprobs[1:] == pytest.approx(ours[1:], abs=2e-3)
+
+
+@pytest.mark.model
+def test_a_model_with_inputs_of_another_kind_is_refused(tmp_path: Path) -> None:
+    import openvino
+    from openvino import opset13
+
+    image = opset13.parameter([-1, 4], numpy.float32, name="pixel_values")
+    image.output(0).set_names({"pixel_values"})
+    result = opset13.result(opset13.relu(image))
+    openvino.save_model(openvino.Model([result], [image], "m"), tmp_path / "openvino_model.xml")
+    with pytest.raises(ValueError, match="the model wants pixel_values too"):
+        LogitScorer(tmp_path, {}).check(0)

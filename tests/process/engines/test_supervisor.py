@@ -1,0 +1,133 @@
+"""Frames, and what an operator sees of a worker that will not start."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handler.core.errors import GenerationFailed
+from handler.core.values import Sampling
+from handler.engines.base import EngineConfig
+from handler.engines.process.engine_loop import Spec
+from handler.engines.process.ipc import MessageReader, encode
+from handler.engines.process.supervisor import EngineSupervisor, State
+
+MESSAGES = st.lists(
+    st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner))
+)
+
+
+@given(messages=MESSAGES, size=st.integers(1, 64))
+def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
+    data = b"".join(encode(message) for message in messages)
+    reader = MessageReader()
+    found = [message for start in range(0, len(data), size) for message in reader.feed(data[start : start + size])]
+    assert found == messages
+
+
+@given(messages=MESSAGES, size=st.integers(1, 64))
+def test_messages_survive_any_cut_on_a_channel(messages: list[object], size: int) -> None:
+    data = b"".join(encode(message) for message in messages)
+    reader, found = MessageReader(), []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for start in range(0, len(data), size):
+            ours.sendall(data[start : start + size])
+            found += reader.receive(theirs) or []
+        assert found == messages
+        assert reader.receive(theirs, socket.MSG_DONTWAIT) is None
+
+
+def test_a_rest_that_looks_like_a_message_is_none() -> None:
+    message = b"x" * 20 + (16).to_bytes(4, "big") + b"y" * 16  # as it comes alone: a length, and as much as it says
+    data = encode(message)
+    at = data.index(message) + 20
+    reader = MessageReader()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(data[:at])
+        assert reader.receive(theirs) == []
+        ours.sendall(data[at : at + 20])
+        found = reader.receive(theirs)
+        ours.sendall(data[at + 20 :])
+        assert (found or []) + (reader.receive(theirs) or []) == [message]
+
+
+def test_a_message_that_was_cut_off_never_appears() -> None:
+    assert MessageReader().feed(encode("whole") + encode("half")[:-1]) == ["whole"]
+
+
+def test_a_first_load_that_fails_says_why_and_is_not_tried_again() -> None:
+    engine = EngineSupervisor(Spec("openvino", EngineConfig(model=None)))
+    with pytest.raises(GenerationFailed, match="AssertionError"):
+        engine.step(timeout=20)
+    assert engine.state is State.CLOSED
+    assert engine.step() == []
+
+
+def test_a_load_that_takes_too_long_is_given_up() -> None:
+    engine = EngineSupervisor(Spec("echo", EngineConfig()), load_timeout=0.0)
+    with pytest.raises(GenerationFailed, match="model_loading_timeout"):
+        engine.step()
+    assert engine.state is State.CLOSED
+
+
+@pytest.mark.parametrize("ending", ["length", "cancelled", "refused"])
+def test_an_engine_at_rest_is_not_hung(ending: str) -> None:
+    """However its last request ended, nothing more is due."""
+    engine = EngineSupervisor(Spec("echo", EngineConfig(options={"echo_cues": 1})), timeout=0.3)
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    engine.add(1, [3 if ending == "refused" else 4], Sampling(max_new_tokens=2 if ending == "length" else 1 << 19))
+    if ending == "cancelled":
+        engine.step(timeout=1)
+        engine.cancel(1)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        engine.step(timeout=0.05)
+    assert (engine.state, engine.restarts) == (State.READY, 0)
+    engine.close()
+
+
+def test_closing_ends_the_worker() -> None:
+    engine = EngineSupervisor(Spec("echo", EngineConfig()))
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    engine.close()
+    assert (engine.state, engine.pid) == (State.CLOSED, None)
+    engine.close()
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["process", "thread"])
+def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: bool) -> None:
+    engine = EngineSupervisor(Spec("echo", EngineConfig()), isolated=isolated)
+    seen: list[State] = []
+    engine.attach(watch=lambda fd: None, on_change=seen.append)
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    first = engine.pid
+    engine.add(1, [4], Sampling(max_new_tokens=1 << 19))
+    engine.restart_when_idle()
+    for _ in range(20):
+        engine.step(timeout=1)
+    assert engine.ready
+    engine.cancel(1)
+    deadline = time.monotonic() + 20
+    while engine.restarts == 0 or not engine.ready:
+        assert time.monotonic() < deadline
+        engine.step(timeout=0.1)
+    assert seen == [State.LOADING, State.READY, State.RESTARTING, State.READY]
+    assert first is None or engine.pid != first
+    engine.add(2, [4], Sampling(max_new_tokens=3))
+    ids: list[int] = []
+    while len(ids) < 3:
+        for step in engine.step(timeout=1):
+            ids += [*step.ids, *(id for output in step.others for id in output.ids)]
+    for _ in range(5):
+        engine.step(timeout=0.05)
+    assert engine.restarts == 1
+    engine.close()

@@ -1,0 +1,205 @@
+"""Options: sources, precedence, and messages that say what to change."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from handler.config.loader import Config, load_config
+from handler.config.options import OPTIONS
+from handler.config.options_common import TOOL_CALL_PARSERS
+from handler.core.errors import ConfigError
+from handler.protocols.openai.tools.formats import FORMATS
+from handler.serving.loading import choose_engine
+
+
+def config(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> Config:
+    return load_config(properties=file, overrides=overrides, environ=env or {})
+
+
+def refused(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config(*overrides, env=env, file=file)
+    return str(caught.value)
+
+
+@pytest.fixture
+def properties(tmp_path: Path) -> Path:
+    return tmp_path / "serving.properties"
+
+
+def test_defaults_are_lmis() -> None:
+    found = config()
+    assert (found.max_rolling_batch_size, found.job_queue_size, found.batch_size) == (32, 1000, 1)
+    assert (found.max_batch_delay, found.max_request_size, found.predict_timeout) == (100, 67_108_864, 120)
+    assert (found.rolling_batch, found.tgi_compat, found.output_formatter) == ("auto", False, None)
+
+
+def test_java_properties_syntax(properties: Path) -> None:
+    properties.write_text(
+        "# a comment\n! another\n\noption.tgi_compat = true\njob_queue_size: 7\n"
+        "option.model_id=a\\\n    b\noption.model_name=caf\\u00e9\n"
+    )
+    found = config(file=properties)
+    assert (found.tgi_compat, found.job_queue_size, found.model_id, found.model_name) == (True, 7, "ab", "café")
+
+
+def test_precedence_is_o_then_file_then_environment(properties: Path) -> None:
+    properties.write_text("option.max_rolling_batch_size=2\n")
+    env = {"OPTION_MAX_ROLLING_BATCH_SIZE": "1", "OPTION_TGI_COMPAT": "true"}
+    assert config(env=env).max_rolling_batch_size == 1
+    assert config(env=env, file=properties).max_rolling_batch_size == 2
+    assert config("option.max_rolling_batch_size=3", env=env, file=properties).max_rolling_batch_size == 3
+    assert config(env=env, file=properties).tgi_compat
+
+
+def test_environment_names_of_lmis_guides() -> None:
+    env = {"HF_MODEL_ID": "/models/x", "SERVING_JOB_QUEUE_SIZE": "5", "TENSOR_PARALLEL_DEGREE": "max"}
+    found = config(env=env)
+    assert (found.model_id, found.job_queue_size, found.tensor_parallel_degree) == ("/models/x", 5, "max")
+    assert config(env={**env, "OPTION_MODEL_ID": "/models/y"}).model_id == "/models/y"
+
+
+def test_a_misspelt_key_names_file_line_and_nearest_name(properties: Path) -> None:
+    properties.write_text("# first\n\noption.tgi_compt=true\n")
+    assert refused(file=properties) == (
+        "serving.properties, line 3: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?"
+    )
+
+
+def test_a_line_number_counts_continued_lines(properties: Path) -> None:
+    properties.write_text("option.model_id=a\\\n b\n\nbatch_sise=2\n")
+    assert refused(file=properties).startswith("serving.properties, line 4: unknown option 'batch_sise'")
+
+
+def test_a_misspelt_variable_is_named() -> None:
+    assert "environment variable OPTION_TGI_COMPATT" in refused(env={"OPTION_TGI_COMPATT": "true"})
+    assert "did you mean 'SERVING_JOB_QUEUE_SIZE'" in refused(env={"SERVING_JOB_QUEUE_SIZ": "1"})
+
+
+def test_a_key_without_its_prefix_is_pointed_right() -> None:
+    assert "did you mean 'option.tgi_compat'" in refused("tgi_compat=true")
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("option.tgi_compat=yes", "must be true or false"),
+        ("job_queue_size=0", "must be a whole number of at least 1"),
+        ("batch_size=x", "must be a whole number"),
+        ("option.dtype=int3", "must be one of auto, fp32"),
+        ("option.rolling_batch=fast", "must be one of auto, disable"),
+        ("option.engine_timeout=nan", "must be a number of at least 0.1"),
+        ("option.engine_timeout=inf", "must be a number of at least 0.1"),
+        ("option.output_formatter=", "must not be empty"),
+        ("option.tensor_parallel_degree=0", "must be a whole number of at least 1"),
+        ("option.model_id=", "must not be empty"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(override: str, wanted: str) -> None:
+    message = refused(override)
+    assert override in message
+    assert wanted in message
+
+
+def test_o_needs_key_and_value() -> None:
+    assert "key=value" in refused("option.tgi_compat")
+
+
+def test_a_broken_escape_names_the_line(properties: Path) -> None:
+    properties.write_text("option.model_id=\\u00zz\n")
+    assert "serving.properties, line 1" in refused(file=properties)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "nowhere.properties" in refused(file=tmp_path / "nowhere.properties")
+
+
+def test_djls_own_keys_are_accepted_and_said_to_have_no_effect(properties: Path) -> None:
+    properties.write_text("engine=Python\noption.entryPoint=handler.entry\n")
+    (warning,) = config(file=properties).warnings
+    assert warning == (
+        "without effect here: engine (serving.properties, line 1), option.entryPoint (serving.properties, line 2); "
+        "DJL Serving's Java side reads it"
+    )
+
+
+def test_mixed_case_variables_keep_their_case_as_in_djl() -> None:
+    assert config(env={"OPTION_entryPoint": "x", "OPTION_ENTRYPOINT": "y"}).warnings
+
+
+def test_dynamic_batching_options_need_dynamic_batching() -> None:
+    assert "option.rolling_batch=disable" in refused("batch_size=4")
+    assert "option.rolling_batch=disable" in refused("option.enable_streaming=true")
+    assert config("batch_size=4", "option.rolling_batch=disable").batch_size == 4
+
+
+def test_streaming_dynamic_batches_hold_one_request() -> None:
+    assert "batch_size=1" in refused("option.rolling_batch=disable", "option.enable_streaming=true", "batch_size=2")
+
+
+def test_tgi_compat_is_for_rolling_batch() -> None:
+    assert "rolling batch" in refused("option.rolling_batch=disable", "option.tgi_compat=true")
+
+
+def test_the_engine_is_chosen_by_rolling_batch_when_it_names_one() -> None:
+    for name in ("trtllm", "vllm", "lmi-dist"):
+        with pytest.raises(ConfigError, match=r"is not installed; to install it: pip install"):
+            choose_engine(config(f"option.rolling_batch={name}"))
+
+
+def test_a_contradiction_between_engine_and_rolling_batch_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"asks for vllm, but option.llm_engine=echo"):
+        choose_engine(config("option.rolling_batch=vllm", "option.llm_engine=echo"))
+
+
+def test_engine_choice_without_contradiction() -> None:
+    assert choose_engine(config()) == "openvino"
+    assert choose_engine(config("option.rolling_batch=scheduler")) == "openvino"
+    assert choose_engine(config("option.llm_engine=echo", "option.rolling_batch=disable")) == "echo"
+
+
+def test_more_devices_than_the_engine_uses_are_refused() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_degree=4"):
+        choose_engine(config("option.tensor_parallel_degree=4"))
+    assert choose_engine(config("option.tensor_parallel_degree=max")) == "openvino"
+
+
+def test_every_option_has_its_field() -> None:
+    others = {"engine_options", "warnings", "directory", "origins"}
+    assert {option.field for option in OPTIONS if option.field and not option.engines} == {
+        field.name for field in fields(Config)
+    } - others
+
+
+def test_a_name_means_what_the_engine_in_use_means_by_it() -> None:
+    found = config("option.speculative_draft_model=x", "option.speculative_length=3", "option.llm_engine=vllm")
+    assert found.engine_options["num_speculative_tokens"] == 3
+    assert "-o option.speculative_length=3" in refused("option.speculative_length=3", "option.llm_engine=trtllm")
+
+
+def test_an_option_of_several_other_engines_names_them_all() -> None:
+    assert "option.load_format is for vllm and trtllm; the engine here is openvino" in refused(
+        "option.load_format=dummy"
+    )
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
+def test_no_option_of_an_engine_hides_another_of_its_own(engine: str) -> None:
+    own = [option for option in OPTIONS if engine in option.engines or not option.engines]
+    names = [name for option in own for name in (option.key, *option.aliases)]
+    assert len(names) == len(set(names))
+
+
+def test_several_names_have_commas_between_them() -> None:
+    found = config("option.served_model_name=my-endpoint, org/model ,*")
+    assert found.served_model_name == ("my-endpoint", "org/model", "*")
+    assert config(env={"OPTION_SERVED_MODEL_NAME": "a"}).served_model_name == ("a",)
+    assert config().served_model_name is None
+    assert "must be names with commas between them" in refused("option.served_model_name=a,,b")
+
+
+def test_tool_call_parsers_are_those_that_there_are() -> None:
+    assert set(TOOL_CALL_PARSERS) == {"auto", *FORMATS}

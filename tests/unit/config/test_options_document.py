@@ -1,0 +1,95 @@
+"""docs/options.md lists the table of options; `python -m tests.unit.config.test_options_document` rewrites it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"
+
+HEAD = """# Options
+
+Set an option with `-o`, in a `serving.properties` file, or in the environment. `option.x_y` is also the variable
+`OPTION_X_Y`; a key without `option.` is `SERVING_X_Y`. `-o` wins over serving.properties, that over the environment,
+that over the default. An unknown key or a wrong value stops the start. The message names the file and line, or the
+variable, and the nearest known name.
+
+"""
+
+TAIL = """
+## Where options come from
+`lmi serve --properties FILE` names a serving.properties; otherwise the server reads the one in the model's directory.
+The MODEL argument and `--engine` count as `-o`. `LMI_LOG_LEVEL` is debug, info (default), warning or error. The
+server ignores `SERVING_*` names that only DJL Serving's Java side reads.
+
+## The echo engine
+Run `lmi serve --engine echo` to try the server without a model. The engine repeats the prompt's words, one per token,
+until `max_new_tokens`. `option.echo_tokens_per_second` sets its pace. With `option.echo_cues=true`, some words of a
+prompt act when they are echoed: `<raise>` (the engine raises an exception), `<hang>` (it never returns), `<die>` (its
+process ends). `<refuse>` makes it refuse the request. These words are for tests, and off by default.
+
+## Precision on OpenVINO
+`option.dtype=auto` lets the engine choose. On a CPU with bf16 it chooses bf16, an 8-bit KV cache, and quantized
+activations where weights are compressed. A request's tokens may then differ in near ties, depending on the other
+requests in the batch.
+
+`fp32` computes in f32 throughout, at about half the speed. Greedy answers are then the same in any batch, and equal
+those of transformers. Log-probabilities still differ in their sixth digit, so a sampled answer can differ.
+
+OpenVINO's reader rounds the weights of quantized GGUF files. With `fp32`, the server uses the file's exact weights.
+Otherwise it makes 8-bit weights from the exact ones for files of up to 256 MiB, and serves larger files as OpenVINO
+reads them.
+
+A conversion happens at the model's first start, which then takes some seconds longer. The server keeps the result
+under `~/.cache/lmi-handler` (`LMI_CACHE`), and also reads `converted/` beside the file. If memory or disk space is
+missing, the start fails. A file with an unknown layout of weights is served as OpenVINO reads it, with a warning.
+"""
+
+
+def render() -> str:
+    common = [option for option in OPTIONS if option.field and not option.engines]
+    groups = sorted({option.engines for option in OPTIONS if option.engines})
+    tables = [_table(common)]
+    for engines in groups:
+        tables.append(
+            f"## Only with {_enumerate(engines)}\n"
+            + _table([option for option in OPTIONS if option.engines == engines])
+        )
+    javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA)
+    idle = "; ".join(f"`{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
+    note = (
+        f"An option of another engine stops the start. These have no effect and log a warning instead: {idle}. "
+        f"In the embedded server, so do DJL Serving's own keys: {javas}."
+    )
+    body = "\n\n".join(tables)
+    return f"{HEAD}{body}\n\n{note}\n{TAIL}"
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _table(options: list[Option]) -> str:
+    lines = ["| option | default | meaning | other names |", "|---|---|---|---|"]
+    by_key = {key: name for name, key in ENVIRONMENT.items()}
+    for option in options:
+        others = [*option.aliases, *([by_key[option.key]] if option.key in by_key else [])]
+        names = ", ".join(f"`{name}`" for name in others)
+        lines.append(f"| `{option.key}` | {_shown(option.default)} | {option.help} | {names} |")
+    return "\n".join(lines)
+
+
+def _shown(default: object) -> str:
+    if default is None:
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def test_the_document_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == render()
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render())

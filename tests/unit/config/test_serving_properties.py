@@ -1,0 +1,31 @@
+"""The serving.properties at the top: it loads as it is, names every option, and shows the true defaults."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from handler.config.loader import load_config
+from handler.config.options import KNOWN, OPTIONS, Option
+
+FILE = Path(__file__).parents[3] / "serving.properties"
+SHOWN = dict(re.findall(r"^#?([\w.]+)=(.*)$", FILE.read_text(), re.MULTILINE))
+
+
+def test_it_loads_with_defaults_everywhere() -> None:
+    assert replace(load_config(properties=FILE, environ={}), warnings=()) == load_config(environ={})
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if option.field and not option.engines], ids=lambda option: option.key
+)
+def test_every_option_that_is_not_an_engines_own_is_shown_with_its_default(option: Option) -> None:
+    shown = SHOWN[option.key]
+    assert (option.parse(shown) if shown else None) == option.default
+
+
+def test_it_shows_nothing_that_is_unknown() -> None:
+    assert set(SHOWN) <= set(KNOWN)

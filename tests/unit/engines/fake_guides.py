@@ -1,0 +1,62 @@
+"""What tries guides in tests: it does what the guide says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from handler.core.values import StructuredOutput
+from handler.engines.base import StructuredOutputCheck
+
+
+def try_guide(structured_output: StructuredOutput) -> int | None:
+    """Says on stdout that it runs; then acts as the first word of the guide says, the second being its measure."""
+    act, _, more = structured_output.value.partition(" ")
+    print(f"a client's own words: {structured_output.value}", flush=True)
+    match act:
+        case "count":
+            with Path(more).open("a") as file:
+                file.write(".")
+        case "wrong":
+            raise ValueError(more)
+        case "compute":
+            ends = time.process_time() + float(more)
+            while time.process_time() < ends:
+                pass
+        case "sleep":
+            time.sleep(float(more))
+        case "keep":  # MiB
+            return int(more.split()[0]) << 20
+        case "memory":
+            bytearray(int(more) << 20)
+        case "abort":
+            os.abort()
+        case "overflow":
+            sys.setrecursionlimit(1 << 30)
+            deeper()
+        case "orphan":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(10)
+    return None
+
+
+def deeper() -> None:
+    """On C's stack."""
+    ctypes.CFUNCTYPE(None)(deeper)()
+
+
+def make() -> StructuredOutputCheck:
+    return try_guide
+
+
+def slow_to_make() -> StructuredOutputCheck:
+    time.sleep(1)
+    return try_guide
+
+
+def broken() -> StructuredOutputCheck:
+    raise OSError("no tokenizer here")

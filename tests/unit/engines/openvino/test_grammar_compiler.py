@@ -1,0 +1,109 @@
+"""Guides compiled beside the engine: in what order requests begin, and what holds whom up. The compiler is a double."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from handler.core.values import StructuredOutput
+from handler.engines.openvino.grammar_compiler import GrammarCompiler
+
+QUICK, SLOW, BAD = (
+    StructuredOutput("regex", "quick"),
+    StructuredOutput("regex", "slow"),
+    StructuredOutput("regex", "bad"),
+)
+
+
+class Compile:
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.seen: list[StructuredOutput] = []
+
+    def __call__(self, structured_output: StructuredOutput) -> None:
+        self.seen.append(structured_output)
+        if structured_output == SLOW:
+            self.go_on.wait(10)
+        if structured_output == BAD:
+            raise ValueError("no such thing")
+
+
+@pytest.fixture
+def compile() -> Iterator[Compile]:
+    found = Compile()
+    yield found
+    found.go_on.set()  # its thread ends waiting
+
+
+def until(compiler: GrammarCompiler, number: int) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    deadline = time.monotonic() + 10
+    while len(found) < number and time.monotonic() < deadline:
+        found += compiler.step(idle=True)
+    return found
+
+
+def test_one_is_ready_or_says_why_not(compile: Compile) -> None:
+    compiler = GrammarCompiler(compile)
+    assert compiler.step(idle=True) == []
+    compiler.add(1, QUICK)
+    compiler.add(2, BAD)
+    assert until(compiler, 2) == [(1, ""), (2, "no such thing")]
+
+
+def test_a_known_guide_is_not_compiled_again_and_a_bad_one_is(compile: Compile) -> None:
+    compiler = GrammarCompiler(compile)
+    for key, structured_output in enumerate((QUICK, BAD, QUICK, BAD)):
+        compiler.add(key, structured_output)
+    assert [key for key, _ in until(compiler, 4)] == [0, 1, 2, 3]
+    assert compile.seen == [QUICK, BAD, BAD]
+
+
+def test_those_with_the_same_guide_begin_together(compile: Compile) -> None:
+    compiler = GrammarCompiler(compile)
+    for key in range(5):
+        compiler.add(key, QUICK)
+    first: list[tuple[int, str]] = []
+    while not first:
+        first = compiler.step(idle=True)
+    assert first == [(key, "") for key in range(5)]
+
+
+def test_the_next_is_not_compiled_before_the_ready_have_begun(compile: Compile) -> None:
+    compiler = GrammarCompiler(compile)
+    compiler.add(1, QUICK)
+    compiler.add(2, SLOW)
+    assert until(compiler, 1) == [(1, "")]
+    assert compile.seen == [QUICK]
+    assert compiler.step(idle=False) == []
+    compile.go_on.set()
+    assert until(compiler, 1) == [(2, "")]
+
+
+def test_a_slow_one_does_not_hold_up_a_step(compile: Compile) -> None:
+    """Only the one that hands it over waits, for a few milliseconds."""
+    compiler = GrammarCompiler(compile)
+    compiler.add(1, SLOW)
+    compiler.add(2, QUICK)
+    assert compiler.step(idle=False) == []
+    began = time.monotonic()
+    for _ in range(1000):
+        assert compiler.step(idle=False) == []
+    assert time.monotonic() - began < 1, "to wait in each takes five"
+    compile.go_on.set()
+    assert until(compiler, 2) == [(1, ""), (2, "")]
+
+
+def test_what_nobody_waits_for_is_not_compiled(compile: Compile) -> None:
+    compiler = GrammarCompiler(compile)
+    for key, structured_output in enumerate((SLOW, BAD, QUICK)):
+        compiler.add(key, structured_output)
+    assert compiler.step(idle=False) == []
+    compiler.cancel(1)
+    compiler.cancel(0)
+    compile.go_on.set()
+    assert until(compiler, 2) == [(0, ""), (2, "")]
+    assert compile.seen == [SLOW, QUICK]

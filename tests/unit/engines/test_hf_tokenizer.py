@@ -1,0 +1,201 @@
+"""Vocabularies of every common kind as bytes, and prompts and chats as ids."""
+
+from __future__ import annotations
+
+import functools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers.trainers import BpeTrainer
+
+from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.text import Detokenizer, spans
+from handler.engines.huggingface.tokenizer import HfTokenizer
+
+CORPUS = [
+    "Hello world, hello there. The capital of France is Paris.",
+    "def add(a, b):\n    return a + b",
+    "été 😀 日本語 12",
+]
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write(directory: Path, tokenizer: Tokenizer, template: Any = TEMPLATE) -> Path:
+    directory.mkdir(exist_ok=True)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    if template:
+        config["chat_template"] = template
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+def byte_level() -> Tokenizer:
+    """As GPT-2, Llama 3, Qwen and SmolLM2 have it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        CORPUS * 3, BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+    )
+    return tokenizer
+
+
+def sentence_piece() -> Tokenizer:
+    """As Llama 2, Mistral and Gemma have it: a mark for spaces, and single bytes for what it does not know."""
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "▁Hello",
+        "▁world",
+        "l",
+        "o",
+        "é",
+    ]
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, HfTokenizer]:
+    at = tmp_path_factory.mktemp("tokenizers")
+    made = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}
+    return {name: HfTokenizer(write(at / name, tokenizer)) for name, tokenizer in made.items()}
+
+
+KINDS = ("byte_level", "sentence_piece")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=st.text(max_size=40))
+def test_what_the_ids_stand_for_is_the_text(loaded: dict[str, HfTokenizer], kind: str, text: str) -> None:
+    text = text.replace("▁", "_")  # which SentencePiece cannot tell from a space
+    prompt = loaded[kind].encode(text)
+    detokenizer = Detokenizer(prompt.vocabulary)
+    found = "".join(detokenizer.feed(id) for id in prompt.ids)
+    assert found == (f" {text}" if kind == "sentence_piece" and text else text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_character_of_several_tokens_comes_whole(loaded: dict[str, HfTokenizer], kind: str) -> None:
+    prompt = loaded[kind].encode("😀日")
+    assert len(prompt.ids) > 3
+    detokenizer = Detokenizer(prompt.vocabulary)
+    assert [text for id in prompt.ids if (text := detokenizer.feed(id)).strip()] == ["😀", "日"]
+
+
+def test_special_tokens_are_marks_and_known_as_such(loaded: dict[str, HfTokenizer]) -> None:
+    tokenizer = loaded["byte_level"]
+    (id,) = tokenizer.encode("<|im_end|>").ids
+    assert tokenizer.vocabulary.special >= {id}
+    assert tokenizer.vocabulary.text(id) == "<|im_end|>"
+
+
+def test_the_beginning_that_a_model_wants_is_there_once(loaded: dict[str, HfTokenizer]) -> None:
+    assert loaded["sentence_piece"].encode("Hello").ids[0] == 1
+    chat = loaded["sentence_piece"].encode_chat([{"role": "user", "content": "Hello"}])
+    assert chat.ids.count(1) == 0, "the template has all marks that are wanted"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chat_is_laid_out_by_the_template(loaded: dict[str, HfTokenizer], kind: str) -> None:
+    prompt = loaded[kind].encode_chat([{"role": "user", "content": "Hi {{ 1 + 1 }}"}])
+    assert prompt.text == "<|im_start|>user\nHi {{ 1 + 1 }}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_what_the_template_refuses_is_refused_in_its_words(loaded: dict[str, HfTokenizer]) -> None:
+    with pytest.raises(InvalidPayload, match="'messages': the model's chat template refuses them: no tools here"):
+        loaded["byte_level"].encode_chat([{"role": "tool", "content": "x"}])
+
+
+def test_a_model_without_template_says_so(tmp_path: Path) -> None:
+    tokenizer = HfTokenizer(write(tmp_path / "plain", byte_level(), template=None))
+    with pytest.raises(InvalidPayload, match="the model has no chat template"):
+        tokenizer.encode_chat([{"role": "user", "content": "x"}])
+
+
+def test_a_vocabulary_that_is_not_bytes_is_refused(tmp_path: Path) -> None:
+    pieces = {"[UNK]": 0, "hello": 1, "##lo": 2, "hel": 3}
+    tokenizer = Tokenizer(models.WordPiece(vocab=pieces, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(ConfigError, match="cannot be given as bytes"):
+        HfTokenizer(write(tmp_path / "pieces", tokenizer))
+
+
+def test_many_threads_share_it(loaded: dict[str, HfTokenizer]) -> None:
+    tokenizer = loaded["byte_level"]
+    texts = [f"text number {n} 😀" * 20 for n in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(tokenizer.encode, texts))
+    assert [prompt.ids for prompt in found] == [tokenizer.encode(text).ids for text in texts]
+
+
+@pytest.mark.vllm  # where torch is, by which the demo model's directory is made
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
+def test_tokens_stand_where_the_library_has_them(hf_demo: Path, text: str) -> None:
+    """Its offsets are characters, ours are their bytes."""
+    text = f"<|im_start|> {text} 😀<|im_end|>\n"
+    library = Tokenizer.from_file(str(hf_demo / "tokenizer.json")).encode(text)
+    tokenizer = _demo(hf_demo)
+    found = spans(tokenizer.encode(text))
+    if found is None:  # its vocabulary lacks a byte of the text
+        assert not set(text.encode()) <= {piece[0] for piece in tokenizer.vocabulary.pieces if len(piece) == 1}
+        return
+    assert found == [(len(text[:start].encode()), len(text[:stop].encode())) for start, stop in library.offsets]
+
+
+@functools.cache
+def _demo(directory: Path) -> HfTokenizer:
+    return HfTokenizer(directory)
+
+
+def test_tools_go_to_a_template_that_has_a_place_for_them(tmp_path: Path) -> None:
+    template = (
+        "{% for tool in tools or [] %}T:{{ tool | tojson }}\n{% endfor %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for call in m.tool_calls %}C:{{ call.function.name }}={{ call.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}A:"
+    )
+    tokenizer = HfTokenizer(write(tmp_path / "tools", byte_level(), template=template))
+    assert tokenizer.chat_template == template
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": ["é", 1]}}}
+    messages = [{"role": "user", "content": "Do."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    shown, _, rest = tokenizer.encode_chat(messages, [tool]).text.partition("\n")
+    assert json.loads(shown.removeprefix("T:")) == tool
+    assert rest == 'user:Do.assistant:C:f={"x": ["é", 1]}A:'
+    assert tokenizer.encode_chat(messages).text == rest
+
+
+def test_a_template_of_several_is_all_of_them(tmp_path: Path) -> None:
+    several = {"default": "{{ messages[0].content }}", "tool_use": "{% for tool in tools %}<tool_call>{% endfor %}"}
+    listed = [{"name": name, "template": template} for name, template in several.items()]
+    tokenizer = HfTokenizer(write(tmp_path / "several", byte_level(), template=listed))
+    assert "<tool_call>" in tokenizer.chat_template
+    message, tool = {"role": "user", "content": "Hi"}, {"type": "function", "function": {"name": "f"}}
+    assert tokenizer.encode_chat([message]).text == "Hi"
+    assert tokenizer.encode_chat([message], [tool]).text == "<tool_call>"

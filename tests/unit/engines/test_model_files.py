@@ -1,0 +1,272 @@
+"""Broken model files: the start is refused in one line that names the file, before an engine loads anything."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from handler.config import model_files
+from handler.core.errors import ConfigError
+from handler.engines.huggingface.model_files import check_checkpoint
+from handler.engines.openvino import gguf
+from handler.engines.openvino.ir_files import check_directory
+from tests.environment import clean_environment
+
+Bytes = Callable[[bytes], bytes | None]
+
+
+def half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def empty(data: bytes) -> bytes:
+    return b""
+
+
+def gone(data: bytes) -> None:
+    return None
+
+
+def put(directory: Path, files: Mapping[str, bytes], name: str, change: Bytes) -> Path:
+    """The files, one of them changed; None takes it away."""
+    for file, data in files.items():
+        changed = change(data) if file == name else data
+        if changed is not None:
+            (directory / file).write_bytes(changed)
+    return directory
+
+
+# -- Hugging Face directories ------------------------------------------------------------------------------------------
+
+_HEADER = json.dumps(
+    {"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+).encode()
+SHARD = "model-1.safetensors"
+CHECKPOINT = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b'{"version": "1.0"}',
+    "tokenizer_config.json": b"{}",
+    SHARD: struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(16),
+    "model.safetensors.index.json": b'{"weight_map": {"a": "model-1.safetensors"}}',
+}
+
+
+def test_a_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+    check_checkpoint(put(tmp_path, CHECKPOINT, "", gone))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("config.json", half, r"config\.json is not JSON: "),
+        ("config.json", lambda data: b"[]", r"config\.json holds no JSON object"),
+        ("config.json", lambda data: b'{"\xff": 1}', r"config\.json is not JSON: 'utf-8' codec"),
+        ("config.json", lambda data: b"[" * 100_000, r"config\.json is not JSON: "),
+        ("tokenizer.json", half, r"tokenizer\.json is not JSON: "),
+        ("tokenizer.json", gone, r"has no tokenizer: none of tokenizer\.json, tokenizer\.model"),
+        (SHARD, lambda data: data[:-1], r"model-1\.safetensors is cut short: it holds \d+ bytes"),
+        (SHARD, lambda data: data[:20], r"model-1\.safetensors is cut short, .* ends inside its header"),
+        (SHARD, empty, r"model-1\.safetensors is cut short, .* ends inside its header"),
+        (SHARD, lambda data: data + b"x", r"model-1\.safetensors is broken: it holds"),
+        (SHARD, lambda data: struct.pack("<Q", 4) + b"junk", r"safetensors is broken: its header"),
+        (SHARD, gone, r"model-1\.safetensors is missing; model\.safetensors\.index\.json names it"),
+        ("model.safetensors.index.json", lambda data: b"[]", r"index\.json holds no JSON object"),
+    ],
+)
+def test_a_broken_checkpoint_is_refused_by_the_file_s_name(
+    tmp_path: Path, name: str, change: Bytes, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_checkpoint(put(tmp_path, CHECKPOINT, name, change))
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_index_is_not_asked_where_the_weights_are_in_one_file(tmp_path: Path) -> None:
+    files = {**CHECKPOINT, "model.safetensors": CHECKPOINT[SHARD]}
+    check_checkpoint(put(tmp_path, files, SHARD, gone))
+
+
+def test_a_header_that_is_too_long_for_the_format_is_not_read(tmp_path: Path) -> None:
+    path = put(tmp_path, CHECKPOINT, "", gone) / SHARD
+    with path.open("r+b") as file:
+        file.write(struct.pack("<Q", 1 << 36))
+        file.truncate(1 << 37)  # sparse
+    with pytest.raises(ConfigError, match=r"is broken: it says that its header has 68,719,476,736 bytes"):
+        check_checkpoint(tmp_path)
+
+
+def test_a_tokenizer_of_the_model_s_own_code_needs_no_known_file(tmp_path: Path) -> None:
+    files = {**CHECKPOINT, "tokenizer_config.json": b'{"auto_map": {"AutoTokenizer": ["own.Tokenizer", null]}}'}
+    check_checkpoint(put(tmp_path, files, "tokenizer.json", gone))
+
+
+# -- OpenVINO directories ----------------------------------------------------------------------------------------------
+
+_XML = (
+    b'<?xml version="1.0"?>\n<net name="x" version="11"><layers>'
+    b'<layer id="0" type="Const"><data element_type="f32" shape="2" offset="0" size="8"/></layer>'
+    b'<layer id="1" type="Const"><data element_type="f32" shape="3" offset="8" size="12"/></layer>'
+    b'<layer id="2" type="Other"><data offset="5" size="many"/></layer></layers></net>'
+)
+PARTS = ("model", "tokenizer", "detokenizer")
+DIRECTORY = {
+    "config.json": b'{"max_position_embeddings": 8192}',
+    "generation_config.json": b'{"eos_token_id": 2}',
+    **{f"openvino_{part}.xml": _XML for part in PARTS},
+    **{f"openvino_{part}.bin": bytes(20) for part in PARTS},
+}
+
+
+def test_a_whole_openvino_directory_is_taken(tmp_path: Path) -> None:
+    check_directory(put(tmp_path, DIRECTORY, "", gone))
+
+
+def test_the_demo_model_s_directory_is_taken(demo_model: Path) -> None:
+    from handler.engines.openvino.model import prepare_model
+
+    check_directory(prepare_model(str(demo_model), "auto"))
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("xml", half, r"\.xml is cut short, or no XML: "),
+        ("xml", empty, r"\.xml is cut short, or no XML: no element found"),
+        ("xml", lambda data: b"<html></html>", r"\.xml is not an OpenVINO model: it begins with <html>, not <net>"),
+        ("xml", lambda data: data.replace(b'"8"', b'"x"'), r"\.xml is broken: the place of a constant is no number"),
+        ("bin", half, r"\.bin is cut short: it holds 10 bytes, openvino_\w+\.xml describes 20"),
+        ("bin", empty, r"\.bin is cut short: it holds 0 bytes"),
+        ("bin", gone, r"\.bin is missing, with the weights that openvino_\w+\.xml describes"),
+    ],
+)
+def test_a_broken_part_is_refused_by_the_file_s_name(
+    tmp_path: Path, part: str, kind: str, change: Bytes, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"openvino_{part}{message}"):
+        check_directory(put(tmp_path, DIRECTORY, f"openvino_{part}.{kind}", change))
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "detokenizer"])
+def test_a_missing_tokenizer_is_refused_by_its_name(tmp_path: Path, part: str) -> None:
+    with pytest.raises(ConfigError, match=rf"openvino_{part}\.xml is missing: an OpenVINO model directory has"):
+        check_directory(put(tmp_path, DIRECTORY, f"openvino_{part}.xml", gone))
+
+
+def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"openvino_model\.xml is missing, though"):
+        model_files.locate(str(put(tmp_path, DIRECTORY, "openvino_model.xml", gone)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("config.json", b"{x", r"config\.json is not JSON"),
+        ("generation_config.json", b"[1]", r"generation_config\.json holds no JSON object"),
+        (
+            "config.json",
+            b'{"max_position_embeddings": "many"}',
+            r"config\.json: max_position_embeddings must be a whole",
+        ),
+    ],
+)
+def test_a_broken_configuration_is_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_directory(put(tmp_path, DIRECTORY, name, lambda _: data))
+
+
+# -- GGUF files ---------------------------------------------------------------------------------------------
+
+
+def string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def pair(key: bytes, kind: int, value: bytes) -> bytes:
+    return string(key) + struct.pack("<I", kind) + value
+
+
+ARCHITECTURE = pair(b"general.architecture", 8, string(b"llama"))
+TOKENS = pair(b"tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + string(b"a") + string(b"b"))
+NUMBERS = pair(b"x", 9, struct.pack("<IQ", 4, 3) + bytes(12))
+TENSOR = string(b"w") + struct.pack("<IQIQ", 1, 4, 0, 0)
+
+
+def gguf_file(*pairs: bytes, version: int = 3, tensors: bytes = TENSOR, count: int | None = None) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", version, 1, len(pairs) if count is None else count)
+    return head + b"".join(pairs) + tensors + bytes(16)
+
+
+WHOLE = gguf_file(ARCHITECTURE, NUMBERS, TOKENS)
+
+
+def test_a_whole_gguf_file_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(WHOLE)
+    gguf.check_complete(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is not a GGUF file"),
+        (b"version https://git-lfs/v1\noid sha256:0\n", r"is a Git LFS pointer.*git lfs pull"),
+        (b"XXXX" + WHOLE[4:], "is not a GGUF file"),
+        (gguf_file(ARCHITECTURE, TOKENS, version=9), "is GGUF version 9; known are 2 and 3"),
+        (WHOLE[:6], "ends inside its header"),
+        (WHOLE[:60], "ends inside its header"),
+        (WHOLE[:-16], "is cut short: it holds"),
+        (gguf_file(ARCHITECTURE, TOKENS, count=1 << 63), "its header has|ends inside its header"),
+        (gguf_file(struct.pack("<Q", 1 << 62)), "its header has a string of 4,611,686,018,427,387,904 bytes"),
+        (gguf_file(struct.pack("<Q", 1000)), "ends inside its header"),
+        (gguf_file(pair(b"x", 77, b"")), "its header has a value of unknown type 77"),
+        (gguf_file(pair(b"x", 9, struct.pack("<IQ", 77, 1))), "its header has a list of unknown type 77"),
+        (gguf_file(pair(b"x", 9, struct.pack("<IQ", 9, 1))), "its header has a list of unknown type 9"),
+        (gguf_file(pair(b"x", 9, struct.pack("<IQ", 10, 1 << 63))), "ends inside its header"),
+        (
+            gguf_file(ARCHITECTURE, TOKENS, tensors=string(b"w") + struct.pack("<I", 1 << 30)),
+            "1,073,741,824 dimensions",
+        ),
+        (gguf_file(TOKENS), r"holds no model: its header lacks general\.architecture"),
+        (gguf_file(ARCHITECTURE), r"holds no tokenizer: its header lacks tokenizer\.ggml\.tokens"),
+    ],
+)
+def test_a_broken_gguf_file_is_refused_by_its_name(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=message) as refused:
+        gguf.check_complete(path)
+    assert str(path) in str(refused.value)
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.gguf": gguf_file(struct.pack("<Q", 1 << 62))}, "a.gguf is broken: its header has a string of"),
+        ({**DIRECTORY, "openvino_model.bin": b""}, "openvino_model.bin is cut short: it holds 0 bytes"),
+        ({**CHECKPOINT, SHARD: b"x"}, "model-1.safetensors is cut short, or no safetensors file"),
+    ],
+    ids=["gguf", "openvino", "safetensors"],
+)
+def test_the_server_says_one_line_and_ends_with_status_2(
+    tmp_path: Path, files: Mapping[str, bytes], message: str
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    put(model, files, "", gone)
+    command = [sys.executable, "-m", "handler", "serve", str(model), "--engine", "openvino", "--port", "0"]
+    environ = {**clean_environment(), "LMI_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"lmi: {model}")
+    assert message in line

@@ -1,0 +1,80 @@
+"""Which keyword of a schema is found to be lost; that it would be, the engines' own tests show."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
+from tests.unit.engines.schema_cases import CASES, Case
+
+ALL = XgrammarSupport(bounds=True, others=True)
+NEITHER = XgrammarSupport(bounds=False, others=False)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.schema)[:80])
+def test_a_keyword_is_found(case: Case) -> None:
+    assert (ignored(case.schema, ALL) or "") == case.lost
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.lost_openvino], ids=lambda case: case.lost_openvino)
+def test_what_an_older_one_loses_is_found(case: Case) -> None:
+    assert ignored(case.schema, NEITHER) == case.lost_openvino
+
+
+def test_what_allows_everything_is_not_lost() -> None:
+    idle = {
+        "uniqueItems": False,
+        "required": [],
+        "dependentRequired": {},
+        "patternProperties": {},
+        "propertyNames": True,
+    }
+    assert ignored({"type": ["array", "object"], **idle}, NEITHER) is None
+    assert ignored(idle, NEITHER) is None
+
+
+def deep(levels: int, inside: Any) -> Any:
+    for _ in range(levels):
+        inside = {"type": "array", "items": inside}
+    return inside
+
+
+def test_depth_is_no_matter() -> None:
+    found = ignored(deep(5000, {"not": {}}), ALL)
+    assert found is not None
+    assert found.startswith("...")
+    assert found.endswith("items.items.not")
+    assert len(found) < 200
+
+
+def test_references_may_go_round() -> None:
+    assert ignored({"$ref": "#"}, ALL) is None
+    tree = {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "string"}]}
+    assert ignored({"$defs": {"tree": tree}, "$ref": "#/$defs/tree", "type": "string"}, ALL) is None
+    assert ignored({"$defs": {"tree": tree}, "$ref": "#/$defs/tree", "type": "array"}, ALL) == "type beside $ref"
+    assert ignored({"$ref": "#/nowhere"}, ALL) is None  # which xgrammar refuses
+
+
+def test_many_branches_are_looked_at_once() -> None:
+    """Each refers twice to the next: 2 to the power of 60 ways."""
+    steps = {str(n): {"type": "string", "anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
+    last = {"60": {"type": "string", "not": {}}}
+    assert ignored({"$defs": {**steps, **last}, "$ref": "#/$defs/0"}, ALL) == "$defs.60.not"
+
+
+ODD: list[Any] = [None, True, 0, 1.5, "", "#/x", [], [1], [[]], {}, {"type": 1}, {"a": []}, ["string", 1]]
+
+
+def test_what_is_no_schema_raises_nothing() -> None:
+    """xgrammar says what is wrong with it."""
+    chance = random.Random(0)
+    names = sorted({name for case in CASES if isinstance(case.schema, dict) for name in case.schema})
+    for _ in range(20_000):
+        some = {name: chance.choice(ODD) for name in chance.sample(names, 3)}
+        ignored(some if chance.random() < 0.5 else {"type": chance.choice(["object", "array", "string"]), **some}, ALL)
+    for odd in ODD:
+        ignored(odd, ALL)

@@ -1,0 +1,197 @@
+"""From Sampling to SamplingParams' keywords."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from handler.core.values import Sampling, StructuredOutput
+from handler.engines.trtllm.sampling import Model, guided_decoding_arguments, own_stops, sampling_arguments
+
+TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True, max_beam_width=1)
+TRTLLM = Model(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False, max_beam_width=4)
+PLAIN = {
+    "max_tokens": 30,
+    "detokenize": False,
+    "include_stop_str_in_output": True,
+    "end_id": 3,
+    "pad_id": 3,
+    "stop_token_ids": [4],
+    "logprobs": 1,
+}
+GREEDY = {**PLAIN, "top_k": 1}
+SAMPLED = {**PLAIN, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted"),
+    [
+        ({}, GREEDY),
+        ({"max_new_tokens": 5}, {**GREEDY, "max_tokens": 5}),
+        ({"temperature": 0.5, "top_k": 4, "top_p": 0.5, "seed": 7}, GREEDY),  # without do_sample
+        ({"do_sample": True}, SAMPLED),
+        ({"do_sample": True, "temperature": 0.5, "seed": 7}, {**SAMPLED, "temperature": 0.5, "seed": 7}),
+        ({"do_sample": True, "top_k": 4, "top_p": 0.5}, {**SAMPLED, "top_k": 4, "top_p": 0.5}),
+        ({"do_sample": True, "min_p": 0.1}, {**SAMPLED, "min_p": 0.1}),
+        ({"do_sample": True, "seed": 2**64 - 1}, {**SAMPLED, "seed": 2**64 - 1}),
+        ({"do_sample": True, "temperature": 0.0}, GREEDY),
+        ({"do_sample": True, "top_p": 0.0}, GREEDY),
+        ({"do_sample": True, "top_k": 1}, GREEDY),
+        ({"do_sample": True, "temperature": 1e-30}, GREEDY),
+        ({"do_sample": True, "top_k": 10}, SAMPLED),
+        ({"do_sample": True, "top_k": 2**31 - 1}, SAMPLED),
+        ({"repetition_penalty": 1.2}, {**GREEDY, "repetition_penalty": 1.2}),
+        ({"presence_penalty": -0.5}, {**GREEDY, "presence_penalty": -0.5}),
+        ({"frequency_penalty": 0.5}, {**GREEDY, "frequency_penalty": 0.5}),
+        ({"no_repeat_ngram_size": 3}, {**GREEDY, "no_repeat_ngram_size": 3}),
+        ({"stop": ("x",)}, GREEDY),  # the batcher's business
+        ({"stop_token_ids": (7, 5)}, {**GREEDY, "stop_token_ids": [4, 5, 7]}),
+        ({"stop_token_ids": (3,)}, {**GREEDY, "stop_token_ids": [3, 4]}),
+        ({"ignore_eos": True, "stop_token_ids": (7,)}, {**GREEDY, "end_id": -1, "stop_token_ids": [7]}),
+        ({"top_logprobs": 5}, {**GREEDY, "logprobs": 5}),
+        ({"logprobs": False, "top_logprobs": 5}, {**GREEDY, "logprobs": 5}),
+        ({"logprobs": False}, {name: value for name, value in GREEDY.items() if name != "logprobs"}),
+        ({"prompt_logprobs": True}, {**GREEDY, "return_context_logits": True}),
+        ({"return_context_logits": True}, {**GREEDY, "return_context_logits": True}),
+        ({"return_generation_logits": True}, {**GREEDY, "return_generation_logits": True}),
+        ({"logit_bias": ((2, 1.5), (0, -3.0))}, {**GREEDY, "embedding_bias": [-3.0, 0, 1.5, 0, 0, 0, 0, 0, 0, 0]}),
+        ({"bad_token_ids": (1,)}, {**GREEDY, "embedding_bias": [0, -1e30, 0, 0, 0, 0, 0, 0, 0, 0]}),
+        ({"structured_output": StructuredOutput("regex", "a+")}, {**GREEDY, "guided_decoding": {"regex": "a+"}}),
+    ],
+)
+def test_torch_sampler(sampling: dict[str, Any], wanted: dict[str, Any]) -> None:
+    found = sampling_arguments(Sampling(**sampling), TORCH)
+    bias, wanted_bias = found.pop("embedding_bias", None), wanted.get("embedding_bias")
+    assert found == {name: value for name, value in wanted.items() if name != "embedding_bias"}
+    assert (bias is None) == (wanted_bias is None)
+    if bias is not None:
+        assert bias.dtype == "float32"
+        assert bias.tolist() == pytest.approx(wanted_bias)
+
+
+OTHER = {name: value for name, value in GREEDY.items() if name not in ("logprobs", "stop_token_ids")}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted"),
+    [
+        ({}, OTHER),
+        ({"bad_token_ids": (1,)}, {**OTHER, "bad_token_ids": [1]}),
+        (
+            {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True},
+            {
+                **{name: value for name, value in OTHER.items() if name != "top_k"},
+                **{"use_beam_search": True, "n": 3, "best_of": 3, "length_penalty": 2.0, "early_stopping": 1},
+                "logprobs": 1,
+            },
+        ),
+    ],
+)
+def test_trtllm_sampler(sampling: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert sampling_arguments(Sampling(**sampling), TRTLLM) == wanted
+
+
+def test_forbidden_words_leave_the_end_to_the_engines_tokenizer() -> None:
+    found = sampling_arguments(Sampling(bad_sequences=("a b", "c")), TRTLLM)
+    assert (found["bad"], found["ignore_eos"]) == (["a b", "c"], False)
+    assert "end_id" not in found
+    endless = sampling_arguments(Sampling(bad_sequences=("a",), ignore_eos=True, stop_token_ids=(5,)), TRTLLM)
+    assert endless["ignore_eos"]
+    assert "stop_token_ids" not in endless  # newer versions would not look for them
+    assert own_stops(Sampling(bad_sequences=("a",), ignore_eos=True, stop_token_ids=(5,)), TRTLLM)
+
+
+@pytest.mark.parametrize(
+    ("eos", "tokenizer_eos", "end_id", "others"),
+    [({3, 4}, 4, 4, {3}), ({3, 4}, None, 3, {4}), ({3}, 3, 3, set()), (set(), None, -1, set())],
+)
+def test_the_end_is_the_tokenizers(eos: set[int], tokenizer_eos: int | None, end_id: int, others: set[int]) -> None:
+    model = Model(vocabulary=10, eos=frozenset(eos), tokenizer_eos=tokenizer_eos, torch_sampler=True, max_beam_width=1)
+    found = sampling_arguments(Sampling(), model)
+    assert (found["end_id"], found["pad_id"]) == (end_id, max(end_id, 0))
+    assert set(found.get("stop_token_ids", ())) == others
+    least = sampling_arguments(Sampling(min_new_tokens=4), model)
+    assert (least["end_id"], least["min_tokens"], "stop_token_ids" in least) == (end_id, 4, False)
+
+
+def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
+    sampling = Sampling(min_new_tokens=6, stop_token_ids=(5,))
+    found = sampling_arguments(sampling, TRTLLM)
+    assert found["min_tokens"] == 6
+    assert "stop_token_ids" not in found
+    assert own_stops(sampling, TRTLLM)
+    assert not own_stops(Sampling(min_new_tokens=6), TRTLLM)
+    assert own_stops(Sampling(min_new_tokens=6), TORCH)  # it has a second EOS
+    # With no end id there is nothing to hold back but the id -1, which is the last of the vocabulary.
+    assert "min_tokens" not in sampling_arguments(Sampling(min_new_tokens=6, ignore_eos=True), TRTLLM)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be at least 1"),
+        ({"min_new_tokens": -1}, "min_new_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty must be above 0"),
+        ({"presence_penalty": math.nan}, "presence_penalty"),
+        ({"frequency_penalty": math.inf}, "frequency_penalty"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"logit_bias": ((10, 1.0),)}, "token ids must be below 10"),
+        ({"bad_token_ids": (-1,)}, "token ids must be below 10"),
+        ({"num_beams": 5}, "num_beams must be at most 4 .option.max_beam_width."),
+        ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be at least 0"),
+        (
+            {"structured_output": StructuredOutput("regex", "a"), "ignore_eos": True},
+            "ignore_eos and a guide exclude each other",
+        ),
+        (
+            {"structured_output": StructuredOutput("regex", "a"), "min_new_tokens": 1},
+            "a least length and a guide exclude each other",
+        ),
+        ({"structured_output": StructuredOutput("tree", "x")}, "no guide of the kind 'tree'"),
+    ],
+)
+def test_what_would_fail_late_is_refused_at_once(sampling: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sampling_arguments(Sampling(do_sample=True, **sampling), TRTLLM)
+
+
+def test_with_several_eos_ids_forbidden_words_and_ignore_eos_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="bad_sequences and ignore_eos together"):
+        sampling_arguments(Sampling(bad_sequences=("a",), ignore_eos=True), TORCH)
+
+
+@pytest.mark.parametrize(
+    ("structured_output", "wanted"),
+    [
+        (StructuredOutput("json_schema", '{"type": "object"}'), {"json": '{"type": "object"}'}),
+        (StructuredOutput("json_object", ""), {"json_object": True}),
+        (StructuredOutput("regex", r"\d+"), {"regex": r"\d+"}),
+        (StructuredOutput("grammar", 'root ::= "a"'), {"grammar": 'root ::= "a"'}),
+        (StructuredOutput("choice", '["yes", "no"]'), {"regex": "(yes|no)"}),
+    ],
+)
+def test_guides(structured_output: StructuredOutput, wanted: dict[str, Any]) -> None:
+    assert guided_decoding_arguments(structured_output) == wanted
+
+
+def test_a_choice_is_its_text_and_no_pattern() -> None:
+    choices = ["a.b", "1+1=2", "(x|y)", "[z]", "{q}", "^$", "c:\\d*", "é 日"]
+    pattern = guided_decoding_arguments(StructuredOutput("choice", str(choices).replace("'", '"')))["regex"]
+    for choice in choices:
+        assert re.fullmatch(pattern, choice)
+    assert not re.fullmatch(pattern, "axb")

@@ -1,0 +1,112 @@
+"""Runs a schema without an engine: a body in, scripted deltas through, wire bytes out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from handler.core.errors import GenerationFailed, ServingError
+from handler.core.text import Vocabulary
+from handler.core.values import Delta, Finish, Logits, Token
+from handler.protocols.base import HttpResponse, Schema, ServerContext
+from handler.protocols.readers.body import decode
+from handler.protocols.registry import ROOTS, ROUTES, SCHEMAS
+
+DIALECTS = {**SCHEMAS, **{schema.name: schema for schema in (*ROOTS.values(), *ROUTES.values())}}
+
+CONTEXT = ServerContext(
+    engine="openvino", unsupported={"typical_p": "it has no typical decoding", "bad_sequences": "no"}
+)
+
+VOCABULARY = Vocabulary([b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"c", b"<end>"], special={5})
+CAPABLE = ServerContext(engine="able", vocabulary=VOCABULARY)
+"""An engine that lacks nothing, with a vocabulary of six tokens."""
+
+TOKENS = (
+    Token(304, "Deep", -0.05, False),
+    Token(11157, ' "Learning"', -1.25, False),
+    Token(278, "", -0.5, False),
+    Token(279, " 😀\n", -0.25, False),
+    Token(2, "", -0.125, True),
+)
+PREFILL = (Token(504, "What", None, False), Token(314, " is", -3.5, False))
+
+
+def deltas(sequence: int = 0, *, prefill: bool = False, shift: float = 0.0) -> list[Delta]:
+    """A whole answer, one token a step, the end token last."""
+    tokens = [token._replace(logprob=(token.logprob or 0) + shift) for token in TOKENS]
+    found = [Delta(1, sequence, (token,)) for token in tokens[:-1]]
+    found.append(Delta(1, sequence, (tokens[-1],), Finish.EOS))
+    return [found[0]._replace(prefill=PREFILL if prefill else None), *found[1:]]
+
+
+def with_tops(sequence: int = 0) -> list[Delta]:
+    """A whole answer with two alternatives a token, of which the chosen one is the second."""
+
+    def topped(token: Token) -> Token:
+        return token._replace(top=(Token(5, " fi", -0.02, False), token._replace(text=token.text or "<s>")))
+
+    return [one._replace(tokens=[topped(token) for token in one.tokens]) for one in deltas(sequence)]
+
+
+def with_logits(sequence: int = 0) -> list[Delta]:
+    """A whole answer with rows of three logits for the prompt's two tokens and for each of its own."""
+    context = [[0.5, -1.0, float("-inf")], [1.0, 2.0, 3.0]]
+    rows = [[float(index), -float(sequence), 0.25] for index in range(len(TOKENS))]
+    found = [one._replace(logits=Logits(None, [row])) for one, row in zip(deltas(sequence), rows, strict=True)]
+    return [found[0]._replace(logits=Logits(context, [rows[0]])), *found[1:]]
+
+
+def shorter(sequence: int) -> list[Delta]:
+    """An answer of two tokens, less probable than the others."""
+    first, second, *_ = deltas(sequence, shift=-9.0)
+    return [first, second._replace(finish=Finish.STOP)]
+
+
+def failing(after: int) -> list[Delta]:
+    """An answer that breaks off after some tokens."""
+    error = GenerationFailed("engine failure: it was killed by signal 9")
+    return [*deltas()[:after], Delta(1, 0, (), Finish.ERROR, error)]
+
+
+def refused(error: ServingError) -> list[Delta]:
+    """No answer: what was found when the prompt's ids were counted."""
+    return [Delta(1, 0, (), Finish.ERROR, error)]
+
+
+def answer(
+    schema: str | Schema, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT
+) -> HttpResponse:
+    """What the client gets: the whole body, however many pieces it came in."""
+    dialect, value = DIALECTS[schema] if isinstance(schema, str) else schema, None
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        value = decode(raw)
+        call = dialect.parse(value, context)
+    except ServingError as error:
+        return dialect.refused(error, value, context)
+    sampling = call.requests[0].sampling
+    sent = b""
+    for index in range(len(call.requests)):
+        call.reply.start(index, 2)
+        if script is None:
+            lines = [
+                delta
+                for sequence in range(sampling.num_sequences)
+                for delta in deltas(
+                    sequence, prefill=sampling.prompt_logprobs and not sequence, shift=-float(sequence * 2 % 3)
+                )
+            ]
+        else:
+            lines = script
+        for delta in lines:
+            if delta.error is not None and not sent:
+                return call.reply.refused(delta.error)
+            sent += call.reply.feed(index, delta)
+    assert call.reply.finished
+    return HttpResponse(200, call.reply.content_type, sent)
+
+
+def value(schema: str | Schema, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT) -> Any:
+    """The answer's JSON."""
+    return json.loads(answer(schema, body, script, context).body)

@@ -1,0 +1,361 @@
+"""LMI's request: what is read, what is refused, and how the refusal says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.values import Delta, Finish, Request, Sampling
+from handler.protocols.base import ParsedRequest
+from handler.protocols.parameters import PARAMETERS
+from handler.protocols.readers.body import decode
+from handler.protocols.registry import SCHEMAS
+from tests.unit.protocols.answers import CONTEXT, answer, deltas, value
+
+
+def parse(parameters: dict[str, Any] | None = None, *, schema: str = "lmi", **body: Any) -> ParsedRequest:
+    full = {"inputs": "hi", **({} if parameters is None else {"parameters": parameters}), **body}
+    return SCHEMAS[schema].parse(full, CONTEXT)
+
+
+def request(**parameters: Any) -> Request:
+    return parse(parameters).requests[0]
+
+
+def refusal(**parameters: Any) -> str:
+    with pytest.raises(InvalidParameter) as caught:
+        parse(parameters)
+    return str(caught.value)
+
+
+def test_defaults_are_the_seeds() -> None:
+    found = parse().requests[0]
+    assert found == Request("hi", Sampling())
+    assert (found.sampling.max_new_tokens, found.sampling.do_sample, found.details) == (30, False, False)
+
+
+@pytest.mark.parametrize("name", [*PARAMETERS, "details", "return_full_text", "truncate", "stream", "output_formatter"])
+def test_null_means_absent(name: str) -> None:
+    assert request(**{name: None}) == request()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "field", "wanted"),
+    [
+        ("temperature", 0, "temperature", 0.0),
+        ("top_k", -1, "top_k", 0),
+        ("top_k", 5, "top_k", 5),
+        ("top_p", 1, "top_p", 1.0),
+        ("stop_sequences", ["a", "b"], "stop", ("a", "b")),
+        ("stop_sequences", "a", "stop", ("a",)),
+        ("stop", ["a"], "stop", ("a",)),
+        ("stop", False, "stop", ()),
+        ("min_length", 3, "min_new_tokens", 3),
+        ("ignore_eos_token", True, "ignore_eos", True),
+        ("include_stop_str_in_output", True, "include_stop", True),
+        ("stop_token_ids", [5, 6], "stop_token_ids", (5, 6)),
+        ("seed", 2**64 - 1, "seed", 2**64 - 1),
+        ("skip_special_tokens", False, "skip_special_tokens", False),
+        ("decoder_input_details", True, "prompt_logprobs", True),
+        ("prompt_logprobs", 1, "prompt_logprobs", True),
+        ("min_p", 0.1, "min_p", 0.1),
+        ("best_of", 3, "best_of", 3),
+        ("presence_penalty", -2, "presence_penalty", -2.0),
+        ("logprobs", 2, "top_logprobs", 2),
+        ("logprobs", 1, "top_logprobs", 0),
+        ("top_n_tokens", 1, "top_logprobs", 1),
+        ("logit_bias", {"7": 1, "5": -100, "6": 0}, "logit_bias", ((5, -100.0), (7, 1.0))),
+        ("adapter_id", "", "n", 1),
+    ],
+)
+def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: Any) -> None:
+    assert getattr(request(**{name: given}).sampling, field) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("max_new_tokens", 0, "an integer from 1"),
+        ("max_new_tokens", 1.5, "an integer from 1"),
+        ("max_new_tokens", "8", "an integer from 1"),
+        ("max_new_tokens", True, "an integer from 1"),
+        ("max_new_tokens", 10**400, "an integer from 1"),
+        ("do_sample", "true", "true or false"),
+        ("do_sample", 1, "true or false"),
+        ("temperature", -0.1, "a number of at least 0"),
+        ("temperature", 10**400, "a number of at least 0"),
+        ("temperature", "hot", "a number of at least 0"),
+        ("top_p", 1.01, "at most 1"),
+        ("top_k", -2, "an integer from -1"),
+        ("min_p", 1, "below 1"),
+        ("repetition_penalty", 1e-50, "above 0"),
+        ("typical_p", 0, "above 0 and at most 1"),
+        ("repetition_penalty", 0, "above 0"),
+        ("presence_penalty", 2.1, "at least -2 and at most 2"),
+        ("frequency_penalty", -3, "at least -2 and at most 2"),
+        ("seed", -1, "an integer from 0"),
+        ("seed", "abc", "an integer from 0"),
+        ("n", 33, "at most 32"),
+        ("best_of", 0, "an integer from 1"),
+        ("num_beams", 99, "at most 32"),
+        ("stop_sequences", [""], "non-empty strings"),
+        ("stop_sequences", [1], "non-empty strings"),
+        ("stop_sequences", ["x"] * 65, "at most 64 strings"),
+        ("stop_sequences", "x" * 2049, "at most 2048 characters"),
+        ("stop", True, "a string or a list"),
+        ("stop_token_ids", [-1], "token ids"),
+        ("stop_token_ids", "5", "token ids"),
+        ("details", "yes", "true or false"),
+        ("return_full_text", 1, "true or false"),
+        ("truncate", 0, "an integer from 1"),
+        ("output_formatter", "xml", "one of json, jsonlines, sse"),
+        ("logprobs", -1, "an integer from 0"),
+        ("prompt_logprobs", 2, "an integer from 0 to 1"),
+        ("watermark", True, "is not supported"),
+        ("grammar", {"type": "yaml", "value": {}}, "a 'type' that is json, json_object, json_schema or regex"),
+        ("adapter_id", "mine", "the engine openvino serves no LoRA adapters: it has none"),
+        ("logprobs", 21, "an integer from 0 to 20"),
+        ("top_n_tokens", 21, "an integer from 0 to 20"),
+        ("logit_bias", {"5": 101}, "an object of token ids, each with a number from -100 to 100"),
+        ("logit_bias", {"5": 1, "05": 2}, "none of them twice"),
+        ("logit_bias", {"-5": 1}, "an object of token ids"),
+        ("logit_bias", {"\u0663": 1}, "an object of token ids"),
+        ("logit_bias", {"5" * 5000: 1}, "an object of token ids"),
+        ("length_penalty", 2.0, "only with num_beams > 1"),
+        ("early_stopping", True, "only with num_beams > 1"),
+        ("min_length", 31, "at most max_new_tokens=30"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name_value_and_range(name: str, given: Any, wanted: str) -> None:
+    message = refusal(**{name: given})
+    assert message.startswith(f"parameters.{name}=")
+    assert wanted in message
+
+
+@pytest.mark.parametrize(("name", "neutral"), [("typical_p", 1.0), ("watermark", False), ("bad_sequences", [])])
+def test_a_neutral_value_of_what_the_engine_lacks_is_accepted(name: str, neutral: Any) -> None:
+    request(**{name: neutral}, do_sample=True)
+
+
+def test_what_the_engine_lacks_is_refused_by_name() -> None:
+    assert "typical_p=0.5: the engine openvino lacks it" in refusal(typical_p=0.5, do_sample=True)
+    assert 'bad_sequences=["x"]: the engine openvino lacks it' in refusal(bad_sequences=["x"])
+
+
+def test_greedy_ignores_sampling_values_but_checks_their_range() -> None:
+    assert not request(typical_p=0.5, temperature=0.7).sampling.do_sample
+    assert not request(typical_p=0.5, do_sample=False).sampling.do_sample
+    assert "typical_p=5" in refusal(typical_p=5)
+
+
+TENSORRT = replace(CONTEXT, sampling_defaults={"top_k": 5, "top_p": 0.85, "temperature": 0.8}, unsupported={})
+
+
+@pytest.mark.parametrize(
+    ("given", "k", "p", "temperature"),
+    [
+        ({"do_sample": True}, 5, 0.85, 0.8),
+        ({"do_sample": True, "top_k": 40}, 40, 0.85, 0.8),
+        ({"do_sample": True, "top_k": 0, "top_p": None, "temperature": 1.0}, 0, 0.85, 1.0),
+        ({"do_sample": True, "runtime_top_p": [0.5]}, 5, 0.5, 0.8),
+        ({"do_sample": False}, 0, 1.0, 1.0),
+        ({}, 0, 1.0, 1.0),
+        ({"runtime_top_k": [40]}, 40, 1.0, 1.0),  # GptManager's own defaults: LMI's come with LMI's do_sample
+    ],
+)
+@pytest.mark.parametrize("schema", ["lmi", "tgi_compat", "dynamic_batch"])
+def test_an_engines_sampling_defaults_stand_for_what_is_not_named(
+    schema: str, given: dict[str, Any], k: int, p: float, temperature: float
+) -> None:
+    found = SCHEMAS[schema].parse({"inputs": "a", "parameters": given}, TENSORRT).requests[0].sampling
+    assert (found.top_k, found.top_p, found.temperature) == (k, p, temperature)
+
+
+def test_a_chat_has_sampling_defaults_of_its_own() -> None:
+    found = SCHEMAS["lmi"].parse({"messages": [{"role": "user", "content": "a"}]}, TENSORRT).requests[0].sampling
+    assert (found.do_sample, found.top_k, found.top_p, found.temperature) == (True, 0, 1.0, 1.0)
+
+
+def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> None:
+    context = replace(CONTEXT, unsupported={"top_logprobs": "it has none"})
+    with pytest.raises(
+        InvalidParameter, match=r"^parameters.top_n_tokens=1: the engine openvino lacks it: it has none"
+    ):
+        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 1}}, context)
+    SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 0, "logprobs": 1}}, context)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"logprobs": 2},
+        {"min_length": 2},
+        {"guided_regex": "a"},
+        {"logit_bias": {"5": 1}},
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 2},
+        {"bad_sequences": ["a"]},
+    ],
+)
+def test_beams_are_refused_what_their_search_does_not_honour(parameters: dict[str, Any]) -> None:
+    (name,) = parameters
+    with pytest.raises(InvalidParameter, match=rf"^parameters\.{name}=.*: is not available with num_beams > 1"):
+        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"num_beams": 2, **parameters}}, TENSORRT)
+
+
+def test_aliases_that_contradict_each_other_are_refused() -> None:
+    assert "contradicts parameters.stop_sequences" in refusal(stop_sequences=["a"], stop=["b"])
+    assert request(stop_sequences=["a"], stop=["a"]).sampling.stop == ("a",)
+
+
+def test_n_and_best_of_and_beams_must_agree() -> None:
+    assert "at least n=3" in refusal(n=3, best_of=2)
+    assert "does not sample" in refusal(num_beams=2, do_sample=True)
+    assert "at least n=3" in refusal(num_beams=2, n=3)
+    assert request(num_beams=4, length_penalty=2.0, early_stopping=True).sampling.num_sequences == 4
+
+
+def test_several_sequences_do_not_stream() -> None:
+    with pytest.raises(InvalidParameter, match="must be 1 when streaming"):
+        parse({"n": 2}, stream=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ([], "must be a JSON object"),
+        ("text", "must be a JSON object"),
+        ({}, "no 'inputs'"),
+        ({"inputs": ""}, "non-empty string"),
+        ({"inputs": 5}, "non-empty string"),
+        ({"inputs": None}, "no 'inputs'"),
+        ({"messages": []}, "'messages' must be a non-empty list"),
+        ({"inputs": ["a", "b"]}, "one string under rolling batch"),
+        ({"inputs": "a", "parameters": []}, "'parameters' must be an object"),
+        ({"inputs": "a", "stream": "yes"}, "'stream' must be true or false"),
+        ({"inputs": "a", "adapters": "mine"}, "no LoRA adapters"),
+        ({"parameters": {"input_ids": None}}, "no 'inputs'"),
+    ],
+)
+def test_a_wrong_payload_is_refused(body: Any, wanted: str) -> None:
+    found = answer("lmi", body)
+    assert (found.status, found.content_type) == (424, "application/json")
+    error = json.loads(found.body)
+    assert set(error) == {"error", "code"}
+    assert wanted in error["error"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "wanted"),
+    [
+        (b"", "the body is empty"),
+        (b"{", "not valid JSON"),
+        (b'{"inputs":"a"} x', "Extra data"),
+        (b'{"inputs":"a","inputs":"b"}', '"inputs" stands twice'),
+        (b'{"inputs":"a","parameters":{"temperature":NaN}}', "NaN is not a JSON number"),
+        (b'{"inputs":"\\ud800"}', "lone surrogate"),
+        (b'{"inputs":"\xff"}', "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"1" * 5000, "not valid JSON"),
+    ],
+)
+def test_what_is_not_json_is_refused(raw: bytes, wanted: str) -> None:
+    with pytest.raises(InvalidPayload, match=wanted):
+        decode(raw)
+
+
+def test_unknown_names_are_reported() -> None:
+    assert parse({"temprature": 1}, model="x").ignored == ["model", "parameters.temprature"]
+
+
+def test_unknown_names_are_refused_where_that_is_asked() -> None:
+    with pytest.raises(InvalidPayload, match=r"unknown names: parameters.temprature"):
+        SCHEMAS["lmi"].parse({"inputs": "a", "parameters": {"temprature": 1}}, replace(CONTEXT, refuse_unknown=True))
+
+
+@pytest.mark.parametrize(
+    ("option", "parameter", "stream", "wanted"),
+    [
+        (None, None, False, "application/json"),
+        (None, None, True, "application/jsonlines"),
+        ("sse", None, True, "text/event-stream"),
+        ("jsonlines", None, False, "application/jsonlines"),
+        ("json", None, True, "application/json"),
+        ("json", "sse", True, "text/event-stream"),
+        ("sse", "json", True, "application/json"),
+    ],
+)
+def test_the_formatter_of_the_request_beats_the_options_beats_stream(
+    option: str | None, parameter: str | None, stream: bool, wanted: str
+) -> None:
+    body = {"inputs": "a", "stream": stream, "parameters": {"output_formatter": parameter}}
+    assert answer("lmi", body, context=replace(CONTEXT, output_formatter=option)).content_type == wanted
+
+
+def test_stream_may_stand_among_the_parameters() -> None:
+    assert parse({"stream": True}).streams
+    assert not parse({"stream": True}, stream=False).streams
+
+
+def test_the_most_probable_sequence_comes_first_and_n_says_how_many() -> None:
+    found = value("lmi", {"inputs": "a", "parameters": {"n": 2, "best_of": 3, "do_sample": True}})
+    others = found["details"]["best_of_sequences"]
+    assert len(others) == 1
+    top = sum(token["log_prob"] for token in found["details"]["tokens"])
+    assert top > sum(token["log_prob"] for token in others[0]["tokens"])
+
+
+def test_best_of_alone_returns_all_of_them() -> None:
+    found = value("lmi", {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}})
+    assert len(found["details"]["best_of_sequences"]) == 2
+
+
+def test_a_stream_that_ends_without_a_token_still_closes_properly() -> None:
+    script = [*deltas()[:2], deltas()[0]._replace(tokens=(), finish=Finish.LENGTH)]
+    lines = answer("lmi", {"inputs": "a", "stream": True, "parameters": {"details": True}}, script).body.splitlines()
+    last = json.loads(lines[-1])
+    assert last["generated_text"] == 'Deep "Learning"'
+    assert last["details"]["generated_tokens"] == 2
+
+
+def test_a_sampled_request_draws_its_seed_so_that_tgi_can_show_it() -> None:
+    found = value("tgi_compat", {"inputs": "a", "parameters": {"do_sample": True}})
+    assert isinstance(found[0]["details"]["seed"], int)
+
+
+def test_tgi_keeps_the_stop_string_unless_told_otherwise() -> None:
+    def include(schema: str, **parameters: Any) -> bool:
+        return parse(parameters, schema=schema).requests[0].sampling.include_stop
+
+    assert include("tgi_compat")
+    assert not include("tgi_compat", include_stop_str_in_output=False)
+    assert not include("lmi")
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"inputs": ["a", ""]}, "non-empty"),
+        ({"inputs": ["a", 1]}, "non-empty"),
+        ({"inputs": ["a"] * 33}, "33 prompts"),
+        ({"inputs": "a", "stream": True}, "option.enable_streaming"),
+        ({"inputs": "a", "parameters": {"details": True}}, "only available with rolling batch"),
+        ({"inputs": "a", "parameters": {"n": 2}}, "must be 1"),
+        ({"inputs": "a", "parameters": {"top_p": 7}}, "parameters.top_p=7"),
+    ],
+)
+def test_dynamic_batching_refuses_with_the_seeds_document(body: Any, wanted: str) -> None:
+    found = answer("dynamic_batch", body)
+    error = json.loads(found.body)
+    assert (found.status, error["code"], error["message"]) == (424, 424, "invoke handler failure")
+    assert wanted in error["error"]
+
+
+def test_a_dynamic_stream_may_end_without_a_token() -> None:
+    script = [*deltas()[:1], Delta(1, 0, (), Finish.LENGTH)]
+    found = answer("dynamic_batch", {"inputs": "a"}, script, replace(CONTEXT, enable_streaming=True))
+    assert found.body == b'{"outputs":["Deep"]}\n'

@@ -1,0 +1,169 @@
+"""Wire bytes, exactly: a golden file that changes is a change of the API and wants a line in CHANGELOG.md.
+
+`pytest tests/unit/protocols/test_golden.py --update-golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.core.errors import AnswerTooLong, PromptTooLong
+from handler.core.values import Delta
+from handler.protocols.lmi import chat
+from tests.unit.protocols.answers import CONTEXT, answer, deltas, failing, refused, shorter, with_logits, with_tops
+from tests.unit.protocols.tgi import golden as golden_tgi
+from tests.unit.protocols.triton import golden as golden_triton
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+ASK = "What is"
+
+CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ASK}]}
+
+SAMPLED = {"do_sample": True, "seed": 42}
+
+ALL = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"]
+TENSORS = {"request_output_len": [[5]], "temperature": [0.5], "return_log_probs": [True], "pad_id": [2]}
+
+PROMPT_TOO_LONG = refused(PromptTooLong("inputs", 9000, 8191))
+ANSWER_TOO_LONG = refused(AnswerTooLong("parameters.max_new_tokens", 9, 8184, 8192))
+BAD = {"top_p": 2}
+
+CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
+    "lmi/plain": ("lmi", {"inputs": ASK}, None),
+    "lmi/details": ("lmi", {"inputs": ASK, "parameters": {"details": True}}, None),
+    "lmi/full_text": ("lmi", {"inputs": 'a "quoted"\nprompt', "parameters": {"return_full_text": True}}, None),
+    "lmi/prefill": ("lmi", {"inputs": ASK, "parameters": {"details": True, "decoder_input_details": True}}, None),
+    "lmi/best_of": ("lmi", {"inputs": ASK, "parameters": {"n": 2, "best_of": 3, **SAMPLED}}, None),
+    "lmi/stream": ("lmi", {"inputs": ASK, "stream": True}, None),
+    "lmi/stream_details": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"details": True}}, None),
+    "lmi/stream_sse": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"output_formatter": "sse"}}, None),
+    "lmi/stream_json": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"output_formatter": "json"}}, None),
+    "lmi/stream_prefill": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"decoder_input_details": True}}, None),
+    "lmi/stream_fails": ("lmi", {"inputs": ASK, "stream": True}, failing(2)),
+    "lmi/stream_fails_sse": ("lmi", {"inputs": ASK, "parameters": {"output_formatter": "sse"}}, failing(1)),
+    "lmi/stream_fails_at_once": ("lmi", {"inputs": ASK, "stream": True}, failing(0)),
+    "lmi/fails": ("lmi", {"inputs": ASK}, failing(2)),
+    "lmi/bad_payload": ("lmi", {"text": ASK}, None),
+    "lmi/bad_parameter": ("lmi", {"inputs": ASK, "parameters": {"top_p": 2}}, None),
+    "lmi/stream_bad_parameter": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"top_p": 2}}, None),
+    "lmi/stream_bad_parameter_sse": (
+        "lmi",
+        {"inputs": ASK, "stream": True, "parameters": {"top_p": 2, "output_formatter": "sse"}},
+        None,
+    ),
+    "lmi/stream_bad_parameter_by_option": ("lmi_sse", {"inputs": ASK, "parameters": {"top_p": 2}}, None),
+    "lmi/stream_bad_parameter_by_tensor": (
+        "lmi",
+        {"inputs": ASK, "parameters": {"streaming": [True], "top_p": 2}},
+        None,
+    ),
+    "lmi/stream_bad_payload": ("lmi", {"inputs": [ASK], "stream": True}, None),
+    "lmi/prompt_too_long": ("lmi", {"inputs": ASK}, PROMPT_TOO_LONG),
+    "lmi/answer_too_long": ("lmi", {"inputs": ASK}, ANSWER_TOO_LONG),
+    "lmi/stream_prompt_too_long": (
+        "lmi",
+        {"inputs": ASK, "stream": True},
+        PROMPT_TOO_LONG,
+    ),
+    "lmi/top_tokens": ("lmi", {"inputs": ASK, "parameters": {"logprobs": 2}}, with_tops()),
+    "lmi/stream_top_tokens": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"logprobs": 2}}, with_tops()),
+    "lmi/tensors": ("lmi", {"inputs": ASK, "parameters": TENSORS}, None),
+    "lmi/stream_tensors": ("lmi", {"inputs": ASK, "parameters": {**TENSORS, "streaming": [True]}}, None),
+    "lmi/outputs": ("lmi", {"inputs": ASK, "parameters": {"outputs": ALL}}, with_logits()),
+    "lmi/outputs_beams": (
+        "lmi",
+        {"inputs": ASK, "parameters": {"beam_width": [2], "pad_id": [0], "outputs": ALL[:4]}},
+        [*deltas(0), *shorter(1)],
+    ),
+    "lmi/stream_outputs": ("lmi", {"inputs": ASK, "stream": True, "parameters": {"outputs": ALL}}, with_logits()),
+    "tgi_compat/stream_bad_parameter": (
+        "tgi_compat",
+        {"inputs": ASK, "stream": True, "parameters": {"top_p": 2}},
+        None,
+    ),
+    "tgi_compat/prompt_too_long": ("tgi_compat", {"inputs": ASK}, PROMPT_TOO_LONG),
+    "tgi_compat/top_tokens": ("tgi_compat", {"inputs": ASK, "parameters": {"top_n_tokens": 2}}, with_tops()),
+    "tgi_compat/best_of_top_tokens": (
+        "tgi_compat",
+        {"inputs": ASK, "parameters": {"top_n_tokens": 2, "best_of": 2, **SAMPLED}},
+        [*with_tops(0), *with_tops(1)],
+    ),
+    "tgi_compat/stream_top_tokens": (
+        "tgi_compat",
+        {"inputs": ASK, "stream": True, "parameters": {"top_n_tokens": 2}},
+        with_tops(),
+    ),
+    "tgi_compat/outputs": ("tgi_compat", {"inputs": ASK, "parameters": {"outputs": ALL[:2]}}, None),
+    "tgi_compat/plain": ("tgi_compat", {"inputs": ASK}, None),
+    "tgi_compat/no_details": ("tgi_compat", {"inputs": ASK, "parameters": {"details": False}}, None),
+    "tgi_compat/sampled": ("tgi_compat", {"inputs": ASK, "parameters": SAMPLED}, None),
+    "tgi_compat/prefill": ("tgi_compat", {"inputs": ASK, "parameters": {"decoder_input_details": True}}, None),
+    "tgi_compat/best_of": ("tgi_compat", {"inputs": ASK, "parameters": {"best_of": 2, **SAMPLED}}, None),
+    "tgi_compat/stream": ("tgi_compat", {"inputs": ASK, "stream": True}, None),
+    "tgi_compat/stream_sampled": ("tgi_compat", {"inputs": ASK, "stream": True, "parameters": SAMPLED}, None),
+    "tgi_compat/stream_fails": ("tgi_compat", {"inputs": ASK, "stream": True}, failing(2)),
+    "tgi_compat/fails": ("tgi_compat", {"inputs": ASK}, failing(2)),
+    "tgi_compat/bad_payload": ("tgi_compat", {"text": ASK}, None),
+    "tgi_compat/bad_parameter": ("tgi_compat", {"inputs": ASK, "parameters": {"top_p": 2}}, None),
+    "dynamic_batch/one": ("dynamic_batch", {"inputs": ASK}, None),
+    "dynamic_batch/list": ("dynamic_batch", {"inputs": [ASK, "Why"]}, None),
+    "dynamic_batch/full_text": ("dynamic_batch", {"inputs": ["é"], "parameters": {"return_full_text": True}}, None),
+    "dynamic_batch/fails": ("dynamic_batch", {"inputs": ASK}, failing(1)),
+    "dynamic_batch/completion": ("dynamic_batch", {"prompt": ASK}, None),
+    "dynamic_batch/bad_payload": ("dynamic_batch", {"inputs": []}, None),
+    "dynamic_batch/stream": ("dynamic_batch_streaming", {"inputs": ASK}, None),
+    "dynamic_batch/stream_fails": ("dynamic_batch_streaming", {"inputs": ASK}, failing(2)),
+    "chat/plain": ("lmi", CHAT, None),
+    "chat/logprobs": ("lmi", {**CHAT, "logprobs": True}, None),
+    "chat/top_logprobs": ("lmi", {**CHAT, "logprobs": True, "top_logprobs": 1}, None),
+    "chat/alternatives": ("lmi", {**CHAT, "logprobs": True, "top_logprobs": 2}, with_tops()),
+    "chat/stream_alternatives": ("lmi", {**CHAT, "stream": True, "logprobs": True, "top_logprobs": 2}, with_tops()),
+    "chat/n": ("lmi", {**CHAT, "n": 2}, None),
+    "chat/stream": ("lmi", {**CHAT, "stream": True}, None),
+    "chat/stream_top_logprobs": ("lmi", {**CHAT, "stream": True, "logprobs": True, "top_logprobs": 1}, None),
+    "chat/stream_sse": ("lmi_sse", {**CHAT}, None),
+    "chat/stream_fails": ("lmi", {**CHAT, "stream": True}, failing(2)),
+    "chat/stream_fails_sse": ("lmi_sse", {**CHAT}, failing(1)),
+    "chat/fails": ("lmi", CHAT, failing(2)),
+    "chat/bad_payload": ("lmi", {"messages": [{"role": "user"}]}, None),
+    "chat/bad_parameter": ("lmi", {**CHAT, "temperature": 3}, None),
+    "chat/tgi_compat": ("tgi_compat", CHAT, None),
+    "chat/tgi_compat_stream": ("tgi_compat", {**CHAT, "stream": True}, None),
+    "chat/tgi_compat_stream_fails": ("tgi_compat", {**CHAT, "stream": True}, failing(2)),
+    "chat/tgi_compat_bad_parameter": ("tgi_compat", {**CHAT, "temperature": 3}, None),
+    "chat/dynamic_batch": ("dynamic_batch", CHAT, None),
+    **golden_tgi.CASES,
+    **golden_triton.CASES,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
+    monkeypatch.setattr(random, "getrandbits", lambda bits: 1234)
+    monkeypatch.setattr(random, "randrange", lambda least, most: 1234)
+    schema, body, script = CASES[name]
+    context = replace(
+        CONTEXT,
+        enable_streaming=schema.endswith("_streaming"),
+        output_formatter="sse" if schema.endswith("_sse") else None,
+    )
+    found = answer(schema.removesuffix("_streaming").removesuffix("_sse"), body, script, context)
+    asked = body.decode() if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
+    wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
+    path = GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(wire)
+    assert wire == path.read_bytes()
+
+
+def test_every_golden_file_has_its_case() -> None:
+    files = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.glob("*/*.txt")}
+    assert files == set(CASES)

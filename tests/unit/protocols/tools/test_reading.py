@@ -1,0 +1,167 @@
+"""What requests say of tools, and how prompts show them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.errors import InvalidParameter
+from handler.core.text import Vocabulary
+from handler.core.values import StructuredOutput
+from handler.protocols.openai.tools.formats import HERMES, LLAMA3, SMOLLM2, choose, plain_messages
+from handler.protocols.openai.tools.request import Tools, read_tools
+from tests.unit.protocols.answers import CAPABLE
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": CITY}}
+TIME = {"type": "function", "function": {"name": "time"}}
+EMPTY = {"type": "object", "properties": {}}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+def tools(**body: Any) -> Tools:
+    return read_tools(body, CAPABLE)
+
+
+def refusal(**body: Any) -> str:
+    with pytest.raises(InvalidParameter) as caught:
+        tools(**body)
+    return str(caught.value)
+
+
+def test_none_are_no_tools() -> None:
+    assert tools() == tools(tools=None) == tools(tools=[], tool_choice="auto") == tools(tool_choice="none") == Tools()
+    assert tools().parser() is None
+
+
+def test_auto_shows_them_and_reads_the_models_form() -> None:
+    found = tools(tools=[WEATHER, TIME])
+    assert found.shown == [WEATHER, {"type": "function", "function": {"name": "time", "parameters": EMPTY}}]
+    assert (found.choice, found.format, found.structured_output) == ("auto", SMOLLM2, None)
+    assert found.parser() is not None
+
+
+def test_choice_none_hides_them() -> None:
+    found = tools(tools=[WEATHER], tool_choice="none")
+    assert (found.shown, found.parser()) == ((), None)
+
+
+def test_a_named_one_is_a_guide_for_its_arguments() -> None:
+    found = tools(tools=[WEATHER, TIME], tool_choice=NAMED)
+    assert found.name == "weather"
+    assert found.structured_output == StructuredOutput("json_schema", json.dumps(CITY))
+
+
+def test_its_name_alone_names_it_too() -> None:
+    assert tools(tools=[WEATHER, TIME], tool_choice="weather") == tools(tools=[WEATHER, TIME], tool_choice=NAMED)
+
+
+def test_required_is_a_guide_for_a_list_of_calls() -> None:
+    found = tools(tools=[WEATHER, TIME], tool_choice="required")
+    assert found.structured_output is not None
+    schema = json.loads(found.structured_output.value)
+    assert (schema["type"], schema["minItems"]) == ("array", 1)
+    assert "maxItems" not in schema
+    first, second = schema["items"]["anyOf"]
+    assert first["properties"] == {"name": {"const": "weather"}, "arguments": CITY}
+    assert list(first["properties"]) == first["required"] == ["name", "arguments"]
+    assert second["properties"]["arguments"] == EMPTY
+    single = tools(tools=[TIME], tool_choice="required", parallel_tool_calls=False)
+    assert single.structured_output is not None
+    assert json.loads(single.structured_output.value)["maxItems"] == 1
+    assert single.single
+
+
+def test_definitions_move_to_where_references_look() -> None:
+    def using(type: str, name: str) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": type}}}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    found = tools(tools=[using("string", "f"), using("string", "g")], tool_choice="required")
+    assert found.structured_output is not None
+    schema = json.loads(found.structured_output.value)
+    assert schema["$defs"] == {"A": {"type": "string"}}
+    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["arguments"]
+    both = [using("string", "f"), using("number", "g")]
+    assert "define 'A' differently" in refusal(tools=both, tool_choice="required")
+    assert both[0]["function"]["parameters"]["$defs"], "the client's own value is left as it is"
+
+
+def test_unknown_names_are_reported() -> None:
+    odd = {**TIME, "x": 1, "function": {**TIME["function"], "strict": True, "y": 1}}  # type: ignore[dict-item]
+    assert tools(tools=[odd]).unknown == ["tools[].x", "tools[].function.y"]
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"tools": {}}, "tools={}: must be a list"),
+        ({"tools": [TIME] * 129}, "at most 128"),
+        ({"tools": [TIME, TIME]}, "tools: two have the same name"),
+        ({"tools": ["f"]}, "tools[0]: must be an object with 'type': 'function'"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0]: must be an object with 'type': 'function'"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: must be 1 to 64"),
+        ({"tools": [{"function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters: must be a JSON"),
+        ({"tools": [{"function": {"name": "a", "description": 1}}]}, "tools[0].function.description: must be a"),
+        ({"tools": [TIME], "tool_choice": "any"}, 'tool_choice="any": must be none, auto, required, a name in tools'),
+        ({"tools": [TIME], "tool_choice": NAMED}, "with a 'name' in tools"),
+        ({"tools": [TIME], "tool_choice": 1}, "tool_choice=1: must be"),
+        ({"tool_choice": "required"}, "needs tools"),
+        ({"tools": [TIME], "parallel_tool_calls": 1}, "parallel_tool_calls=1: must be true or false"),
+    ],
+)
+def test_what_is_wrong_is_named(body: dict[str, Any], wanted: str) -> None:
+    assert wanted in refusal(**body)
+
+
+def test_the_form_is_the_templates() -> None:
+    hermes = "{% if tools %}<tool_call>{% endif %}"
+    assert choose("auto", "") is SMOLLM2
+    assert choose("auto", "{{ messages }}") is SMOLLM2
+    assert choose("auto", hermes) is HERMES
+    assert choose("auto", "{% if tools %}<|python_tag|>") is LLAMA3
+    assert choose("auto", "{% if tools %}[TOOL_CALLS]") is None
+    assert choose("hermes", "{% if tools %}[TOOL_CALLS]") is HERMES
+    context = replace(CAPABLE, chat_template="{% if tools %}[TOOL_CALLS]")
+    with pytest.raises(InvalidParameter, match=r"option\.tool_call_parser may name one"):
+        read_tools({"tools": [TIME]}, context)
+    assert read_tools({"tools": [TIME], "tool_choice": "required"}, context).structured_output is not None
+
+
+def test_marks_that_are_special_tokens_have_to_be_shown() -> None:
+    assert HERMES.special(None) == frozenset()
+    assert HERMES.special(Vocabulary([b"<tool_call>", b"<end>"], special={0, 1})) == {"<tool_call>"}
+    assert LLAMA3.special(Vocabulary([b"<tool_call>", b"<end>"], special={0, 1})) == frozenset()
+
+
+def test_a_template_without_a_place_for_tools_gets_text() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "time", "arguments": {"zone": "é"}}}
+    messages = [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "noon", "tool_call_id": "c"},
+        {"role": "assistant", "content": "Well.", "tool_calls": [call]},
+    ]
+    written = '<tool_call>[{"name": "time", "arguments": {"zone": "é"}}]</tool_call>'
+    assert plain_messages(messages, []) == [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": written},
+        {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"},
+        {"role": "assistant", "content": f"Well.\n{written}"},
+    ]
+    told, *rest = plain_messages(messages, [WEATHER])
+    assert len(rest) == 4
+    assert told["role"] == "system"
+    assert f"<tools>[{json.dumps(WEATHER['function'])}]</tools>" in told["content"]
+    first, *rest = plain_messages([{"role": "system", "content": "Be brief."}], [WEATHER])
+    assert first == {"role": "system", "content": f"Be brief.\n\n{told['content']}"}
+    assert not rest
+
+
+@pytest.mark.parametrize("place", ["$defs", "definitions"])
+def test_definitions_that_are_none_are_refused(place: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {**CITY, place: [1]}}}
+    assert f"a tool's {place} must be an object" in refusal(tools=[tool], tool_choice="required")

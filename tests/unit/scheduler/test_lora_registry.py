@@ -1,0 +1,340 @@
+"""The registry of adapters: names, numbers, changes; and the checks of an adapter's directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handler.core.errors import AdapterFailed, BadRequest, ConfigError, Conflict, NoRoom, NotFound, ServingError
+from handler.core.values import Adapter, Finish, Sampling
+from handler.engines.base import Output, Step
+from handler.scheduler.batcher import Batcher
+from handler.scheduler.lora.files import adapter_path, adapters_of, check_name
+from handler.scheduler.lora.registry import AdapterRegistry, Outcome, Registered
+from tests.adapter_files import write_adapter
+
+
+class Engine:
+    """Loads an adapter, or refuses it, when the test says so."""
+
+    ready = True
+
+    def __init__(self) -> None:
+        self.answers: list[Output] = []
+        self.keys: dict[int, int] = {}  # by the adapter's id
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None: ...
+
+    def cancel(self, key: int) -> None: ...
+
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
+        self.keys[adapter.id] = key
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        answers, self.answers = self.answers, []
+        return [Step([], [], [], answers)]
+
+
+class Registry(AdapterRegistry):
+    """With an engine that answers on demand."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__(limit)
+        self.engine = Engine()
+        self.batcher = Batcher(self.engine, self)
+        self.outcomes: list[Outcome] = []
+
+    def begin(self, name: str, path: str = "/a", *, update: bool = False) -> int:
+        """Start a change; returns the engine's key of the load."""
+        (self.update if update else self.register)(name, then=self.outcomes.append, path=Path(path))
+        return max(self.engine.keys.values())
+
+    def end(self, key: int, *, error: str | None = None) -> None:
+        self.engine.answers.append(Output(key, (), (), Finish.ERROR if error else Finish.STOP, error=error))
+        self.batcher.step()
+
+    def add(self, name: str, path: str = "/a", *, update: bool = False) -> Adapter:
+        self.end(self.begin(name, path, update=update))
+        return self.get(name).adapter
+
+
+def test_a_registered_adapter_is_found_by_name_and_number_in_order() -> None:
+    adapters = Registry()
+    first, second = adapters.add("b"), adapters.add("a", "/other")
+    assert adapters.find("b") == adapters.by_number(1) == Adapter("b", first.id, "/a")
+    assert adapters.by_number(2) == second
+    assert [entry.number for entry in adapters] == [1, 2]
+    assert [entry.adapter.name for entry in adapters] == ["b", "a"]
+    assert adapters.outcomes == list(adapters)
+    assert adapters.find("c") is None
+    assert adapters.by_number(99) is None
+
+
+def test_a_loading_adapter_is_not_found_and_keeps_others_from_the_name() -> None:
+    adapters = Registry()
+    load = adapters.begin("a")
+    assert adapters.find("a") is None
+    assert adapters.by_number(1) is None
+    for change in (lambda: adapters.begin("a", "/b"), lambda: adapters.unregister("a")):
+        with pytest.raises(Conflict, match="being changed"):
+            change()
+    adapters.end(load, error="no")
+    assert adapters.find("a") is None
+    adapters.add("a")
+
+
+def test_an_update_leaves_the_earlier_one_until_it_is_loaded() -> None:
+    adapters = Registry()
+    earlier, other = adapters.add("a"), adapters.add("z")
+    load = adapters.begin("a", "/new", update=True)
+    assert adapters.find("a") == earlier
+    with pytest.raises(Conflict):
+        adapters.begin("a", "/newer", update=True)
+    with pytest.raises(Conflict):
+        adapters.unregister("a")
+    adapters.end(load)
+    later = adapters.get("a").adapter
+    assert (later.path, later.id > other.id) == ("/new", True)
+    assert adapters.by_number(1) == later
+    assert list(adapters) == [(later, 1, True), (other, 2, True)]
+
+
+def test_an_update_keeps_path_and_preload_where_it_names_none() -> None:
+    adapters = Registry()
+    adapters.register("lazy", Path("/there"), adapters.outcomes.append, preload=False)
+    adapters.update("lazy", adapters.outcomes.append)
+    assert adapters.engine.keys.keys() == {1}  # the drop of the earlier one: nothing was loaded
+    first, second = adapters.outcomes
+    assert isinstance(first, Registered)
+    assert second == Registered(Adapter("lazy", first.adapter.id + 1, "/there"), 1, preload=False)
+    adapters.add("eager", "/there")
+    adapters.update("eager", adapters.outcomes.append)
+    adapters.end(max(adapters.engine.keys.values()))
+    assert adapters.get("eager")[1:] == (2, True)
+
+
+def test_numbers_are_of_success_alone_and_are_not_used_again() -> None:
+    adapters = Registry()
+    load = adapters.begin("a")
+    adapters.end(adapters.begin("b"), error="no")
+    adapters.add("c")
+    adapters.end(load)
+    assert {entry.adapter.name: entry.number for entry in adapters} == {"c": 1, "a": 2}
+    adapters.end(adapters.begin("a", "/b", update=True), error="no")
+    adapters.unregister("a")
+    assert adapters.by_number(2) is None
+    adapters.add("a")
+    assert adapters.get("a").number == 3
+
+
+def test_an_update_that_fails_changes_nothing() -> None:
+    adapters = Registry()
+    earlier = adapters.add("a")
+    adapters.end(adapters.begin("a", "/new", update=True), error="no")
+    assert adapters.find("a") == earlier
+    adapters.unregister("a")
+
+
+def test_names_that_are_taken_or_not_there() -> None:
+    adapters = Registry()
+    adapters.add("a")
+    with pytest.raises(Conflict, match="The adapter a already exists"):
+        adapters.begin("a")
+    for call in (adapters.get, adapters.unregister, lambda name: adapters.begin(name, update=True)):
+        with pytest.raises(NotFound, match="The adapter b was not found"):
+            call("b")
+
+
+def test_room_counts_those_that_are_loading() -> None:
+    adapters = Registry(limit=2)
+    adapters.add("a")
+    load = adapters.begin("b")
+    with pytest.raises(NoRoom, match="room for 2 adapters"):
+        adapters.begin("c")
+    adapters.add("a", "/new", update=True)  # takes no room
+    adapters.end(load, error="no")
+    adapters.add("c")
+    adapters.unregister("a")
+    adapters.add("d")
+    assert len(adapters) == 2
+
+
+def test_without_lora_every_change_is_refused_with_the_reason() -> None:
+    adapters = AdapterRegistry(unavailable="echo: it was started without option.enable_lora=true")
+    for change in (
+        lambda: adapters.register("a", Path("/a"), print),
+        lambda: adapters.update("a", print),
+        lambda: adapters.unregister("a"),
+        adapters.check,
+    ):
+        with pytest.raises(BadRequest, match="LoRA is not enabled: echo: it was started without"):
+            change()
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "update", "fail", "remove"])), max_size=40))
+def test_ids_are_never_used_again_and_both_ways_agree(changes: list[tuple[str, str]]) -> None:
+    adapters, seen, numbers = Registry(), set(), 0
+    for name, what in changes:
+        try:
+            if what == "remove":
+                adapters.unregister(name)
+                continue
+            load = adapters.begin(name, update=what == "update")
+        except ServingError:
+            continue
+        adapters.end(load, error="no" if what == "fail" else None)
+        outcome = adapters.outcomes[-1]
+        assert isinstance(outcome, Registered) is (what != "fail")
+        if isinstance(outcome, Registered):
+            assert outcome.adapter.id not in seen
+            assert outcome.adapter.id >= 1
+            seen.add(outcome.adapter.id)
+            numbers += what == "add"
+        for entry in adapters:
+            assert adapters.by_number(entry.number) == adapters.find(entry.adapter.name) == entry.adapter
+        assert sum(adapters.by_number(number) is not None for number in range(numbers + 2)) == len(adapters)
+
+
+@pytest.mark.parametrize("name", ["a", "A1", "sql-v1.2", "eu:north_1", "a@b+c=d~e", "..a", "x" * 256])
+def test_names_that_are_allowed(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a/b", "../a", "a b", "a\n", "\n", "a\r\nSet-Cookie: b", "a\0", "é", "a%2fb", "a?b", '"', "a\\b",
+     "x" * 257],
+)  # fmt: skip
+def test_names_that_are_not(name: str) -> None:
+    with pytest.raises(BadRequest, match="name=") as caught:
+        AdapterRegistry().register(name, Path("/a"), print)
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_a_path_may_be_written_in_several_ways(tmp_path: Path, weights: str) -> None:
+    path = write_adapter(tmp_path / "adapters" / "a b", weights=weights)
+    base = tmp_path / "adapters"
+    url = str(path).replace(" ", "%20")
+    for src in (str(path), "a b", "./a b", f"file://{url}", f"file://localhost{url}", f"FILE:{url}"):
+        assert adapter_path(src, base) == path
+
+
+@pytest.mark.parametrize(
+    "src",
+    ["s3://bucket/a", "https://host/a.tar.gz", "hf:org/name", "file://host/a", "file:a", "file:///a?b", "a\nb", "a\0b"],
+)
+def test_what_is_no_directory_of_this_machine_is_refused_by_name(src: str) -> None:
+    with pytest.raises(BadRequest, match="src=") as caught:
+        adapter_path(src, Path("/base"))
+    assert caught.value.status == 400
+    assert caught.value.message.isprintable()
+
+
+def test_a_relative_path_needs_a_model_directory() -> None:
+    with pytest.raises(BadRequest, match="must be an absolute path"):
+        adapter_path("a", None)
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def _with(name: str, text: str) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_without("adapter_config.json"), "holds no adapter_config.json"),
+        (_without("adapter_model.safetensors"), "holds neither adapter_model.safetensors nor adapter_model.bin"),
+        (_with("adapter_config.json", "{"), "adapter_config.json is not JSON"),
+        (_with("adapter_config.json", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")), "is not JSON"),
+        (_with("adapter_config.json", "[]"), "not that of a LoRA adapter"),
+        (_with("adapter_config.json", '{"peft_type": "IA3"}'), "peft_type: 'IA3'"),
+        (_with("model.py", ""), "holds a model.py"),
+    ],
+)
+def test_what_is_no_adapter_is_refused_saying_why(tmp_path: Path, spoil: Callable[[Path], object], told: str) -> None:
+    path = write_adapter(tmp_path / "a")
+    spoil(path)
+    with pytest.raises(AdapterFailed, match=told):
+        adapter_path(str(path), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[" * 500_000, "is nested too deeply"),
+        ('{"r": ' * 150_000, "is nested too deeply"),
+        ('{"a": NaN}', "NaN is no number"),
+        ('{"a": [-Infinity]}', "-Infinity is no number"),
+        ('{"a": 1e999}', "1e999 is no number"),
+        ('{"peft_type": ' + "[" * 500 + "]" * 500 + "}", "peft_type: no string"),
+        ('{"r": 8}' + " " * (1 << 20), "has more than 1048576 bytes"),
+    ],
+)
+def test_a_config_that_would_harm_its_reader_is_refused_also_at_the_start(tmp_path: Path, text: str, told: str) -> None:
+    path = write_adapter(tmp_path / "a")
+    (path / "adapter_config.json").write_text(text)
+    with pytest.raises(AdapterFailed, match=told) as caught:
+        adapter_path(str(path), None)
+    assert len(caught.value.message) < 400 + len(str(path))
+    with pytest.raises(ConfigError, match=f"the adapter a cannot be used: .*{told}"):
+        adapters_of(tmp_path)
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.timeout(10)
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, name: str, kind: str, link: bool) -> None:
+    path = write_adapter(tmp_path / "a", weights="adapter_model.bin")
+    place = path / name
+    place.unlink(missing_ok=True)
+    odd = tmp_path / "odd" if link else place
+    if kind == "device":  # only root makes one: a link to one that is there
+        place.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(odd) if kind == "fifo" else odd.mkdir()
+        if link:
+            place.symlink_to(odd)
+    with pytest.raises(AdapterFailed, match=f"{name} is no regular file"):
+        adapter_path(str(path), None)
+
+
+def test_files_may_be_links(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a")
+    for file in list(path.iterdir()):
+        file.rename(tmp_path / file.name)
+        file.symlink_to(tmp_path / file.name)
+    assert adapter_path(str(path), None) == path
+
+
+@pytest.mark.parametrize("name", ["nothing", "x" * 300, "file.txt"])
+def test_a_path_that_leads_nowhere(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file.txt").touch()
+    with pytest.raises(AdapterFailed, match=r"no such directory|cannot be read"):
+        adapter_path(name, tmp_path)
+
+
+def test_each_directory_is_an_adapter(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_adapter(tmp_path / name)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "readme.txt").touch()
+    assert adapters_of(tmp_path) == {"a": tmp_path / "a", "b": tmp_path / "b"}
+
+
+@pytest.mark.parametrize("name", ["broken", "not a name"])
+def test_one_that_is_broken_is_named(tmp_path: Path, name: str) -> None:
+    write_adapter(tmp_path / "a")
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"the adapter {name} cannot be used"):
+        adapters_of(tmp_path)
