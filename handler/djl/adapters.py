@@ -15,7 +15,7 @@ from typing import Any
 from djl_python import Input
 
 from handler.core.daemon_thread import run_in_daemon_thread
-from handler.core.errors import InvalidPayload, serving_error
+from handler.core.errors import InvalidPayload, ServingError
 from handler.djl.batches import Item
 from handler.djl.wire import is_of_http, one_line
 from handler.scheduler.lora.calls import Order, read_order, required
@@ -51,10 +51,9 @@ class AdapterCalls:
         try:
             async with self._turn:
                 return await self._change(inputs, what)
-        except Exception as error:  # Java gets an answer to every call
-            failure = serving_error(error)
-            log.warning("the call to %s %r failed: %s", what, name, one_line(failure.public))
-            raise failure from None
+        except ServingError as error:
+            log.warning("the call to %s %r failed: %s", what, name, one_line(error.public))
+            raise
         finally:
             del self._under_way[end]
             end.set_result(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import urllib.parse
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,10 +21,14 @@ from handler.plugins.loading import Formatters
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.readers.body import decode, decode_text
-from handler.serving.headers import Headers, media_type
 from handler.serving.large_bodies import LARGE, LargeBodies
 
 NO_FORMATTERS = Formatters()
+
+Headers = Mapping[str, str]
+"""A request's headers, names in lower case."""
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 _JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
@@ -249,6 +255,28 @@ def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
     for id in ids:
         if not 0 <= id < len(vocabulary):
             raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
+
+
+def request_id(headers: Headers) -> str:
+    """Return DJL's or SageMaker's id, or the client's where it is harmless, else a new one."""
+    for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
+        if _REQUEST_ID.fullmatch(id := headers.get(name, "").strip()):
+            return id
+    return str(uuid.uuid4())
+
+
+def media_type(headers: Headers) -> str:
+    """Return the content type without its parameters, in lower case; "" where there is none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Return the answer's header that lists ignored parameters.
+
+    The names are the client's text: quoted, so that they fit a header, and cut to what SageMaker lets through.
+    """
+    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
+    return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
 
 
 class FormatterTokenizer:

@@ -17,8 +17,8 @@ from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
-from handler.serving.headers import Headers
-from handler.serving.stats import RequestStats
+from handler.serving.metrics import RequestStats
+from handler.serving.preprocess import Headers
 
 
 class RequestTask:
