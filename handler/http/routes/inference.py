@@ -122,7 +122,7 @@ async def _send(
             await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
     elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece
         whole = WholeBody()
-        _write_to(task, whole)
+        stream_to(task, whole)
         await asyncio.wait((whole.done, gone), return_when=asyncio.FIRST_COMPLETED)
         if whole.done.done():
             body = whole.done.result()
@@ -135,11 +135,11 @@ async def _send(
         if not started:
             await _start_stream(scope, send, parsed, _bytes([*task.dialect_headers(), *ignored]))
         writer = BodyWriter(send, scope["extensions"][CHUNK])
-        _write_to(task, writer)
+        stream_to(task, writer)
         await _keep_alive(writer, gone, parsed.keep_alive)
 
 
-def _write_to(task: RequestTask, writer: Writer) -> None:
+def stream_to(task: RequestTask, writer: Writer) -> None:
     """Have the task's bytes written in the call that makes them, first those that have gathered."""
 
     def write(task: RequestTask) -> None:
