@@ -9,7 +9,7 @@ OPTIONS ?=
 PARALLEL ?= -n 2 --dist loadfile
 BIN     = $(VENV)/bin
 # uv comes from PyPI; UV_DEFAULT_INDEX names a mirror.
-INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
+INSTALL = $(BIN)/uv pip install --quiet --python
 
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,21 +30,21 @@ $(BIN)/uv:
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/uv
 	@echo "installing into $(VENV) (0.4 GB, about half a minute) ..."
-	$(INSTALL) --compile-bytecode --editable '.[cpu,deploy]'
+	$(INSTALL) $(BIN)/python --compile-bytecode --editable '.[cpu,deploy]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/uv
 	@echo "installing what tests and linters need too into $(VENV) (1.1 GB, about half a minute) ..."
-	$(INSTALL) --compile-bytecode --editable '.[cpu,dev]'
+	$(INSTALL) $(BIN)/python --compile-bytecode --editable '.[cpu,dev]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.browser: $(VENV)/.dev
-	$(INSTALL) --editable '.[cpu,dev,browser]'
+	$(INSTALL) $(BIN)/python --editable '.[cpu,dev,browser]'
 	@touch $@
 
 $(VENV)/.djl: $(VENV)/.installed
 	@echo "installing what DJL's Python worker imports ..."
-	$(INSTALL) --editable '.[cpu,deploy,djl]'
+	$(INSTALL) $(BIN)/python --editable '.[cpu,deploy,djl]'
 	@touch $@
 
 # All that tests need, on another Python: $(VENV)-3.10/.dev, say. It is on PATH, or pyenv has it.
@@ -52,7 +52,7 @@ $(VENV)-%/.dev: pyproject.toml | $(BIN)/uv
 	@echo "installing what tests need into $(VENV)-$* ..."
 	python=$$(python$* -c 'import sys; print(sys.executable)' 2>/dev/null || echo "$$(pyenv prefix $*)/bin/python") && \
 		$(BIN)/uv venv --quiet --clear --python "$$python" $(VENV)-$*
-	$(INSTALL) --python $(VENV)-$*/bin/python --editable '.[cpu,dev]'
+	$(INSTALL) $(VENV)-$*/bin/python --editable '.[cpu,dev]'
 	@touch $@
 
 serve: install ## the demo model, or MODEL=... PORT=... OPTIONS='-o ...'

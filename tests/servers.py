@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import signal
 import socket
@@ -18,6 +19,7 @@ import httpx
 
 from tests.environment import clean_environment
 
+logging.getLogger("httpx").setLevel(logging.WARNING)
 http = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 """For requests to loopback: `httpx.get` and its like read all certificates of the system each time, for 35 ms."""
 
@@ -141,6 +143,7 @@ def serve(
     env: dict[str, str] | None = None,
     seconds: float = 120,
     program: Sequence[str] = ("-m", "handler"),
+    python: str = sys.executable,
 ) -> Iterator[ServerProcess]:
     """A server process on a free port, listening.
 
@@ -148,7 +151,7 @@ def serve(
         arguments: those of `lmi serve`.
         program: what Python runs as `lmi`.
     """
-    command = [sys.executable, *program, "serve", "--port", "0", *arguments]
+    command = [python, *program, "serve", "--port", "0", *arguments]
     environment = {**clean_environment(), **(env or {})}
     server = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment))
     try:

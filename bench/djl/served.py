@@ -17,7 +17,7 @@ from cpu import cpu_seconds
 from djl import environment
 from djl.handlers import FREE, NULL, UPSTREAM, Handler, ours
 from djl.ratios import over_others, verdict
-from handler.bench import figures
+from handler.bench import metrics
 from handler.bench.client import Target
 from handler.bench.load import Closed
 from handler.bench.processes import measure
@@ -131,7 +131,7 @@ def _turn(plan: Plan, clients: int, server: DjlServer) -> Turn:
     tokens = sum(len(result.arrivals) for result in results)
     cpu = (cpu_seconds(worker) - before) / tokens * 1e6
     joined = tokens / sum(len(set(result.arrivals)) for result in results)
-    return Turn(figures.tokens_per_second(results), cpu, joined, figures.errors(results), meter.cores() or 0.0)
+    return Turn(metrics.tokens_per_second(results), cpu, joined, metrics.errors(results), meter.cores() or 0.0)
 
 
 def _summarize(

@@ -66,9 +66,7 @@ class _AnyOrder(argparse.ArgumentParser):
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Put a model on a SageMaker endpoint, and talk to it there."
-    )
+    parser = argparse.ArgumentParser(prog=prog, description="Deploy a model to a SageMaker endpoint, and call it.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_AnyOrder)
     for name, package in COMMANDS.items():
         importlib.import_module(f"deploy.cli.{package}.{name}").add(commands)

@@ -1,4 +1,4 @@
-"""Reads one streamed HTTP answer as it arrives, and judges it. httptools does HTTP, so that a token costs little."""
+"""Read and check one streamed HTTP answer. httptools parses HTTP, so that a token costs little."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import httptools
 
 
 class AnswerReader:
-    """Bytes in any pieces in; `complete` at the end of the answer.
+    """Reads bytes in any pieces; `complete` at the end of the answer.
 
-    A token is a line of a jsonlines answer, or a `data:` line of an event stream other than `[DONE]`. Only the last
-    one is parsed.
+    A token is a line of a jsonlines answer, or a `data:` line of an event stream other than `[DONE]`. Only the last one
+    is parsed.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,12 @@ class AnswerReader:
         self.keep_alive = True
 
     def feed(self, data: bytes, now: float) -> None:
-        """Raises `httptools.HttpParserError` when this is no HTTP."""
+        """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if this is no HTTP."""
         self._now = now
         self._parser.feed_data(data)
 
     def verdict(self, expected_tokens: int) -> str:
-        """The kind of error, empty if the answer is what was asked for."""
+        """Return the kind of error; empty if the answer has all its tokens."""
         status = self._parser.get_status_code()
         if status != 200:
             return f"status {status}"
@@ -53,7 +53,7 @@ class AnswerReader:
 
     def on_body(self, body: bytes) -> None:
         if self._parser.get_status_code() != 200:
-            return  # an error's lines are no tokens
+            return  # lines of an error are no tokens
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
             if self._events:

@@ -1,4 +1,4 @@
-"""`lmi bench`: the command line. What it measures is imported when it runs, so that `lmi serve` stays light."""
+"""The command line of `lmi bench`. It imports the measurement only when it runs, so that `lmi serve` starts fast."""
 
 from __future__ import annotations
 

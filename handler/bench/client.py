@@ -1,4 +1,4 @@
-"""One HTTP client on one kept connection: sends a request, waits for the whole stream, says how it went."""
+"""HTTP connections that send requests and read whole streamed answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from handler.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked of whom, in LMI's schema; a subclass may know another.
+    """A server and its requests, in LMI's schema; subclasses use other schemas.
 
     Attributes:
         url: scheme, host and port, with a path if it is not the schema's own.
@@ -51,7 +51,7 @@ class Target:
         return where.hostname, port, ssl.create_default_context() if secure else None
 
     def request(self, number: int, tokens: int | None = None) -> bytes:
-        """The bytes of request number `number`; an answer of fixed length, whatever the model wants to say."""
+        """Return the bytes of request number `number`, which asks for an answer of fixed length."""
         data = json.dumps(self.body(prompt(self.first + number, self.prompt_words), tokens or self.tokens)).encode()
         where = urllib.parse.urlsplit(self.url)
         path = where.path if where.path not in ("", "/") else self.path
@@ -62,7 +62,7 @@ class Target:
         return head.encode() + data
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        """The request's JSON: greedy, streaming, exactly `tokens` tokens."""
+        """Return the request's JSON: greedy, streaming, exactly `tokens` tokens."""
         parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, "details": True}
         return {"inputs": prompt, "stream": True, "parameters": parameters}
 
@@ -79,12 +79,12 @@ _WORDS = _STORY.split()
 
 
 def prompt(number: int, words: int) -> str:
-    """Number `number`: differs from all others from its first word on, so that no prefix cache helps."""
+    """Return prompt number `number`, which differs from all others in its first word, so that no prefix cache helps."""
     return " ".join([str(number + 1), *(_WORDS[(number + index) % len(_WORDS)] for index in range(words - 1))])
 
 
 class Client(asyncio.Protocol):
-    """Made by `connect`; `ask` one thing at a time. After an error it is closed, and another has to be made."""
+    """One connection, created by `connect`, for one request at a time. An error closes it."""
 
     def __init__(self, reader: type[AnswerReader] = AnswerReader) -> None:
         self._loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ class Client(asyncio.Protocol):
         self.closed = False
 
     async def ask(self, request: bytes, tokens: int, timeout: float, start: float | None = None) -> Result:
-        """Send `request`, which asks for `tokens` tokens; `start`: when the request began, None: now."""
+        """Send `request`, which asks for `tokens` tokens; `start`: when the request began; None: now."""
         self._reader = self._new_reader()
         self._done = self._loop.create_future()
         start = time.monotonic() if start is None else start

@@ -1,4 +1,4 @@
-"""One run of `lmi bench`: every load some times over, in turns with the engine alone where that is asked for."""
+"""Run `lmi bench`: repeat every load, in turns with the bare engine if requested."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from handler.bench import figures, machine, plot
+from handler.bench import machine, metrics, plot
 from handler.bench.client import Target
-from handler.bench.figures import Point, Repetition
 from handler.bench.load import Closed, Load
+from handler.bench.metrics import Point, Repetition
 from handler.bench.offline import Offline, Work
 from handler.bench.processes import measure
 from handler.bench.quiet import OthersMeter
@@ -21,12 +21,12 @@ from handler.bench.server import lmi_serve
 from handler.config.loader import load_config
 from handler.serving.loading import engine_spec
 
-_PROMPTS_EACH = 1 << 14  # numbers set aside for the prompts of one measurement
+_PROMPTS_EACH = 1 << 14  # numbers reserved for the prompts of one measurement
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured; the fields are `lmi bench`'s arguments."""
+    """What to measure: the arguments of `lmi bench`."""
 
     loads: Sequence[Load]
     tokens: int
@@ -42,7 +42,7 @@ class Plan:
 
 
 def run(plan: Plan, picture: Path | None) -> int:
-    """Measure, print, plot; the exit status is 1 when a request failed."""
+    """Measure, print, plot; return exit status 1 if a request failed."""
     points = measure_all(plan)
     found = document(plan, points)
     print(machine.summary(found))
@@ -55,16 +55,16 @@ def run(plan: Plan, picture: Path | None) -> int:
 
 
 def show(plan: Plan, points: Sequence[Point], found: dict[str, Any]) -> None:
-    """The table for people."""
+    """Print the table for people."""
     print(f"answers of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.repeat} times")
-    print(figures.show(points, found["results"]))
+    print(metrics.show(points, found["results"]))
     if any((value["others_cores"] or 0.0) > plan.quiet for value in found["results"]):
         print(f"DISTURBED: other processes took more than {plan.quiet:g} of a core: see others_cores in the JSON line")
 
 
 def document(plan: Plan, points: Sequence[Point]) -> dict[str, Any]:
-    """The JSON line."""
-    return {"plan": asdict(plan), "results": [figures.summarize(point) for point in points], **machine.describe()}
+    """Return the JSON line."""
+    return {"plan": asdict(plan), "results": [metrics.summarize(point) for point in points], **machine.describe()}
 
 
 def measure_all(plan: Plan) -> list[Point]:
@@ -75,7 +75,7 @@ def measure_all(plan: Plan) -> list[Point]:
         points = []
         for load in plan.loads:
             point = _measure(plan, target, load, offline)
-            values = figures.summarize(point)
+            values = metrics.summarize(point)
             ratio = f", served / engine {values['served_over_engine']:.3f}" if offline else ""
             print(f"{point.name}: {values['tokens_per_second']:.1f} tokens/s{ratio}", file=sys.stderr, flush=True)
             points.append(point)
@@ -83,7 +83,7 @@ def measure_all(plan: Plan) -> list[Point]:
 
 
 def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None) -> Point:
-    """`plan.repeat` repetitions; one that other processes disturbed is made again, at most so many times more."""
+    """Measure `plan.repeat` repetitions; repeat those that other processes disturbed, up to twice as many in all."""
     kept: list[Repetition] = []
     disturbed: list[Repetition] = []
     for turn in range(2 * plan.repeat):
@@ -96,7 +96,7 @@ def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None) ->
 
 
 def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
-    """The machine's speed drifts: the engine goes first in every other turn, so that neither gains by its place."""
+    """Measure once. The machine's speed drifts, so the engine goes first in every other turn."""
     meter = OthersMeter()
     if offline is None:
         return Repetition(measure(target, load, plan.processes), others=meter.cores())
@@ -109,7 +109,7 @@ def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, tur
 
 @contextlib.contextmanager
 def _engine(plan: Plan) -> Iterator[Offline]:
-    """The engine as the server would load it from the same options."""
+    """Load the engine as the server would with the same options."""
     spec = engine_spec(load_config(overrides=_overrides(plan)))
     with contextlib.closing(Offline(spec)) as offline:
         offline.wait_ready()

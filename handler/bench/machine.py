@@ -1,4 +1,4 @@
-"""What a figure was measured on: without that it means nothing next year."""
+"""Describe the machine, the versions and the commit of a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES = ("lmi-handler", "openvino-genai", "tensorrt-llm", "vllm", "uvicorn",
 
 
 def describe() -> dict[str, Any]:
-    """For the JSON line: when, where, with what."""
+    """Return the description for the JSON line."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": {
@@ -30,7 +30,7 @@ def describe() -> dict[str, Any]:
 
 
 def summary(found: dict[str, Any]) -> str:
-    """The same in one line for people."""
+    """Return the description in one line for people."""
     machine = found["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     commit = f", commit {found['commit']}" if found["commit"] else ""
@@ -64,7 +64,7 @@ def _memory_gb() -> int | None:
 
 
 def _commit() -> str | None:
-    """Of this checkout, with `+` when it holds changes; None when installed from elsewhere."""
+    """Return the commit of this checkout, with `+` if it has changes; None: it is no checkout."""
     try:
         git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""The engine alone, without HTTP, text or clients: what a server's figures are compared with."""
+"""Measure the bare engine, without HTTP, text or clients, to compare a server with."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from handler.engines.process.engine_loop import Spec
 
 @dataclass(frozen=True)
 class Work:
-    """The same as a closed loop of `clients`: as many sequences in flight, the same prompts, the same lengths.
+    """The same work as a closed loop of `clients`: as many sequences at once, the same prompts, the same lengths.
 
-    Where it goes on for `seconds`, the prompts of `requests` come again and again.
+    With `seconds`, the prompts of `requests` repeat.
     """
 
     clients: int
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 class Offline:
-    """An engine loaded in a process of its own, as the server's is; measured on demand, idle in between."""
+    """An engine in a process of its own, as in the server; idle between measurements."""
 
     def __init__(self, spec: Spec) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -80,7 +80,7 @@ class Offline:
 
 
 def _process(pipe: Connection, spec: Spec) -> None:
-    """Load, say so, then measure what is asked for until the other end closes."""
+    """Load the engine, report it, then measure on request until the pipe closes."""
     engine, tokenizer = load(*spec), load_tokenizer(*spec)
     pipe.send("ready")
     keys = itertools.count(1)
@@ -96,13 +96,13 @@ def _process(pipe: Connection, spec: Spec) -> None:
 
 
 def _encode(tokenizer: Tokenizer, work: Work) -> list[list[int]]:
-    """All prompts, beforehand: the engine's own speed is what is measured."""
+    """Encode all prompts before the measurement, which is of the engine alone."""
     numbers = range(work.first, work.first + work.clients * work.requests)
     return [tokenizer.encode(prompt(number, work.prompt_words)).ids for number in numbers]
 
 
 def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int]) -> Run:
-    """Keep `work.clients` sequences in flight until all is done; every one must have its whole length."""
+    """Keep `work.clients` sequences running until all are done; each must have its full length."""
     sampling = Sampling(max_new_tokens=work.tokens, ignore_eos=True)
     lengths: dict[int, int] = {}
     num_tokens = 0
@@ -126,7 +126,7 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
 
 
 def _outputs(step: Step) -> Iterator[Output]:
-    """A step's columns and others alike."""
+    """Yield a step's outputs, in columns or not."""
     for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
         yield Output(key, (id,), (logprob,))
     yield from step.others

@@ -1,4 +1,4 @@
-"""The figures as a picture. matplotlib is an extra: nothing that serves needs it."""
+"""Plot the metrics. matplotlib is an optional extra."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.bench.figures import Point, first_token_times, gaps
+from handler.bench.metrics import Point, first_token_times, gaps
 from handler.core.errors import ConfigError
 
 
@@ -16,13 +16,13 @@ def is_installed() -> bool:
 
 
 def check_installed() -> None:
-    """Before anything is measured, not after."""
+    """Check before the measurement that matplotlib is installed."""
     if not is_installed():
         raise ConfigError("the plot needs matplotlib: pip install '.[bench]' in lmi-handler's directory")
 
 
 def save(path: Path, title: str, points: Sequence[Point], values: Sequence[dict[str, Any]]) -> None:
-    """Throughput by load, and the whole distributions of the first token's wait and of the gaps after it."""
+    """Save a plot of throughput by load, and of the distributions of first-token times and gaps."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     figure = Figure(figsize=(15, 4.5), layout="constrained")

@@ -16,13 +16,13 @@ from handler.core import event_loop
 from handler.core.errors import ConfigError
 
 WARM_UP_TOKENS = 8
-WARM_UP_PROMPT = 1 << 20  # its number; those before it are measured
-_HEAD_START = 0.05  # seconds, so that all processes have heard when to begin
+WARM_UP_PROMPT = 1 << 20  # number of the first warm-up prompt; lower numbers are measured
+_HEAD_START = 0.05  # seconds until the load begins, so that all processes have heard of it
 
 
 @dataclass(frozen=True)
 class _Share:
-    """What one process does: client numbers `index`, `index + step`, ... of the whole load."""
+    """The share of one process: client numbers `index`, `index + step`, ... of the whole load."""
 
     target: Target
     load: Load
@@ -31,14 +31,17 @@ class _Share:
 
 
 def measure(target: Target, load: Load, processes: int = 2, began: Callable[[], object] = lambda: None) -> list[Result]:
-    """Run the load and return every request's result; `began` is called when the server is warm and nothing runs.
+    """Run the load, and return every request's result.
+
+    Args:
+        began: called when the server is warm and before the load begins.
 
     Raises:
-        ConfigError: nobody listens at the target's address.
+        ConfigError: nothing listens at the target's address.
     """
     if isinstance(load, Closed):
         processes = min(processes, load.clients)
-    spawn = multiprocessing.get_context("spawn")  # fork would take this process's threads' locks along
+    spawn = multiprocessing.get_context("spawn")  # fork would copy the locks of this process's threads
     pipes: list[Connection] = []
     running = []
     for index in range(processes):

@@ -1,4 +1,4 @@
-"""How much of the machine other processes took during a measurement: a figure from a busy machine is no figure."""
+"""Measure how many cores other processes take, as a busy machine spoils a measurement."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _PROC = Path("/proc")
 
 
 class OthersMeter:
-    """Cores that processes other than this one and its descendants kept busy since it was made."""
+    """Measures the cores that processes other than this one and its descendants keep busy."""
 
     def __init__(self) -> None:
         self._at, self._others = time.monotonic(), _others_seconds()
 
     def cores(self) -> float | None:
-        """None where there is no /proc."""
+        """Return the cores; None: there is no /proc."""
         now = _others_seconds()
         if now is None or self._others is None:
             return None
@@ -34,7 +34,7 @@ def _others_seconds() -> float | None:
 
 
 def _tree_seconds(pid: int) -> float:
-    """CPU of a process, its descendants, and those of them that have ended."""
+    """Return CPU seconds of a process, its descendants, and those of them that have ended."""
     fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     for thread in (_PROC / str(pid) / "task").iterdir():

@@ -1,4 +1,4 @@
-"""Figures for people and for machines: percentiles and tables."""
+"""Percentiles and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """p50, p90 and p99 by linear interpolation; None where there is nothing to measure."""
+    """Return p50, p90 and p99 by linear interpolation; None without values."""
     if not values:
         return {f"p{percent}": None for percent in PERCENTILES}
     if len(values) == 1:
@@ -19,7 +19,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned, and Markdown too, so that it can be pasted."""
+    """Return an aligned table in Markdown."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

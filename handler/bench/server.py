@@ -1,4 +1,4 @@
-"""Starts servers to be measured, each a process of its own on a free loopback port, and ends them."""
+"""Start servers to measure, each in a process of its own on a free loopback port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from handler.core.errors import ConfigError
 
 _LISTENING = re.compile(r"listening on (https?://[^\s;]+)")
-_GRACE = 35.0  # seconds: a server that drains takes up to 20, and some to end
+_GRACE = 35.0  # seconds: draining takes up to 20, and exiting some more
 
 
 class Server(NamedTuple):
@@ -25,14 +25,14 @@ class Server(NamedTuple):
 
 @contextlib.contextmanager
 def lmi_serve(arguments: Sequence[str], *, timeout: float = 300.0) -> Iterator[Server]:
-    """A ready `lmi serve` on a free port.
+    """Start `lmi serve` on a free port, and yield it when it is ready.
 
     Args:
         arguments: those of `lmi serve`, without the port.
         timeout: seconds for the engine to load.
 
     Raises:
-        ConfigError: it does not come up; says what it wrote last.
+        ConfigError: it does not start; the message has its last lines.
     """
     with process([sys.executable, "-m", "handler", "serve", *arguments, "--port", "0"], timeout=timeout) as server:
         yield server
@@ -40,7 +40,7 @@ def lmi_serve(arguments: Sequence[str], *, timeout: float = 300.0) -> Iterator[S
 
 @contextlib.contextmanager
 def process(command: Sequence[str], *, timeout: float = 30.0) -> Iterator[Server]:
-    """A server process that writes `listening on URL` to stderr once it is ready."""
+    """Start a server process that writes `listening on URL` to stderr when it is ready."""
     running = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     output = _Output(running)
     try:
@@ -56,7 +56,7 @@ def process(command: Sequence[str], *, timeout: float = 30.0) -> Iterator[Server
 
 
 class _Output:
-    """Reads what the process writes, always: a full pipe would stop it."""
+    """Reads the process's output at all times, as a full pipe would stop the process."""
 
     def __init__(self, running: subprocess.Popen[str]) -> None:
         self._running = running

@@ -28,39 +28,12 @@ ENVIRONMENT = {
 }
 """LMI's variables outside the OPTION_ and SERVING_ patterns."""
 
-SERVER_ENVIRONMENT = frozenset(
-    {
-        "allow_multi_status",
-        "certificate_file",
-        "chunked_read_timeout",
-        "cluster_address",
-        "cors_allowed_headers",
-        "cors_allowed_methods",
-        "cors_allowed_origin",
-        "download_dir",
-        "fail_fast",
-        "features",
-        "health_check_override",
-        "inference_address",
-        "io_ratio",
-        "keystore",
-        "load_models",
-        "load_on_devices",
-        "management_address",
-        "max_idle_time",
-        "max_workers",
-        "min_workers",
-        "model_store",
-        "model_url_pattern",
-        "number_of_netty_threads",
-        "opts",
-        "plugin_folder",
-        "private_key_file",
-        "prometheus",
-        "reserved_memory_mb",
-        "retry_threshold",
-        "use_native_io",
-        "wait_model_loading",
-    }
-)
+SERVER_ENVIRONMENT = frozenset({
+    "allow_multi_status", "certificate_file", "chunked_read_timeout", "cluster_address", "cors_allowed_headers",
+    "cors_allowed_methods", "cors_allowed_origin", "download_dir", "fail_fast", "features", "health_check_override",
+    "inference_address", "io_ratio", "keystore", "load_models", "load_on_devices", "management_address",
+    "max_idle_time", "max_workers", "min_workers", "model_store", "model_url_pattern", "number_of_netty_threads",
+    "opts", "plugin_folder", "private_key_file", "prometheus", "reserved_memory_mb", "retry_threshold",
+    "use_native_io", "wait_model_loading",
+})  # fmt: skip
 """SERVING_* names that only DJL Serving's Java side reads; ignored here, as an image may set them."""

@@ -8,23 +8,23 @@ _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
 
 ECHO = (
-    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "tokens a second for each request; 0: as fast as it goes", engines=("echo",), idle="only echo keeps a pace"),
-    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> do so (for tests)", engines=("echo",), idle="only echo has cues"),
+    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "tokens a second for each request; 0: no limit", engines=("echo",), idle="only echo keeps a pace"),
+    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> make the engine do so (for tests)", engines=("echo",), idle="only echo has cues"),
 )  # fmt: skip
 
 GUIDED = (
-    Option("option.guide_timeout", "guide_timeout", number(0, 600), 5.0, "seconds of computing that a client's guide may take to be made ready; one that takes more is refused; 0 tries none", engines=_GUIDED),
+    Option("option.guide_timeout", "guide_timeout", number(0, 600), 5.0, "seconds of CPU time that compiling a client's guide (schema, expression or grammar) may take; others are refused; 0 switches the check off", engines=_GUIDED),
 )  # fmt: skip
 
 GPU = (
-    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run the code that comes with a model", engines=_GPU, idle="no code that comes with a model is run"),
+    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=_GPU, idle="no code that comes with a model is run"),
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=_GPU, idle="nothing is fetched from a hub"),
-    Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "stages that a model's layers are spread over", engines=_GPU),
-    Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "long prompts are computed in parts, beside other requests' tokens", engines=_GPU),
+    Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of stages for a model's layers", engines=_GPU),
+    Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in parts, beside other requests' tokens", engines=_GPU),
     Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (docs/adapters.md)", engines=("echo", *_GPU), idle="the engine has no LoRA adapters"),
     Option("option.max_loras", "max_loras", integer(1), 4, "adapters in one batch", engines=_GPU),
     Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "adapters kept in the host's memory", engines=_GPU),
     Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "the largest rank of an adapter", engines=_GPU),
-    Option("option.guided_decoding_backend", "guided_decoding_backend", string, None, "what keeps answers to a schema, regex or grammar: vllm auto, xgrammar, guidance, outlines; trtllm xgrammar, llguidance", engines=_GPU),
-    Option("option.engine_args", "engine_args", json_object, None, "further arguments of the engine's own, by its names, as a JSON object; beat what other options say", engines=_GPU),
+    Option("option.guided_decoding_backend", "guided_decoding_backend", string, None, "backend of structured output (schema, regex, grammar): vllm auto, xgrammar, guidance, outlines; trtllm xgrammar, llguidance", engines=_GPU),
+    Option("option.engine_args", "engine_args", json_object, None, "further arguments of the engine, by its own names, as a JSON object; they beat other options", engines=_GPU),
 )  # fmt: skip

@@ -59,8 +59,8 @@ def make_model(
 ) -> str:
     """Make a model directory at `target`, as SageMaker's is read-only and lacks Java's settings.
 
-    Files of the model data are linked, except serving.properties, which is copied with our lines added, and
-    requirements.txt, which DJL would install at every start.
+    Files of the model data are linked. serving.properties is copied, with our lines added. requirements.txt is left
+    out, as DJL would install it at every start.
 
     Args:
         since: DJL Serving's version.

@@ -1,7 +1,7 @@
 """Check of the NVIDIA driver at the start, before anything imports torch.
 
-With a driver too old for the image's CUDA an engine would fail with an obscure error, or the endpoint would stay in
-Creating without a log.
+With a driver too old for the image's CUDA an engine fails with an obscure error. Or the endpoint stays in Creating,
+without a log.
 """
 
 from __future__ import annotations

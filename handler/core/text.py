@@ -58,8 +58,8 @@ def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
     """Find each token in the prompt's text: start and end in bytes, extended to whole characters.
 
     Returns:
-        (0, 0) for a token that the tokenizer added in front. None where the tokens are not pieces of the text, as with
-        a tokenizer that changes it (lower case, NFC), or lacks a byte of it.
+        (0, 0) for a token that the tokenizer added in front. None where the tokens are not pieces of the text: the
+        tokenizer changes it (lower case, NFC), or lacks a byte of it.
     """
     data, pieces, special = prompt.text.encode(), prompt.vocabulary.pieces, prompt.vocabulary.special
     result, end = [], 0

@@ -81,7 +81,7 @@ class SequenceOutput:
 
 
 def finish_of(request: Request, delta: Delta) -> Finish | None:
-    """Return the reason that the client sees for a sequence's end; the token `eos_token_id` ends it as EOS."""
+    """Return the reason for the client of a sequence's end; the token `eos_token_id` ends it as EOS."""
     if delta.finish is Finish.STOP and request.eos_token_id is not None and delta.tokens:
         return Finish.EOS if delta.tokens[-1].id == request.eos_token_id else Finish.STOP
     return delta.finish

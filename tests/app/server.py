@@ -7,9 +7,12 @@ import io
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from unittest import mock
+
+import pytest
 
 from handler import cli
 from handler.core import garbage
@@ -80,11 +83,14 @@ class AppServer(LiveServer):
             return self.wait(35)
         finally:
             logging.getLogger().removeHandler(self._handler)
+            sys.modules.pop("model", None)  # a model.py, which another server would take for its own name
 
     def _run(self) -> None:
         _threads.add(self._handler.begin())
         try:
             self.status = cli.main(self._arguments)
+        except SystemExit as ended:  # argparse does so
+            self.status = int(ended.code or 0)
         finally:
             _threads.discard(threading.get_ident())
 
@@ -143,6 +149,19 @@ def serve(*arguments: str, env: Mapping[str, str] | None = None, seconds: float 
         yield server
     finally:
         server.stop()
+
+
+def refused_start(*arguments: str) -> str:
+    """What `lmi serve` says, which ends with status 2."""
+    server = AppServer()
+    try:
+        with pytest.raises(AssertionError, match="the server ended"):
+            server.start(arguments, clean_environment(), 60)
+        assert server.stop() == 2
+    finally:
+        server.stop()
+    assert "Traceback" not in server.log
+    return server.log
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Builds the environments of all clients: `make environments`."""
+"""Create the environments of all clients: `make environments`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ if __name__ == "__main__":
         print(venvs.python(name), flush=True)
     for build in (toolchains.node_modules, toolchains.java_classpath):
         try:
-            print(build(), flush=True)
+            build()
         except toolchains.Unavailable as error:
             print(error, flush=True)

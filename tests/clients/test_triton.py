@@ -1,6 +1,6 @@
 """Triton's generate extension as its users call it: by requests and sseclient-py, by aiohttp, and by tritonclient.
 
-What Triton's own tests of the extension check is here or in tests/app/test_triton.py.
+What Triton's own tests of the extension check is here or in tests/app/dialects/test_triton.py.
 """
 
 from __future__ import annotations

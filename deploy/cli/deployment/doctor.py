@@ -21,7 +21,7 @@ _WRONG = 2
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("doctor", help="look for what would fail (FILE), or measure an endpoint (NAME --live)")
+    parser = commands.add_parser("doctor", help="check what would fail (FILE), or measure an endpoint (NAME --live)")
     add_spec(parser)
     parser.add_argument("--live", action="store_true", help="NAME in place of FILE: send requests to the endpoint")
     parser.add_argument("--component", metavar="NAME", help="with --live: which component is asked")
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--slow", type=int, default=0, metavar="N",
                         help="with --live: also ask for N tokens, enough for more than a minute")  # fmt: skip
     parser.add_argument("--aws-only", action="store_true", help="ask neither the hub nor registries")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 

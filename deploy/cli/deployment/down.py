@@ -24,13 +24,15 @@ from deploy.spec.reading import read_spec
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("down", help="remove everything of a deployment")
+    parser = commands.add_parser("down", help="delete everything of a deployment")
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification; or --name")
-    parser.add_argument("--name", help="the endpoint's name, where there is no file any more")
-    parser.add_argument("--region", help="AWS region (default: the file's, else what boto3 is set to)")
+    parser.add_argument("--name", help="the endpoint's name, in place of the file")
+    parser.add_argument("--region", help="AWS region (default: the file's, else boto3's setting)")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
-    parser.add_argument("--logs", action="store_true", help="its log groups too")
-    parser.add_argument("--data", action="store_true", help="the model data that up uploaded too (needs the file)")
+    parser.add_argument("--logs", action="store_true", help="also delete its log groups")
+    parser.add_argument(
+        "--data", action="store_true", help="also delete the model data that up uploaded (needs the file)"
+    )
     parser.set_defaults(run=_run)
 
 

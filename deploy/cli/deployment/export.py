@@ -18,14 +18,16 @@ from deploy.resources.build import resources, warnings
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("export", help="write the deployment as CloudFormation or Terraform; asks AWS nothing")
+    parser = commands.add_parser(
+        "export", help="write the deployment as CloudFormation or Terraform, without asking AWS"
+    )
     add_spec(parser)
     parser.add_argument(
         "--to", choices=("cloudformation", "cloudformation-json", "terraform"), default="cloudformation",
-        help="what is written (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it)",
+        help="format (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it)",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
-    parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
     parser.set_defaults(run=_run)
 
 

@@ -17,10 +17,10 @@ _WHO = ("trust", "execution-role", "deployer", "invoker")
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("iam", help="print what the role, the deployer and the invoker must be allowed")
+    parser = commands.add_parser("iam", help="print the IAM policies of the role, the deployer and the invoker")
     add_spec(parser)
-    parser.add_argument("--who", choices=_WHO, help="one policy only, as the aws command takes it")
-    parser.add_argument("--check", action="store_true", help="ask IAM whether it is so (changes nothing)")
+    parser.add_argument("--who", choices=_WHO, help="print one policy only, in the form of the aws command")
+    parser.add_argument("--check", action="store_true", help="ask IAM for denied actions (changes nothing)")
     parser.add_argument(
         "--principal", metavar="ARN", help="with --check: whom to ask about (default: the role, and for --who deployer "
         "or invoker the caller)"

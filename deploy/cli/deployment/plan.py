@@ -24,10 +24,10 @@ from deploy.spec import Spec
 def add(commands: Any) -> None:
     parser = commands.add_parser("plan", help="print every request that up would make, and what it would change")
     add_spec(parser)
-    parser.add_argument("--offline", action="store_true", help="ask AWS nothing: the plan as if nothing existed")
-    parser.add_argument("--json", action="store_true", help="the plan as JSON")
-    parser.add_argument("--adopt", action="store_true", help="plan to take over what bears a wanted name")
-    parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
+    parser.add_argument("--offline", action="store_true", help="do not ask AWS: plan as if nothing existed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--adopt", action="store_true", help="plan to take over resources with a desired name")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
     parser.set_defaults(run=_run)
 
 

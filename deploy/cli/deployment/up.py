@@ -26,7 +26,7 @@ from deploy.spec import Spec
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("up", help="make the endpoint, or change it until it is as the file says")
+    parser = commands.add_parser("up", help="create the endpoint, or change it to what the file says")
     add_arguments(parser)
     parser.set_defaults(run=_run)
 
@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that `up` and `update` share."""
     add_spec(parser)
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
-    parser.add_argument("--adopt", action="store_true", help="take over what bears a wanted name and is not ours")
-    parser.add_argument("--keep-failed", action="store_true", help="leave what failed, to be looked at")
-    parser.add_argument("--no-checks", action="store_true", help="do not look first for what would fail")
-    parser.add_argument("--allow-plaintext-secret", action="store_true", help="let secrets stand in the environment")
+    parser.add_argument("--adopt", action="store_true", help="take over resources of another owner with a desired name")
+    parser.add_argument("--keep-failed", action="store_true", help="keep failed resources for inspection")
+    parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from deploy.cli.deployment.up import add_arguments, deploy
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("update", help="change an endpoint that is there; alarms undo a change that does harm")
+    parser = commands.add_parser("update", help="change an existing endpoint; alarms trigger a rollback")
     add_arguments(parser)
     parser.set_defaults(run=_run)
 

@@ -26,13 +26,13 @@ def add(commands: Any) -> None:
     add_parameters(parser)
     loads = parser.add_mutually_exclusive_group()
     loads.add_argument("--clients", type=_numbers(int), default=[1, 2, 4, 8, 16], metavar="N,N,...",
-                       help="requests under way at once, a level each (default 1,2,4,8,16)")  # fmt: skip
+                       help="concurrent requests, one level each (default 1,2,4,8,16)")  # fmt: skip
     loads.add_argument("--rate", type=_numbers(float), metavar="R,R,...",
-                       help="requests a second, whether answers come or not, a level each")  # fmt: skip
+                       help="requests a second, however slow the answers are, one level each")  # fmt: skip
     parser.add_argument("--requests", type=int, metavar="N",
-                        help="of each level (default: 4 a client, at least 8; by --rate 50)")  # fmt: skip
-    parser.add_argument("--words", type=int, default=100, help="of a prompt (default %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer (default %(default)s)")
+                        help="requests of each level (default: 4 a client, at least 8; with --rate 50)")  # fmt: skip
+    parser.add_argument("--words", type=int, default=100, help="words of a prompt (default %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default %(default)s)")
     parser.add_argument("--route", choices=["invocations", "openai"], default="invocations",
                         help="InvokeEndpointWithResponseStream, or chat completions (default %(default)s)")  # fmt: skip
     parser.set_defaults(run=_run)

@@ -31,15 +31,15 @@ _SNIPPET = (
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "local",
-        help="SageMaker on this machine",
+        help="run the container and SageMaker's API on this machine",
         description="Start the container without Docker, and SageMaker Runtime's API in front of it: boto3 with "
         "endpoint_url talks to it as to an endpoint (docs/local.md).",
     )
     parser.add_argument("model", nargs="?", help="a .gguf file or a model directory (default: the demo model)")
-    parser.add_argument("--port", type=_port, default=8081, help="of the API; 0 takes a free one (default %(default)s)")
+    parser.add_argument("--port", type=_port, default=8081, help="port of the API; 0: a free one (default %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--endpoint-name", default="local", metavar="NAME", help="(default %(default)s)")
-    parser.add_argument("--region", help="refuse requests that are signed for another one (default: any is taken)")
+    parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
     _add_limits(parser)
     parser.set_defaults(run=_run)
@@ -51,12 +51,12 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--container-port", type=_port, metavar="PORT", help="where it listens (default: a free one)")
     group.add_argument("--engine", help="option.llm_engine")
     group.add_argument("-o", "--set", dest="options", action="append", default=[], metavar="NAME=VALUE",
-                       help="an option as serving.properties writes it; may be given again")  # fmt: skip
+                       help="an option as in serving.properties; repeatable")  # fmt: skip
     group.add_argument("--adapter", dest="adapters", action="append", default=[], metavar="NAME=PATH",
                        help=f"a LoRA adapter, as the inference component NAME; the model itself is then "
                             f"the component {BASE}; may be given again")  # fmt: skip
     group.add_argument("--start-timeout", type=_seconds, default=480.0, metavar="S",
-                       help="how long it may take to be ready (default %(default)g, as SageMaker's)")  # fmt: skip
+                       help="seconds until it must be ready (default %(default)g, as SageMaker's)")  # fmt: skip
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stream-timeout", type=_seconds, default=480.0, metavar="S", help="(default %(default)g)")
     group.add_argument("--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="(default %(default)s)")
     group.add_argument("--part-bytes", type=_positive, metavar="N",
-                       help="cut a stream's parts at N bytes: what clients must bear")  # fmt: skip
+                       help="cut a stream's parts at N bytes, to test clients")  # fmt: skip
     group.add_argument("--s3", type=Path, metavar="DIRECTORY", help="stands for S3: takes asynchronous requests")
 
 

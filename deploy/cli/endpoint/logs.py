@@ -20,10 +20,10 @@ from deploy.operations.status import components_of
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("logs", help="show what the containers wrote")
+    parser = commands.add_parser("logs", help="print the containers' logs")
     add_endpoint(parser)
     parser.add_argument("--component", metavar="NAME", help="of this component only")
-    parser.add_argument("--follow", "-f", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--follow", "-f", action="store_true", help="print new lines until Ctrl-C")
     parser.add_argument("--since", default="15m", metavar="PERIOD", help="how far back: 90s, 15m, 2h, 1d (15m)")
     parser.add_argument("--filter", metavar="TEXT", help="only lines that hold this")
     parser.set_defaults(run=_run)

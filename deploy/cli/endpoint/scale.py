@@ -15,13 +15,13 @@ from deploy.operations.scale import scaling_target, set_bounds, set_count
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("scale", help="set how many instances or copies there are")
+    parser = commands.add_parser("scale", help="set the number of instances or copies")
     add_endpoint(parser)
     parser.add_argument("count", nargs="?", type=int, metavar="N", help="instances, or copies of the component")
     parser.add_argument("--component", metavar="NAME", help="which component, where there are several")
-    parser.add_argument("--min", type=int, help="the least that scaling leaves")
-    parser.add_argument("--max", type=int, help="the most that scaling makes")
-    parser.add_argument("--no-wait", action="store_true", help="return as soon as AWS has taken it")
+    parser.add_argument("--min", type=int, help="minimum of automatic scaling")
+    parser.add_argument("--max", type=int, help="maximum of automatic scaling")
+    parser.add_argument("--no-wait", action="store_true", help="return as soon as AWS has accepted it")
     parser.set_defaults(run=_run)
 
 

@@ -16,9 +16,9 @@ _NOT_SERVING = 5
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("status", help="show how an endpoint is")
+    parser = commands.add_parser("status", help="print an endpoint's status")
     add_endpoint(parser)
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 

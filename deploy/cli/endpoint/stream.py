@@ -12,10 +12,10 @@ from deploy.client import RequestFailed
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("stream", help="send one request, print the answer's text as it comes")
+    parser = commands.add_parser("stream", help="send one request, print the answer's text as it arrives")
     add_endpoint_arguments(parser)
     add_body(parser)
-    parser.add_argument("--raw", action="store_true", help="print the bytes that come, not the text in them")
+    parser.add_argument("--raw", action="store_true", help="print the raw bytes in place of the text")
     parser.set_defaults(run=_run)
 
 

@@ -15,8 +15,9 @@ from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output,
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepare_model
+from handler.engines.openvino.sampling import generation_config
 from handler.engines.openvino.scorer import NO_TOPS, Scorer
-from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments, structured_output_check
+from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
 
 __all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
@@ -39,7 +40,6 @@ _CAPABILITIES = Capabilities(
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 _TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming
 _DEFAULT_CONTEXT = 2048  # tokens, where a model names none
-_MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Running:
     handle: Any
     eos: frozenset[int]  # ids that end the sequence as EOS
     stops: frozenset[int]  # ids that end it as STOP
-    own_stops: bool  # the engine does not look for `stops`: see _generation_config
+    own_stops: bool  # the engine does not look for `stops`: see sampling.py
     scores: Scores | None  # of the prompt, to come with the first output
     num_tokens: int = 0
     least: int = 0
@@ -91,7 +91,7 @@ class OpenVino:
         # Made here, where an exception refuses this request only.
         if sampling.prompt_logprobs:
             self._scorer.check(sampling.prompt_top_logprobs)
-        start = partial(self._start, key, tensor, self._generation_config(sampling), sampling)
+        start = partial(self._start, key, tensor, generation_config(sampling, self._eos), sampling)
         if sampling.structured_output is not None:
             self._uncompiled[key] = partial(self._score, key, ids, sampling, start)
             self._compiler.add(key, sampling.structured_output)
@@ -220,45 +220,6 @@ class OpenVino:
                 if id in running.stops and running.num_tokens + index >= running.least:
                     return index
         return None
-
-    def _generation_config(self, sampling: Sampling) -> Any:
-        config = self._genai.GenerationConfig(max_new_tokens=sampling.max_new_tokens, logprobs=1)
-        config.min_new_tokens = sampling.min_new_tokens
-        config.repetition_penalty = sampling.repetition_penalty
-        config.presence_penalty = sampling.presence_penalty
-        config.frequency_penalty = sampling.frequency_penalty
-        if sampling.ignore_eos:
-            # GenAI then ignores every stop id, so _output finds the request's own.
-            config.ignore_eos = True
-        else:
-            config.eos_token_id = min(self._eos) if self._eos else -1
-            # To xgrammar every stop id is an end, so with a schema _output finds the request's own.
-            others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
-            config.stop_token_ids = set(self._eos) | others
-        if sampling.structured_output is not None:
-            if sampling.num_beams > 1 or sampling.ignore_eos or sampling.min_new_tokens:
-                raise ValueError("a guide excludes num_beams > 1, ignore_eos and a least length")
-            config.structured_output_config = self._genai.StructuredOutputConfig(
-                **genai_arguments(sampling.structured_output)
-            )
-        if sampling.num_beams > 1:
-            config.num_beams = config.num_return_sequences = sampling.num_beams
-            config.length_penalty = sampling.length_penalty
-            criteria = self._genai.StopCriteria
-            config.stop_criteria = criteria.EARLY if sampling.early_stopping else criteria.HEURISTIC
-        elif sampling.do_sample and sampling.temperature > 0:
-            config.do_sample = True
-            config.temperature = sampling.temperature
-            config.rng_seed = (sampling.seed or 0) & _MAX_SEED
-            config.min_p = sampling.min_p
-            if sampling.top_p > 0:
-                config.top_p = sampling.top_p
-            if sampling.top_k > 0:
-                config.top_k = sampling.top_k
-            if sampling.top_p == 0:  # the smallest nucleus is the most likely token alone
-                config.top_k = 1
-        config.validate()
-        return config
 
 
 def _is_one_token(output: Output) -> bool:

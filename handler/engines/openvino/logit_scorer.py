@@ -1,8 +1,8 @@
 """Log-probabilities of prompts from the model's logits, by OpenVINO itself.
 
-GenAI's continuous batching has no alternatives, uses other requests' logits when they share a step, and has none for
-tokens in its prefix cache (measured with 2026.4). So a second copy of the model scores prompts, one at a time; it is
-compiled for the first one.
+GenAI's continuous batching reports no alternatives. It uses other requests' logits when they share a step. It has none
+for tokens in its prefix cache (measured with 2026.4). So a second copy of the model scores prompts, one at a time. It
+is compiled for the first one.
 """
 
 from __future__ import annotations

@@ -5,13 +5,7 @@ Calls do not block unless they are given a timeout: the host may be an event loo
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
-import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -20,19 +14,14 @@ from typing import Any, NoReturn
 from handler.core.errors import GenerationFailed
 from handler.core.values import Adapter, Sampling
 from handler.engines.base import EngineInfo, Step
-from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec, run
-from handler.engines.process.ipc import ChannelClosed, MessageReader, send, wait
+from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec
+from handler.engines.process.instance import EngineInstance
+from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
 
 log = logging.getLogger("handler.engine")
 
 _BACKOFF = 0.5  # seconds before the first restart, doubled by each failure in a row
 _MAX_BACKOFF = 30.0
-
-# The process imports from the same paths as its host: `python -m` would put the working directory first.
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[2:]; from handler.engines.process.engine_process import main; "
-    "main(int(sys.argv[1]))"
-)
 
 
 class State(str, Enum):
@@ -42,69 +31,6 @@ class State(str, Enum):
     READY = "ready"
     RESTARTING = "restarting"
     CLOSED = "closed"
-
-
-class EngineInstance:
-    """One start of an engine: a channel, and the process or thread at its other end."""
-
-    def __init__(self, spec: Spec, *, isolated: bool) -> None:
-        self.channel, theirs = socket.socketpair()
-        self.channel.setblocking(False)
-        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._process: subprocess.Popen[bytes] | None = None
-        if isolated:
-            with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
-                on_failure.callback(self.channel.close)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # for `process_group.py`, which ends the session with the engine
-                )
-                on_failure.pop_all()
-            self._commands.put(spec)
-        else:
-            from handler.engines import load
-
-            threading.Thread(target=run, args=(lambda: load(*spec), theirs), name="engine", daemon=True).start()
-        # A thread sends: an engine in a long step reads nothing, and the host must not wait for it.
-        threading.Thread(target=self._send_all, name="engine-commands", daemon=True).start()
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
-    def send(self, command: Any) -> None:
-        self._commands.put(command)
-
-    def _send_all(self) -> None:
-        with contextlib.suppress(ChannelClosed, OSError, ValueError):  # closed, by its end or by ours
-            while (command := self._commands.get()) is not None:
-                send(self.channel, command)
-
-    def stop(self, grace: float = 0.0) -> None:
-        """Close the channel, wait `grace` seconds, then kill the process. A hung thread stays, but is not heard."""
-        self._commands.put(None)
-        with contextlib.suppress(OSError):
-            self.channel.shutdown(socket.SHUT_RDWR)
-        self.channel.close()
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if grace:
-                    self._process.wait(grace)
-            self._process.kill()
-            # A large process takes long to end, and the caller must not wait for it.
-            threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()
-
-    def exit_reason(self) -> str:
-        """Say how it ended, for the log and the clients."""
-        if self._process is None:
-            return "its thread ended"
-        try:
-            code = self._process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            return "it closed its channel"
-        return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
 
 
 class EngineSupervisor:

@@ -21,8 +21,8 @@ from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
 from handler.engines.trtllm.arguments import construct, import_name, llm_arguments
-from handler.engines.trtllm.results import RequestOptions, RunningRequest
-from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
+from handler.engines.trtllm.results import RequestOptions, RunningRequest, request_options
+from handler.engines.trtllm.sampling import Model, sampling_arguments
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.stepped_loop import SteppedLoop
 from handler.engines.trtllm.structured_output import structured_output_check as structured_output_check
@@ -89,7 +89,7 @@ class TrtLlm:
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
-        options = self._options(ids, sampling)
+        options = request_options(ids, sampling, self._model)
         more: dict[str, Any] = {}
         if adapter is not None:
             if adapter.id not in self._checked:
@@ -258,21 +258,6 @@ class TrtLlm:
             )
         if not all(0 <= id < self._model.vocabulary for id in ids):
             raise ValueError(f"the prompt's token ids must be below {self._model.vocabulary}")
-
-    def _options(self, ids: Sequence[int], sampling: Sampling) -> RequestOptions:
-        ours = own_stops(sampling, self._model)
-        return RequestOptions(
-            prompt=ids,
-            width=sampling.num_beams,
-            stops=frozenset(sampling.stop_token_ids),
-            own_stops=stops(sampling, self._model) if ours else frozenset(),
-            least=sampling.min_new_tokens,
-            tops=sampling.top_logprobs,
-            prompt_logprobs=sampling.prompt_logprobs,
-            prompt_tops=sampling.prompt_top_logprobs,
-            context_logits=sampling.return_context_logits,
-            generation_logits=sampling.return_generation_logits,
-        )
 
     def _deliver(self, running: RunningRequest, step: Step) -> None:
         if running.one_token(step):  # nearly always

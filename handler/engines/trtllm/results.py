@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler.core.logprobs import score
-from handler.core.values import Finish, Logits
+from handler.core.values import Finish, Logits, Sampling
 from handler.engines.base import Output, Step
+from handler.engines.trtllm.sampling import Model, own_stops, stops
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ class RequestOptions:
     def plain(self) -> bool:
         """Whether only tokens come, and the engine ends the answer."""
         return not (self.whole or self.own_stops or self.tops or self.prompt_logprobs or self.context_logits)
+
+
+def request_options(ids: Sequence[int], sampling: Sampling, model: Model) -> RequestOptions:
+    return RequestOptions(
+        prompt=ids,
+        width=sampling.num_beams,
+        stops=frozenset(sampling.stop_token_ids),
+        own_stops=stops(sampling, model) if own_stops(sampling, model) else frozenset(),
+        least=sampling.min_new_tokens,
+        tops=sampling.top_logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        prompt_tops=sampling.prompt_top_logprobs,
+        context_logits=sampling.return_context_logits,
+        generation_logits=sampling.return_generation_logits,
+    )
 
 
 class RunningRequest:

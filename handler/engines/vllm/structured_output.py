@@ -1,7 +1,7 @@
 """Checks a schema, expression or grammar as vLLM would use it, without the model: verify, compile, make masks.
 
-vLLM verifies it in the process that steps the engine, compiles it on threads of its core, and asks it for a mask of
-allowed tokens at every step. Its own classes do so here, in the sandbox (`structured_output/sandbox_tasks.py`).
+vLLM verifies it in the process that steps the engine, and compiles it on threads of its core. At every step it makes a
+mask of allowed tokens. Its own classes do so here, in the sandbox (`structured_output/sandbox_tasks.py`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class VllmCheck:
     def __call__(self, structured_output: StructuredOutput) -> None:
         try:
             self._try(structured_output)
-        except Exception as error:  # foreign code: its text is the refusal
+        except (RuntimeError, ValueError) as error:  # xgrammar's
             raise ValueError(_PLACE.sub("", str(error).strip())) from None
 
     def _try(self, structured_output: StructuredOutput) -> None:
@@ -131,7 +131,7 @@ class VllmCheck:
             from vllm.v1.structured_output.backend_guidance import validate_guidance_grammar
 
             validate_guidance_grammar(params)
-        except Exception:  # foreign code: any error means no
+        except (ImportError, RuntimeError, ValueError):
             return False
         return True
 

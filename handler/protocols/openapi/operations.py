@@ -10,11 +10,12 @@ from handler.protocols.openapi.json_schema import COUNT, FLAG, TEXT, Shape, list
 
 
 class Operation(NamedTuple):
-    """
+    """A route that is not for inference.
+
     Attributes:
-        answers: status -> content type and schema; None: an empty body.
+        answers: status -> content type, schema and example; None: an empty body.
         query: names in the query, with their schemas.
-        body: schema of a JSON body, which may be left out.
+        body: schema of an optional JSON body.
         open: needs no key.
     """
 

@@ -38,8 +38,16 @@ MAX_CHARACTERS = 512 << 10
 _LACKING = ("best_of", "frequency_penalty", "top_n_tokens", "grammar")
 """TGI's parameters that MindIE does not have."""
 
+_NOT_LIMITED: Mapping[str, Mapping[str, Any]] = {
+    "typical_p": {"type": "number"},
+    "stop": {"type": "array", "items": {"type": "string"}},
+}
+"""Schemas of the parameters that MindIE takes without TGI's range."""
+
 KINDS: Mapping[str, Kind] = {
-    name: kind._replace(null=True) for name, kind in PARAMETERS.items() if name not in _LACKING
+    name: kind._replace(null=True, schema=_NOT_LIMITED.get(name, kind.schema))
+    for name, kind in PARAMETERS.items()
+    if name not in _LACKING
 }
 _TOP_LEVEL: Mapping[str, Kind] = {
     **TOP_LEVEL,

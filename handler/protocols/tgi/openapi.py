@@ -8,9 +8,8 @@ from typing import Any
 from handler.protocols.base import ServerContext
 from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
 from handler.protocols.openapi.description import Description
-from handler.protocols.openapi.json_schema import COUNT, FLAG, NUMBER, TEXT, Shape, listing, nullable, record, ref
+from handler.protocols.openapi.json_schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.openapi.operations import Operation
-from handler.protocols.tgi import request
 from handler.protocols.tgi.answers import (
     MindieAnswer,
     MindieError,
@@ -22,42 +21,13 @@ from handler.protocols.tgi.answers import (
 )
 from handler.protocols.tgi.errors import UNHEALTHY
 from handler.protocols.tgi.mindie import KINDS, MAX_CHARACTERS
-from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS, Kind
-
-_TYPES: Mapping[str, Shape] = {
-    "usize": {**COUNT, "maximum": (1 << 64) - 1},
-    "u32": {**COUNT, "maximum": (1 << 32) - 1},
-    "u64": {**COUNT, "maximum": (1 << 64) - 1},
-    "i32": {"type": "integer", "maximum": (1 << 31) - 1},
-    "f32": NUMBER,
-    "a boolean": FLAG,
-    "a string": TEXT,
-    "a sequence": listing(TEXT),
-    "an object": {"type": "object"},
-}
-
-_OPEN = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
-_LIMITS: Mapping[str, Shape] = {
-    "best_of": {"maximum": MAX_BEST_OF},
-    "temperature": {"exclusiveMinimum": 0},
-    "repetition_penalty": {"exclusiveMinimum": 0},
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "top_k": {"minimum": 1},
-    "top_p": _OPEN,
-    "typical_p": _OPEN,
-    "max_new_tokens": {"minimum": 1},
-    "stop": {"maxItems": MAX_STOPS},
-    "truncate": {"minimum": 1},
-    "top_n_tokens": {"maximum": MAX_TOP_TOKENS},
-}
-_NOT_LIMITED = {"typical_p", "stop"}
-"""Parameters that MindIE takes without TGI's limit."""
+from handler.protocols.tgi.request import PARAMETERS, Kind
 
 
-def _fields(kinds: Mapping[str, Kind], limits: Mapping[str, Shape], context: ServerContext) -> dict[str, Shape]:
+def _fields(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shape]:
     fields = {}
     for name, kind in kinds.items():
-        shape = {**_TYPES[kind.name], **limits.get(name, {})}
+        shape = dict(kind.schema)
         if why := context.unsupported.get(_SETS.get(name, name)):
             shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
         fields[name] = nullable(shape) if kind.null else shape
@@ -69,15 +39,14 @@ _SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decode
 
 
 def _tgi_request(context: ServerContext) -> Shape:
-    known = _fields(request.PARAMETERS, _LIMITS, context)
+    known = _fields(PARAMETERS, context)
     return record(
         {"inputs": {**TEXT, "minLength": 1}}, {"parameters": {"type": "object", "properties": known}, "stream": FLAG}
     )
 
 
 def _mindie_request(context: ServerContext) -> Shape:
-    limits = {name: limit for name, limit in _LIMITS.items() if name not in _NOT_LIMITED}
-    known = _fields(KINDS, limits, context)
+    known = _fields(KINDS, context)
     inputs = {**TEXT, "minLength": 1, "maxLength": MAX_CHARACTERS}
     parameters: Shape = {"type": ["object", "null"], "properties": known}
     return record({"inputs": inputs}, {"parameters": parameters, "stream": nullable(FLAG)})

@@ -23,6 +23,7 @@ class Kind(NamedTuple):
 
     Attributes:
         name: serde's name for it.
+        schema: its JSON Schema, with the range of a parameter.
         null: null means absent.
         integral: report an integer that does not fit as a wrong value, not as a wrong type.
         items: the type of a list's items.
@@ -30,41 +31,54 @@ class Kind(NamedTuple):
 
     name: str
     fits: Callable[[Any], bool]
+    schema: Mapping[str, Any]
     null: bool = True
     integral: bool = False
     items: Kind | None = None
 
+    def within(self, **range: Any) -> Kind:
+        """Add the range of a parameter to the schema."""
+        return self._replace(schema={**self.schema, **range})
 
-def _unsigned(name: str, bits: int) -> Kind:
-    return Kind(name, lambda value: type(value) is int and 0 <= value < 1 << bits, integral=True)
+
+def _integer(name: str, least: int, most: int) -> Kind:
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return Kind(name, lambda value: type(value) is int and least <= value <= most, schema, integral=True)
 
 
-_F32 = Kind("f32", lambda value: type(value) in (int, float))
-_BOOL = Kind("a boolean", lambda value: isinstance(value, bool), null=False)
-_STRING = Kind("a string", lambda value: isinstance(value, str))
-_USIZE, _U32, _U64 = _unsigned("usize", 64), _unsigned("u32", 32), _unsigned("u64", 64)
-_I32 = Kind("i32", lambda value: type(value) is int and -(1 << 31) <= value < 1 << 31, integral=True)
-_STRINGS = Kind("a sequence", lambda value: isinstance(value, list), null=False, items=_STRING)
-_OBJECT = Kind("an object", lambda value: isinstance(value, dict), null=False)
+_F32 = Kind("f32", lambda value: type(value) in (int, float), {"type": "number"})
+_BOOL = Kind("a boolean", lambda value: isinstance(value, bool), {"type": "boolean"}, null=False)
+_STRING = Kind("a string", lambda value: isinstance(value, str), {"type": "string"})
+_USIZE, _U64 = (_integer(name, 0, (1 << 64) - 1) for name in ("usize", "u64"))
+_U32, _I32 = _integer("u32", 0, (1 << 32) - 1), _integer("i32", -(1 << 31), (1 << 31) - 1)
+_STRINGS = Kind(
+    "a sequence",
+    lambda value: isinstance(value, list),
+    {"type": "array", "items": _STRING.schema},
+    null=False,
+    items=_STRING,
+)
+_OBJECT = Kind("an object", lambda value: isinstance(value, dict), {"type": "object"}, null=False)
+_POSITIVE, _OPEN = {"exclusiveMinimum": 0}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 PARAMETERS: Mapping[str, Kind] = {
-    "best_of": _USIZE,
-    "temperature": _F32,
-    "repetition_penalty": _F32,
-    "frequency_penalty": _F32,
-    "top_k": _I32,
-    "top_p": _F32,
-    "typical_p": _F32,
+    "best_of": _USIZE.within(maximum=MAX_BEST_OF),
+    "temperature": _F32.within(**_POSITIVE),
+    "repetition_penalty": _F32.within(**_POSITIVE),
+    "frequency_penalty": _F32.within(minimum=-2, maximum=2),
+    "top_k": _I32.within(**_POSITIVE),
+    "top_p": _F32.within(**_OPEN),
+    "typical_p": _F32.within(**_OPEN),
     "do_sample": _BOOL,
-    "max_new_tokens": _U32,
+    "max_new_tokens": _U32.within(minimum=1),
     "return_full_text": _BOOL._replace(null=True),
-    "stop": _STRINGS,
-    "truncate": _USIZE,
+    "stop": _STRINGS.within(maxItems=MAX_STOPS),
+    "truncate": _USIZE.within(minimum=1),
     "watermark": _BOOL,
     "details": _BOOL,
     "decoder_input_details": _BOOL,
     "seed": _U64,
-    "top_n_tokens": _U32,
+    "top_n_tokens": _U32.within(maximum=MAX_TOP_TOKENS),
     "grammar": _OBJECT._replace(null=True),
     "adapter_id": _STRING,
 }
@@ -186,14 +200,15 @@ def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
 
 
 def check_sampling(given: Mapping[str, Any]) -> None:
-    """Check the ranges that TGI and MindIE share."""
-    for name in ("temperature", "repetition_penalty"):
-        require(given.get(name, 1) > 0, f"`{name}` must be strictly positive")
-    frequency = given.get("frequency_penalty", 0)
-    require(-2 <= frequency <= 2, "`frequency_penalty` must be >= -2.0 and <= 2.0")
-    for name in ("top_p", "typical_p"):
-        require(0 < given.get(name, 0.5) < 1, f"`{name}` must be > 0.0 and < 1.0")
-    require(given.get("top_k", 1) > 0, "`top_k` must be strictly positive")
+    """Check the ranges that TGI and MindIE share, in TGI's order."""
+    for name in ("temperature", "repetition_penalty", "frequency_penalty", "top_p", "typical_p", "top_k"):
+        match PARAMETERS[name].schema:
+            case {"exclusiveMinimum": least, "exclusiveMaximum": most}:
+                require(least < given.get(name, 0.5) < most, f"`{name}` must be > {least:.1f} and < {most:.1f}")
+            case {"exclusiveMinimum": least}:
+                require(given.get(name, 1) > least, f"`{name}` must be strictly positive")
+            case {"minimum": least, "maximum": most}:
+                require(least <= given.get(name, 0) <= most, f"`{name}` must be >= {least:.1f} and <= {most:.1f}")
 
 
 def check_truncate(given: Mapping[str, Any], context: ServerContext) -> None:

@@ -132,20 +132,12 @@ class AdapterRegistry:
         return iter(list(self._by_name.values()))
 
     def check(self) -> None:
-        """Check that this server has adapters at all.
-
-        Raises:
-            BadRequest: it has none.
-        """
+        """Raise BadRequest where this server has no adapters."""
         if self._unavailable:
             raise BadRequest(f"LoRA is not enabled: {self._unavailable}")
 
     def path(self, src: str) -> Path:
-        """Find and check the directory that `src` names; reads files.
-
-        Raises:
-            BadRequest, AdapterFailed: there is no such directory, or no adapter in it.
-        """
+        """See `adapter_path`; reads files."""
         return adapter_path(src, self.base)
 
     # -- changes -------------------------------------------------------------------------------------------------
@@ -299,7 +291,7 @@ class AdapterRegistry:
 
 
 class AdapterHome(NamedTuple):
-    """The registry of a model, empty at first, and the adapters beside the model, by name."""
+    """A model's registry, empty at first, and the adapters beside the model, by name."""
 
     registry: AdapterRegistry
     at_start: Mapping[str, Path] = MappingProxyType({})

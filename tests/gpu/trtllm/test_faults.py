@@ -53,11 +53,11 @@ def test_a_stall_is_noticed_though_empty_steps_come(model: Path) -> None:
 
 
 def test_a_pause_between_requests_is_no_stall(model: Path) -> None:
-    with served(model, "", inactivity_timeout=0.5) as found:
+    with served(model, "", inactivity_timeout=0.3) as found:
         for _ in range(2):
             id = found.submit(max_new_tokens=5, ignore_eos=True)
             assert found.run()[id][-1].finish is Finish.LENGTH
-            time.sleep(0.8)
+            time.sleep(0.5)
         assert found.engine.restarts == 0
 
 

@@ -54,11 +54,14 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         locate(str(make(tmp_path, "model.bin") / "model.bin"))
 
 
-def test_a_checkpoint_without_the_extra_is_refused_with_the_command(tmp_path: Path) -> None:
-    from handler.engines.openvino.convert import convert
+def test_a_checkpoint_without_the_extra_is_refused_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from handler.engines.openvino import convert as conversion
 
+    monkeypatch.setattr(conversion, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[convert\]'"):
-        convert(make(tmp_path / "hf", "config.json", "model.safetensors"), tmp_path / "cache")
+        conversion.convert(make(tmp_path / "hf", "config.json", "model.safetensors"), tmp_path / "cache")
 
 
 def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def make() -> StructuredOutputCheck:
 
 
 def slow_to_make() -> StructuredOutputCheck:
-    time.sleep(1)
+    time.sleep(20)
     return try_guide
 
 

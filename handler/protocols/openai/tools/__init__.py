@@ -1,1 +1,1 @@
-"""Calls of tools: what a request says of them, how a prompt shows them, how an answer's text is read for them."""
+"""Tool calls: reading them from a request, showing tools in a prompt, and reading calls from an answer's text."""

@@ -1,4 +1,6 @@
-"""The forms in which models write calls of tools, by name; how a prompt shows tools where a template has no place."""
+"""The formats in which models write tool calls, by name, and the prompt for models whose template has no place for
+tools.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from handler.core.text import Vocabulary
 
 
 class Format(NamedTuple):
-    """Calls are JSON objects with `name` and `arguments` (or `parameters`), with `begin` and `end` about them.
+    """Calls are JSON objects with `name` and `arguments` (or `parameters`), between `begin` and `end`.
 
     Without a `begin` an answer that starts as such an object is a call.
     """
@@ -21,7 +23,7 @@ class Format(NamedTuple):
     end: str = ""
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
-        """Those of its marks that are special tokens, which are no text unless somebody asks for them."""
+        """Return the marks that are special tokens, which a tokenizer leaves out of the text by default."""
         if vocabulary is None:
             return frozenset()
         return frozenset({self.begin, self.end} & {vocabulary.text(id) for id in vocabulary.special} - {""})
@@ -40,12 +42,14 @@ FORMATS = {format.name: format for format in (HERMES, SMOLLM2, LLAMA3)}
 
 
 def takes_tools(template: str) -> bool:
-    """Whether a chat template has a place for tools."""
+    """Return whether a chat template has a place for tools."""
     return re.search(r"\btools\b", template) is not None
 
 
 def choose(name: str, template: str) -> Format | None:
-    """The format of that name; auto: as the chat template shows it, None where it shows one that is not known here."""
+    """Return the format of that name. "auto" takes it from the chat template; None where the template shows no known
+    one.
+    """
     if name != "auto":
         return FORMATS[name]
     if not takes_tools(template):
@@ -54,7 +58,7 @@ def choose(name: str, template: str) -> Format | None:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template that has no place for tools, which are text then, with calls and answers: SmolLM2's."""
+    """Rewrite messages for a template without a place for tools: all about tools becomes text, as in SmolLM2."""
     plain = [_plain(message) for message in messages]
     if tools:
         instructions = _instructions(tools)

@@ -1,4 +1,4 @@
-"""Reads calls of tools out of an answer's text, as it comes; what turns out to be no call is text again."""
+"""An incremental parser of tool calls in an answer's text; what turns out to be no call stays text."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import NamedTuple, Protocol
 
 
 class CallStart(NamedTuple):
-    """A call begins; `number` counts them from 0."""
+    """A call begins; `number` counts calls from 0."""
 
     number: int
     name: str
 
 
 class Arguments(NamedTuple):
-    """More of the JSON text of a call's arguments."""
+    """A piece of the JSON text of a call's arguments."""
 
     number: int
     text: str
 
 
 Piece = str | CallStart | Arguments
-"""A string is text beside the calls."""
+"""A piece of an answer; a string is text beside the calls."""
 
 
 class Parser(Protocol):
     def feed(self, text: str) -> list[Piece]:
-        """What `text` brought to light."""
+        """Return the pieces that `text` completes."""
 
     def flush(self) -> list[Piece]:
-        """What was held back, at the answer's end."""
+        """Return the rest at the answer's end."""
 
 
 class NamedCall:
-    """The whole answer is the arguments of one call: a guide saw to it."""
+    """The parser of an answer that structured output makes the arguments of one call."""
 
     def __init__(self, name: str) -> None:
         self._begun: list[Piece] = [CallStart(0, name)]
@@ -49,7 +49,7 @@ class NamedCall:
 
 
 class JsonEnd:
-    """Finds where a JSON object or list ends that comes in pieces; `depth` is how many are open already."""
+    """Find the end of a JSON object or list that comes in pieces; `depth` is how many are open already."""
 
     _SIGNS = re.compile(r'["\\{}\[\]]')
 
@@ -59,7 +59,7 @@ class JsonEnd:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """The index after the end, None while it has not come."""
+        """Return the index after the end; None while it has not come."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -83,10 +83,10 @@ class JsonEnd:
 
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
-"""A call whose name has not ended."""
+"""The start of a call, up to an unfinished name."""
 
 _LONGEST_HEAD = 512
-"""Characters that a call's head is looked for in: tools' names have at most 64, each perhaps written as an escape."""
+"""The longest head of a call, in characters: names have at most 64, each perhaps written as an escape."""
 
 _BETWEEN = " \t\r\n,;[]"  # what stands between calls: one format has them in a list
 
@@ -94,9 +94,8 @@ _BETWEEN = " \t\r\n,;[]"  # what stands between calls: one format has them in a 
 class CallParser:
     """Calls as objects with `name` and `arguments`, between marks.
 
-    Arguments are given on as they come, where the name stands before them; a call written otherwise comes whole.
-    With `inside` the answer may be calls from its first sign on. Text that is not calls after all, by its form or by
-    the answer's end, is given back as it was, marks included.
+    Arguments stream where the name precedes them; another call comes whole. With `inside` the answer may be calls
+    from its first character on. Text that is no call after all is returned as it was, marks included.
     """
 
     def __init__(self, begin: str = "", end: str = "", *, inside: bool = False) -> None:
@@ -144,7 +143,7 @@ class CallParser:
         return False
 
     def _calls(self, pieces: list[Piece]) -> bool:
-        """Between two calls, before the first, or after the last."""
+        """Parse between two calls, before the first, or after the last."""
         rest = self._held.lstrip(_BETWEEN)
         if self._raw or not self._count:
             self._raw += self._held[: len(self._held) - len(rest)]
@@ -162,7 +161,7 @@ class CallParser:
         return self._give_up(pieces)
 
     def _object(self, pieces: list[Piece]) -> bool:
-        """In a call whose name is not known."""
+        """Parse a call whose name is not known yet."""
         head = _HEAD.match(self._held, 0, _LONGEST_HEAD) if self._scanned < _LONGEST_HEAD else None
         if head:
             try:
@@ -203,7 +202,7 @@ class CallParser:
         return True
 
     def _tail(self, pieces: list[Piece]) -> bool:
-        """From a call's arguments to its end."""
+        """Parse from a call's arguments to its end."""
         end = self._scanner.feed(self._held)
         self._held = "" if end is None else self._held[end:]
         if end is not None:
@@ -211,14 +210,14 @@ class CallParser:
         return True
 
     def _give_up(self, pieces: list[Piece]) -> bool:
-        """It was no call: it is text, in which others may follow."""
+        """Return a failed call as text, in which others may follow."""
         self._show(self._raw, pieces)
         self._raw, self._read = "", self._text
         return True
 
 
 def _partial(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that may grow into `mark`."""
+    """Return the length of the longest end of `text` that may grow into `mark`."""
     if mark[:1] not in text:
         return 0
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
@@ -228,7 +227,7 @@ def _partial(text: str, mark: str) -> int:
 
 
 def _call(text: str) -> tuple[str, str] | None:
-    """A whole call's name and arguments, in whatever order; None when it is none."""
+    """Return a whole call's name and arguments, in any order; None when it is no call."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

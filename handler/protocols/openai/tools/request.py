@@ -1,4 +1,4 @@
-"""OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`, checked, and what they come to."""
+"""Readers of OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
 class Tools(NamedTuple):
-    """What a request says of tools.
+    """The tools of a request.
 
     Attributes:
-        shown: what the prompt shows, in OpenAI's form.
-        choice: auto, required, or "" where there are none to call; of a named one `name` is set.
-        single: no more than one call.
-        format: how the model writes calls by itself.
-        structured_output: what makes the answer a call.
-        unknown: names that mean nothing here.
+        shown: the tools in the prompt, in OpenAI's form.
+        choice: auto, required, or "" without tools to call; a named tool sets `name` too.
+        single: at most one call.
+        format: the format in which the model writes calls by itself.
+        structured_output: makes the answer a call.
+        unknown: names that no table knows.
     """
 
     shown: Sequence[Mapping[str, Any]] = ()
@@ -45,7 +45,7 @@ class Tools(NamedTuple):
     unknown: Sequence[str] = ()
 
     def parser(self) -> Parser | None:
-        """A new one, for one answer; None where there are no calls to read."""
+        """Return a new parser for one answer; None where there are no calls to read."""
         if self.name:
             return NamedCall(self.name)
         if self.structured_output is not None:
@@ -56,7 +56,8 @@ class Tools(NamedTuple):
 
 
 def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
-    """
+    """Read the three fields.
+
     Raises:
         InvalidParameter: naming which of the three is wrong.
     """
@@ -75,9 +76,9 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     result = Tools(tools, wanted or "auto", name, single.value is False, unknown=unknown)
     if name:
         (named,) = [tool for tool in tools if tool["function"]["name"] == name]
-        return result._replace(structured_output=_guide(choice, _parameters(named)))
+        return result._replace(structured_output=_by_schema(choice, _parameters(named)))
     if wanted == "required":
-        return result._replace(structured_output=_guide(choice, _calls(tools, choice, single=result.single)))
+        return result._replace(structured_output=_by_schema(choice, _calls(tools, choice, single=result.single)))
     format = choose(context.tool_call_parser, context.chat_template)
     if format is None:
         raise InvalidParameter(
@@ -88,7 +89,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
 
 
 def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
-    """The choice, and the one tool that it names."""
+    """Read the choice, and the one tool that it names."""
     value = choice.value
     if value is None:
         return "", ""
@@ -119,7 +120,7 @@ def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], list[str]]:
 
 
 def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
-    """One in OpenAI's form, with what matters to the model alone."""
+    """Read a tool in OpenAI's form; keep what the model sees."""
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
     if not isinstance(function, dict):
         raise InvalidParameter(f"{at}: must be an object with 'type': 'function' and 'function'")
@@ -142,7 +143,7 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -> dict[str, Any]:
-    """The schema of a list of calls; definitions move to its root, where references look for them."""
+    """Build the schema of a list of calls. Definitions move to its root, where references look for them."""
     definitions: dict[str, dict[str, Any]] = {}
     items = []
     for tool in tools:
@@ -162,7 +163,7 @@ def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -
     return {**definitions, "type": "array", "minItems": 1, **({"maxItems": 1} if single else {}), "items": calls}
 
 
-def _guide(choice: Named, schema: dict[str, Any]) -> StructuredOutput:
+def _by_schema(choice: Named, schema: dict[str, Any]) -> StructuredOutput:
     try:
         return json_schema(schema)
     except ValueError as error:

@@ -71,7 +71,7 @@ def test_nothing_is_offline_nor_trusted_unless_asked_for() -> None:
     assert not {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "OPTION_TRUST_REMOTE_CODE"} & set(variables())
 
 
-def test_a_model_is_spread_as_settled_unless_an_option_says_otherwise() -> None:
+def test_a_model_is_spread_as_decided_unless_an_option_says_otherwise() -> None:
     four = decision("components", tensor_parallel=4)
     assert environment(spec("components"), four)["OPTION_TENSOR_PARALLEL_DEGREE"] == "4"
     asked = spec("components", options={"tensor_parallel_degree": 2})

@@ -90,9 +90,9 @@ def test_a_slow_one_does_not_hold_up_a_step(compile: Compile) -> None:
     compiler.add(2, QUICK)
     assert compiler.step(idle=False) == []
     began = time.monotonic()
-    for _ in range(1000):
+    for _ in range(4000):
         assert compiler.step(idle=False) == []
-    assert time.monotonic() - began < 1, "to wait in each takes five"
+    assert time.monotonic() - began < 15, "to wait in each takes twenty"
     compile.go_on.set()
     assert until(compiler, 2) == [(1, ""), (2, "")]
 

@@ -131,7 +131,7 @@ def test_a_silent_stream_says_that_it_is_there(path: str, body: dict[str, Any]) 
 
 
 def test_what_fails_after_such_signs_is_an_event() -> None:
-    slow = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=2", "option.predict_timeout=1")
+    slow = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=4", "option.predict_timeout=1")
     with impatient(*slow) as server, ThreadPoolExecutor(1) as pool:
         first = pool.submit(events, server, CHAT, {**ASK, "max_tokens": 10})
         wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
@@ -202,7 +202,7 @@ def test_no_room_is_429() -> None:
     room = options("option.max_rolling_batch_size=1", "job_queue_size=1", "option.echo_tokens_per_second=20")
     with serve("--engine", "echo", *room) as server, ThreadPoolExecutor(2) as pool:
         server.wait_ready()
-        busy = [pool.submit(server.post, {**ASK, "max_tokens": 60}, CHAT) for _ in range(2)]
+        busy = [pool.submit(server.post, {**ASK, "max_tokens": 20}, CHAT) for _ in range(2)]
         wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "nobody waits")
         assert error(server.post(ASK, CHAT), 429)["code"] == "rate_limit_exceeded"
         assert [future.result().status_code for future in busy] == [200, 200]

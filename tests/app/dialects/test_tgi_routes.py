@@ -93,7 +93,7 @@ def test_a_stream_that_has_only_said_that_it_is_there_ends_with_an_event() -> No
         wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
         waiting = pool.submit(raw, server, post_bytes(long, "/generate_stream"))
         wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "it does not wait")
-        time.sleep(0.7)
+        time.sleep(0.5)
         for _ in range(2):  # the second ends what is under way
             server.send_signal(signal.SIGTERM)
             time.sleep(0.3)

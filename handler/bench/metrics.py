@@ -1,4 +1,4 @@
-"""From results to figures: what is printed, plotted and written as JSON."""
+"""Metrics of a load: throughput, latencies, errors; as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from handler.bench.report import percentiles, table
 
 
 class Repetition(NamedTuple):
-    """One run of a load, and of the same work on the bare engine where that was asked for.
+    """One run of a load, and of the same work on the bare engine if requested.
 
-    `others` is how many cores other processes kept busy meanwhile.
+    `others`: cores that other processes kept busy meanwhile.
     """
 
     results: Sequence[Result]
@@ -26,7 +26,7 @@ class Repetition(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One load with its repetitions, and how often it was disturbed by other processes and made again."""
+    """One load with its repetitions; `disturbed`: how often other processes caused a repetition."""
 
     load: Load
     repetitions: Sequence[Repetition]
@@ -47,28 +47,28 @@ class Point(NamedTuple):
 
 
 def tokens_per_second(results: Sequence[Result]) -> float:
-    """From the first request's start to the last answer's end, ramps included, as it is counted for the engine."""
+    """Return tokens a second from the first request's start to the last answer's end, as for the bare engine."""
     tokens = sum(len(result.arrivals) for result in results)
     return tokens / (max(result.end for result in results) - min(result.start for result in results))
 
 
 def first_token_times(results: Sequence[Result]) -> list[float]:
-    """Seconds from the request's start to its first token."""
+    """Return the seconds from each request's start to its first token."""
     return [result.arrivals[0] - result.start for result in results if result.arrivals]
 
 
 def gaps(results: Sequence[Result]) -> list[float]:
-    """Seconds between the tokens of an answer, as the client got them: 0 for tokens that came together."""
+    """Return the seconds between tokens of an answer, as the client received them; 0 for tokens in one read."""
     return [later - earlier for result in results for earlier, later in itertools.pairwise(result.arrivals)]
 
 
 def errors(results: Sequence[Result]) -> dict[str, int]:
-    """How often each kind of error."""
+    """Return the number of errors by kind."""
     return dict(Counter(result.error for result in results if result.error))
 
 
 def summarize(point: Point) -> dict[str, Any]:
-    """One entry of `results` in the JSON line."""
+    """Return one entry of `results` in the JSON line."""
     served = [tokens_per_second(repetition.results) for repetition in point.repetitions]
     value: dict[str, Any] = {
         **asdict(point.load),
@@ -98,7 +98,7 @@ def _milliseconds(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
-    """The table for people; times in milliseconds."""
+    """Return the table for people; times in milliseconds."""
     head = ["load", "requests", "tokens/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p90", "p99 ms", "errors"]
     compared = any("served_over_engine" in value for value in values)
     if compared:

@@ -1,0 +1,82 @@
+"""The wheel: it holds all that the packages need, and serves the pages where it is installed, without a checkout."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.environment import clean_environment
+from tests.servers import http, serve
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: a build leaves its own files behind."""
+    copy, into = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("handler", "deploy"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, copy)
+    _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
+    [found] = into.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel; what it needs comes from this one, which has our checkout, but not that."""
+    directory = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
+    found = directory / "bin" / "python"
+    _pip("--python", str(found), "install", "--no-deps", "--no-index", str(wheel))
+    [packages] = directory.glob("lib/python*/site-packages")
+    (packages / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return found
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.startswith(("handler/", "deploy/"))}
+    files = [path for name in ("handler", "deploy") for path in (ROOT / name).rglob("*") if path.is_file()]
+    wanted = {path.relative_to(ROOT).as_posix() for path in files if path.suffix not in (".md", ".pyc")}
+    assert held == wanted
+
+
+def test_it_serves_the_pages(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    command = [str(python), "-c", "import handler; print(handler.__file__)"]
+    where = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert where.startswith(str(python.parents[1]))
+    with serve("--engine", "echo", python=str(python)) as server:
+        for page in ("/", "/docs"):
+            found = http.get(server.url + page, headers={"accept": "text/html"})
+            assert found.status_code == 200
+            assert "<title>" in found.text
+        for path in (ROOT / "handler" / "http" / "static").iterdir():
+            if path.suffix != ".html":
+                found = http.get(f"{server.url}/page/{path.name}")
+                assert found.content == path.read_bytes(), path.name
+
+
+def test_its_programs_run(python: Path, tmp_path: Path) -> None:
+    for arguments in (["--version"], ["deploy", "schema"]):
+        command = [str(python.with_name("lmi")), *arguments]
+        environment = {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout

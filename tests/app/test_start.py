@@ -1,0 +1,56 @@
+"""Starts that are refused, with what to change; and where a start finds its options."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.app.server import refused_start, serve
+
+ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("/no/such/model",), "there is no model at '/no/such/model'"),
+        (("-o", "option.tgi_compt=true"), "did you mean 'option.tgi_compat'"),
+        (("--engine", "vllm"), "pip install vllm"),
+        (("--engine", "warp"), "--engine warp: must be one of auto, openvino"),
+        (("--port", "99999"), "must be a number from 0 to 65535"),
+        (("--host", "203.0.113.1", "--engine", "echo"), "cannot listen on 203.0.113.1"),
+    ],
+)
+def test_a_start_that_cannot_work_says_what_to_change(arguments: tuple[str, ...], wanted: str) -> None:
+    assert wanted in refused_start(*arguments)
+
+
+def test_a_taken_port_is_refused_before_anything_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "cannot listen" in refused_start("--port", str(taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize("content", [b"GGUF but not really", b""])
+def test_a_broken_model_file_is_refused_with_the_reason(tmp_path: Path, content: bytes) -> None:
+    model = tmp_path / "broken.gguf"
+    model.write_bytes(content)
+    assert "broken.gguf" in refused_start(str(model))
+
+
+@pytest.mark.model
+def test_a_model_file_that_is_cut_short_is_refused(demo_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "short.gguf"
+    with demo_model.open("rb") as whole:
+        model.write_bytes(whole.read(30_000_000))
+    assert "is cut short: it holds 30,000,000 bytes" in refused_start(str(model))
+
+
+def test_the_model_directorys_own_properties_are_read_however_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.llm_engine=echo\noption.model_name=mine\n")
+    for arguments, env in (((str(tmp_path),), {}), ((), {"HF_MODEL_ID": str(tmp_path)})):
+        with serve(*arguments, env=env) as server:
+            assert server.post(ASK, "/predictions/mine").status_code == 200
