@@ -1,6 +1,6 @@
 # What DJL Serving imports: `option.entryPoint=handler.entry`. The property `handler`, which a client's header can set
 # where the front end does not watch it, picks the attribute of this module that is called. So nothing is here but the
-# functions that DJL is meant to call; everything is imported inside them (contract djl.md, sections 1.1 and 1.2).
+# functions that DJL is meant to call; everything is imported inside them.
 
 
 def handle(inputs):  # type: ignore[no-untyped-def]

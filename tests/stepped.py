@@ -58,7 +58,7 @@ class Bench:
         *,
         info: EngineInfo = INFO,
         formatters: Formatters | None = None,
-        guides: StructuredOutputValidator | None = None,
+        validator: StructuredOutputValidator | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -73,7 +73,7 @@ class Bench:
                 ServerContext(engine="scripted"),
                 AdapterHome(AdapterRegistry()),
                 formatters or Formatters(),
-                guides,
+                validator,
                 stepped=True,
             )
             model.start()
@@ -109,7 +109,7 @@ class Bench:
     def close(self) -> None:
         self.batch.reset()
         self.loop.poll()
-        self.model._guides = None  # the tests' own
+        self.model._validator = None  # the tests' own
         self.model.close()
         self.loop.poll()
         self.loop.close()

@@ -1,6 +1,6 @@
-"""Our handler on an engine that costs nothing and steps on demand, like the stub under upstream's handler.
+"""Our handler on an engine that costs nothing and steps when it is asked to, like the stub under upstream's handler.
 
-It is a worker's model.py: each DJL step brings one token per request.
+It is a worker's model.py: every step of DJL's brings every request one token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from handler.serving import loading
 
 
 class Free:
-    """Replaces the `EngineSupervisor`, without an engine at its other end: its channel can always be read."""
+    """Stands for the supervised engine, without a worker at its other end: its channel can always be read."""
 
     ready = True
     state = State.READY

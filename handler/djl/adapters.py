@@ -15,7 +15,7 @@ from typing import Any
 from djl_python import Input
 
 from handler.core.daemon_thread import run_in_daemon_thread
-from handler.core.errors import InvalidPayload, serving_error
+from handler.core.errors import InvalidPayload, ServingError
 from handler.djl.batches import Item
 from handler.djl.wire import is_of_http, one_line
 from handler.scheduler.lora.calls import Order, read_order, required
@@ -51,10 +51,9 @@ class AdapterCalls:
         try:
             async with self._turn:
                 return await self._change(inputs, what)
-        except Exception as error:  # Java gets an answer to every call
-            failure = serving_error(error)
-            log.warning("the call to %s %r failed: %s", what, name, one_line(failure.public))
-            raise failure from None
+        except ServingError as error:
+            log.warning("the call to %s %r failed: %s", what, name, one_line(error.public))
+            raise
         finally:
             del self._under_way[end]
             end.set_result(None)
@@ -80,7 +79,7 @@ def _mentions(item: Item, name: str) -> bool:
     return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
 
 
-def _requested(changes: AdapterRegistry, inputs: Input, what: str, *, refuse_unknown: bool) -> tuple[Change, str]:
+def _requested(adapters: AdapterRegistry, inputs: Input, what: str, *, refuse_unknown: bool) -> tuple[Change, str]:
     """Return the change that a call asks for, which may be begun, and what to say when it is done.
 
     It reads files: not for the event loop's thread.
@@ -89,23 +88,23 @@ def _requested(changes: AdapterRegistry, inputs: Input, what: str, *, refuse_unk
         ServingError: it cannot be.
     """
     _check_caller(inputs)
-    changes.check()
+    adapters.check()
     order = _order(inputs, refuse_unknown=refuse_unknown)
     name = required(order.name, "name")
     done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
     if what == "unregister":
-        return functools.partial(_unregister, changes, name), done
+        return functools.partial(_unregister, adapters, name), done
     if what == "update":
-        path = changes.path(changes.get(name).adapter.path if order.src is None else order.src)
-        return functools.partial(changes.update, name, path=path, preload=order.preload), done
-    path = changes.path(required(order.src, "src"))
-    if (there := _loaded_at_start(changes, name, str(path))) is not None:
+        path = adapters.path(adapters.get(name).adapter.path if order.src is None else order.src)
+        return functools.partial(adapters.update, name, path=path, preload=order.preload), done
+    path = adapters.path(required(order.src, "src"))
+    if (there := _loaded_at_start(adapters, name, str(path))) is not None:
         return functools.partial(_nothing, there), done
-    return functools.partial(changes.register, name, path, preload=order.preload is not False), done
+    return functools.partial(adapters.register, name, path, preload=order.preload is not False), done
 
 
-def _unregister(changes: AdapterRegistry, name: str, then: Then) -> None:
-    changes.unregister(name)
+def _unregister(adapters: AdapterRegistry, name: str, then: Then) -> None:
+    adapters.unregister(name)
     then(None)
 
 
@@ -113,9 +112,9 @@ def _nothing(there: Registered, then: Then) -> None:
     then(there)
 
 
-def _loaded_at_start(changes: AdapterRegistry, name: str, path: str) -> Registered | None:
+def _loaded_at_start(adapters: AdapterRegistry, name: str, path: str) -> Registered | None:
     """What is there already: DJL Serving registers what lies in the model's `adapters/` by itself."""
-    return next((entry for entry in changes if (entry.adapter.name, entry.adapter.path) == (name, path)), None)
+    return next((entry for entry in adapters if (entry.adapter.name, entry.adapter.path) == (name, path)), None)
 
 
 def _check_caller(inputs: Input) -> None:

@@ -83,7 +83,7 @@ class RollingBatch:
 
         Args:
             size: how many requests the Java side has.
-            new: those that it offers for the first time, by their place: they follow the others.
+            new: those that it offers for the first time, by index: they follow the others.
         """
         tasks = self._tasks
         if size != len(tasks) + len(new) or any(index < len(tasks) for index in new):
@@ -131,8 +131,8 @@ class RollingBatch:
 
     def _disagreement(self, size: int, num_new: int) -> list[Piece]:
         """Never guess whose tokens these are: everybody is told, nobody gets another's."""
-        told = f"the server has {size} requests, {num_new} of them new; the handler has {len(self._tasks)}"
-        log.error("the places disagree: %s; all are ended", told)
+        counts = f"the server has {size} requests, {num_new} of them new; the handler has {len(self._tasks)}"
+        log.error("the numbers of requests disagree: %s; all are ended", counts)
         return self.fail(size, InternalError("the server and its handler disagreed on the requests in flight"))
 
 

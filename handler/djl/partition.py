@@ -1,7 +1,7 @@
-"""What DJL Serving 0.28 runs before Python when `option.rolling_batch=trtllm`: a conversion that nothing here needs.
+"""Stand in for the conversion that DJL Serving 0.28 runs before Python when `option.rolling_batch=trtllm`.
 
 Java calls it as /opt/djl/partition/trt_llm_partition.py, gives up when it fails, and then hands the directory that it
-names to the handler as `option.model_id` (contract djl.md, sections 3 and 7). So that directory becomes the model.
+names to the handler as `option.model_id`. So that directory becomes the model.
 """
 
 from __future__ import annotations

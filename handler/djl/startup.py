@@ -69,12 +69,8 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
         log.info("loading %s with %s", config.model_id or "no model", spec.engine)
 
     model = await load_model(config, formatters, directory, announce=announce, stepped=stepped)
-    try:
-        model.start()
-        await _wait_ready(model)
-    except BaseException:
-        model.close()
-        raise
+    model.start()
+    await _wait_ready(model)
     return model
 
 

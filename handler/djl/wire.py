@@ -18,7 +18,7 @@ from handler.core.framing import dumps
 from handler.djl.batches import Item, Piece
 from handler.djl.versions import MAX_FIELD, DjlVersion
 from handler.protocols.base import HttpResponse, front_end_error
-from handler.serving.headers import ignored_header
+from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import RequestTask
 
 _MAX_REASON = 1000
@@ -78,15 +78,15 @@ def batched(inputs: Input) -> dict[int, Item]:
     headers: dict[int, dict[str, str]] = {}
     if len(keys) > int(properties["batch_size"]) or any(values):
         for key, value in zip(keys, values, strict=True):
-            if found := _BATCH_KEY.fullmatch(key):
-                index, name = int(found[1]), found[2]
+            if match := _BATCH_KEY.fullmatch(key):
+                index, name = int(match[1]), match[2]
                 if name == "data" and value:
                     bodies.setdefault(index, bytes(value))
                 elif name == "seed":
                     headers.setdefault(index, {})
     for key, value in properties.items():
-        if found := _BATCH_KEY.fullmatch(key):
-            headers.setdefault(int(found[1]), {})[found[2].lower()] = value
+        if match := _BATCH_KEY.fullmatch(key):
+            headers.setdefault(int(match[1]), {})[match[2].lower()] = value
     return {index: Item(bodies.get(index, b""), headers.get(index, {})) for index in bodies.keys() | headers.keys()}
 
 
@@ -156,8 +156,8 @@ class PieceWriter:
         event = answer.body.startswith(b"data:")
         body = answer.body.removeprefix(b"data:").strip() if event else answer.body
         value = json.loads(body)
-        told = value["error"]
-        reason = one_line(told["message"] if isinstance(told, dict) else told)  # OpenAI has an object
+        error = value["error"]
+        reason = one_line(error["message"] if isinstance(error, dict) else error)  # OpenAI has an object
         if self._version.json_errors:  # Java looks for the status in the body; the reason phrase is what that says
             as_it_is = "code" in value and reason == value["error"]
             text = body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
@@ -178,10 +178,10 @@ def whole(task: RequestTask) -> Output:
 
 
 def streamed(pieces: Iterator[bytes], headers: Mapping[str, str]) -> Output:
-    made = Output()
+    answer = Output()
     for name, value in headers.items():
-        made.add_property(name, value)
-    return made.add_stream_content(pieces, None)
+        answer.add_property(name, value)
+    return answer.add_stream_content(pieces, None)
 
 
 def refusal(error: ServingError) -> Output:
@@ -191,10 +191,10 @@ def refusal(error: ServingError) -> Output:
 
 
 def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, message: str = "OK") -> Output:
-    made = Output(code=status, message=message)
+    answer = Output(code=status, message=message)
     for name, value in headers.items():
-        made.add_property(name, value)
-    return made.add(body, key="data")
+        answer.add_property(name, value)
+    return answer.add(body, key="data")
 
 
 def headers_of(task: RequestTask) -> dict[str, str]:

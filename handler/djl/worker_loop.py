@@ -20,6 +20,8 @@ class WorkerLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop()
+        self._until = 0.0  # by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = threading.Event()
         self.lock = threading.Lock()
 
@@ -38,9 +40,10 @@ class WorkerLoop:
 
     def wait(self, seconds: float) -> None:
         """Run the loop until somebody stops it, at most so long."""
-        timer = self._loop.call_later(seconds, self._loop.stop)
+        self._until = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._until:
+            self._set_timer()
         self._loop.run_forever()
-        timer.cancel()
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Run the loop until `done`, which is asked whenever somebody stops it. False where that takes longer."""
@@ -60,6 +63,19 @@ class WorkerLoop:
         """End `look_after` too."""
         self._closed.set()
         self._loop.close()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._until, self._look_at_clock)
+
+    def _look_at_clock(self) -> None:
+        """One timer does for many waits, each of which ends before its time: a new one for each costs more."""
+        self._timer = None
+        if self._loop.time() >= self._until:
+            self._loop.stop()
+        else:
+            self._set_timer()
 
     def look_after(self, period: float) -> None:
         """From now on poll every `period` seconds.

@@ -1,4 +1,4 @@
-"""What every route of the embedded server does: reading a body within its limits, sending an answer."""
+"""Read a request's body within its limits, and send an answer: for every route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the ASGI application: the socket, uvicorn, signals, and the way out."""
+"""Run the ASGI application: bind the socket, run uvicorn, and drain at a signal."""
 
 from __future__ import annotations
 

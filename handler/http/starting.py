@@ -1,4 +1,4 @@
-"""The embedded server while its model is being prepared: 503 for every request, and progress in the log."""
+"""Answer 503 while the model is being loaded, and show the progress."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.core.errors import Unavailable
 from handler.http.asgi import send_json
 from handler.protocols.base import front_end_error
-from handler.serving.headers import request_id
 from handler.serving.model import ServedModel
+from handler.serving.preprocess import request_id
 
 
 class StartingApp:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: noted by a handler that writes nothing; the event loop does the rest.
+"""Note SIGTERM and SIGINT in a handler that writes nothing; the event loop does the rest.
 
 Python runs a signal's handler between any two steps of the main thread, also in the middle of a log write. A handler
 that logs there raises `RuntimeError: reentrant call` in whatever was interrupted.

@@ -1,4 +1,4 @@
-"""Writes a streamed response's chunks straight from the callback that made them, without waking a task for each."""
+"""Write a streamed response's chunks in the callback that made them, without waking a task for each."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BodyWriter:
                 self._backlog.clear()
                 self._size = 0
                 await self._send({"type": "http.response.body", "body": data, "more_body": not self.ended})
-        except Exception:
+        except Exception:  # the connection was closed meanwhile
             self._break()
         finally:
             self._task = None
@@ -111,25 +111,3 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
     """Await a coroutine that was already stepped up to its first wait, `waiting`."""
     yield waiting
     yield from coroutine
-
-
-class GatheredBody:
-    """Keeps what comes until it is fetched."""
-
-    def __init__(self) -> None:
-        self._data: list[bytes] = []
-        self._last = False
-        self._written = asyncio.Event()
-
-    def write(self, data: bytes, *, last: bool = False) -> None:
-        self._data.append(data)
-        self._last = last
-        self._written.set()
-
-    async def next(self) -> tuple[bytes, bool]:
-        """What has gathered, and whether that is all."""
-        await self._written.wait()
-        self._written.clear()
-        data = b"".join(self._data)
-        self._data.clear()
-        return data, self._last

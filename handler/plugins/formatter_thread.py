@@ -1,4 +1,4 @@
-"""Runs the functions of a user's model.py on a thread of their own: one that sleeps or hangs holds up no host."""
+"""Run the functions of a user's model.py on a thread of their own: one that hangs blocks no event loop."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A loaded model and its requests in flight, whatever drives it."""
+"""A served model and its requests in flight, for HTTP and for DJL."""

@@ -13,9 +13,8 @@ from handler.core.values import Request
 from handler.engines.base import Tokenizer
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.base import ParsedRequest, Schema
-from handler.serving.headers import Headers
 from handler.serving.large_bodies import LARGE, is_long
-from handler.serving.preprocess import Decoded, Preprocessor, check_guide
+from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_guide
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from handler.core.errors import InternalError
 from handler.core.text import Prompt
@@ -22,10 +22,17 @@ _SHORT_TICK = 0.2  # while no engine is ready, or requests wait
 
 
 class Notified(Protocol):
-    """A request whose host wants to know of new bytes."""
+    """A request whose host wants to know of new bytes.
 
-    def tell(self) -> None:
-        """Call the host."""
+    Attributes:
+        notified: it is among those whose hosts are told next.
+    """
+
+    notified: bool
+
+    @property
+    def on_bytes(self) -> Callable[[Any], object]:
+        """The host's callback; gets the request."""
 
 
 class EngineDriver:
@@ -81,14 +88,17 @@ class EngineDriver:
         So all of a step's bytes are written in a row. A write between two computations finds its reader asleep again,
         and waking it costs more than all that we compute for a token.
         """
-        self._notified.append(task)
+        if not task.notified:
+            task.notified = True
+            self._notified.append(task)
 
     def flush(self) -> None:
         """Tell the hosts now. A step does so at its end; whoever notifies at another time calls this."""
         tasks, self._notified = self._notified, []
         for task in tasks:
+            task.notified = False
             try:
-                task.tell()
+                task.on_bytes(task)
             except Exception:  # one client's host must not stop the others'
                 log.exception("bytes could not be handed over: a bug")
 
@@ -107,8 +117,9 @@ class EngineDriver:
 
     def _step(self) -> None:
         sinks = self.sinks
+        num_tokens = 0
         for delta in self._batcher.step():
-            self.num_tokens += len(delta.tokens)
+            num_tokens += len(delta.tokens)
             sink = sinks.get(delta.id)
             if sink is None:
                 continue
@@ -120,4 +131,5 @@ class EngineDriver:
                 failure = InternalError.of(error)
                 with contextlib.suppress(Exception):  # it has been logged, and its request is ended
                     sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
+        self.num_tokens += num_tokens
         self.flush()

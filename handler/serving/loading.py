@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -51,14 +52,14 @@ async def load_model(
     adapters = adapter_home(config, spec, directory)
     announce(spec)
     engine = start_engine(config, spec)
-    try:
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(engine.close)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = schema_context(config, spec, adapters.registry)
-        guides = make_validator(spec, engine)
-        return ServedModel(config, engine, tokenizer, context, adapters, formatters, guides, stepped=stepped)
-    except BaseException:
-        engine.close()
-        raise
+        validator = make_validator(spec, engine)
+        model = ServedModel(config, engine, tokenizer, context, adapters, formatters, validator, stepped=stepped)
+        on_failure.pop_all()
+    return model
 
 
 def choose_engine(config: Config) -> str:
@@ -161,12 +162,12 @@ def model_formatters(config: Config, directory: Path | None = None) -> Formatter
     Raises:
         ConfigError: model.py cannot be used, or an option names what it does not have.
     """
-    found = find_formatters(directory or _directory(config))
+    formatters = find_formatters(directory or _directory(config))
     try:
         key, name = "option.input_formatter", config.input_formatter
-        read = choose(found.inputs, name, "input")
+        read = choose(formatters.inputs, name, "input")
         key, name = "option.output_formatter", config.output_formatter
-        write = None if name in FRAMINGS else choose(found.outputs, name, "output")
+        write = None if name in FRAMINGS else choose(formatters.outputs, name, "output")
     except ValueError as error:
         raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} by {key}") from None
     if write is not None and config.rolling_batch == "disable":

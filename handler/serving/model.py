@@ -11,7 +11,7 @@ from typing import Any
 
 from handler.config.loader import Config
 from handler.core.daemon_thread import run_in_daemon_thread
-from handler.core.errors import ConfigError, ServingError, Unavailable, serving_error
+from handler.core.errors import ConfigError, ServingError, Unavailable
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
@@ -23,12 +23,10 @@ from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Regist
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
-from handler.serving.headers import Headers, request_id
-from handler.serving.metrics import Metrics
-from handler.serving.preprocess import NO_FORMATTERS, Preprocessor
+from handler.serving.metrics import Metrics, RequestStats
+from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
 from handler.serving.route_override import InferenceRoutes
-from handler.serving.stats import RequestStats
 
 
 def _nobody(task: RequestTask) -> None:
@@ -41,7 +39,7 @@ class ServedModel:
     Args:
         engine: started, perhaps still loading.
         tokenizer: used on threads.
-        guides: what tries clients' structured output; None where nothing has to be tried.
+        validator: tries clients' structured output; None where nothing has to be tried.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
     """
 
@@ -53,7 +51,7 @@ class ServedModel:
         context: ServerContext,
         adapters: AdapterHome,
         formatters: Formatters = NO_FORMATTERS,
-        guides: StructuredOutputValidator | None = None,
+        validator: StructuredOutputValidator | None = None,
         *,
         stepped: bool = False,
     ) -> None:
@@ -61,7 +59,7 @@ class ServedModel:
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
         self.routes = InferenceRoutes(config.model_name, self.schema.name, registry.routes(config.root_schema))
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, guides=guides
+            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, validator=validator
         )
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
@@ -75,7 +73,7 @@ class ServedModel:
         self._closing = False
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._engine = engine
-        self._guides = guides
+        self._validator = validator
         self._batches: DynamicBatcher | None = None
         if config.rolling_batch == "disable" and not stepped:
             self._batches = DynamicBatcher(
@@ -120,18 +118,18 @@ class ServedModel:
             id: by default what the headers say, or a new one.
             on_bytes: as in RequestTask.
         """
-        error: Exception | None = None
+        error: ServingError | None = None
         try:
             if route is not None:
                 schema = self.routes.schema(route)
             self.preprocessor.check_headers(headers, schema)
             self.check_room()
-        except Exception as refused:  # one client's headers must not stop the others
-            error = refused
+        except ServingError as refusal:
+            error = refusal
         stats = RequestStats(id or request_id(headers), self.metrics, log_prompts=self.config.log_prompts)
         task = RequestTask(self.admission, self._driver, stats, headers, schema, on_bytes, self._batches)
         if error is not None:
-            task.refuse(serving_error(error))
+            task.refuse(error)
         self._tasks.add(task)
         return task
 
@@ -175,8 +173,8 @@ class ServedModel:
             if state is State.CLOSED and not self.opened.done() and not self._closing:
                 self.opened.set_exception(ConfigError(f"the engine could not start: {self.reason}"))
             self.metrics.ready.set(state is State.READY)
-            if state is State.READY and self._guides is not None:
-                self._guides.start()
+            if state is State.READY and self._validator is not None:
+                self._validator.start()
             if state is State.RESTARTING:
                 self.metrics.restarts.inc()
             on_state(state)
@@ -199,8 +197,8 @@ class ServedModel:
         self._closing = True
         self._driver.close()
         self._engine.close()
-        if self._guides is not None:
-            self._guides.close()
+        if self._validator is not None:
+            self._validator.close()
         self.admission.close()
 
     @property
@@ -285,7 +283,6 @@ class ServedModel:
         for name, path in self._adapters_at_start.items():
             try:
                 await self.change_adapter(functools.partial(self.adapters.register, name, path))
-            except Exception as error:  # whatever is wrong with it keeps the model from being served
-                message = f"the adapter {name} cannot be used: {serving_error(error).message}"
-                return self.opened.set_exception(ConfigError(message))
+            except ServingError as error:
+                return self.opened.set_exception(ConfigError(f"the adapter {name} cannot be used: {error.message}"))
         self.opened.set_result(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import urllib.parse
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,10 +21,14 @@ from handler.plugins.loading import Formatters
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.readers.body import decode, decode_text
-from handler.serving.headers import Headers, media_type
 from handler.serving.large_bodies import LARGE, LargeBodies
 
 NO_FORMATTERS = Formatters()
+
+Headers = Mapping[str, str]
+"""A request's headers, names in lower case."""
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 _JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
@@ -55,7 +61,7 @@ class Preprocessor:
         tokenizer: the engine's.
         engine_info: what the engine says of itself; None while it has not been loaded.
         formatters: what a model.py has the bodies read and the answers written by.
-        guides: tries what clients send; None where nothing has to be tried.
+        validator: tries what clients send; None where nothing has to be tried.
     """
 
     def __init__(
@@ -65,7 +71,7 @@ class Preprocessor:
         tokenizer: Tokenizer,
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
-        guides: StructuredOutputValidator | None = None,
+        validator: StructuredOutputValidator | None = None,
     ) -> None:
         self.schema = schema
         self.large_bodies = LargeBodies()
@@ -85,7 +91,7 @@ class Preprocessor:
         )
         self._tokenizer = tokenizer
         self._engine_info = engine_info
-        self._guides = guides
+        self._validator = validator
 
     def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
@@ -173,8 +179,8 @@ class Preprocessor:
 
     def try_guide(self, request: Request) -> Future[str] | None:
         """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""
-        structured_output = request.sampling.structured_output
-        return None if structured_output is None or self._guides is None else self._guides.check(structured_output)
+        output = request.sampling.structured_output
+        return None if output is None or self._validator is None else self._validator.check(output)
 
     def _given(self, request: Request, ids: Sequence[int]) -> Prompt:
         """A prompt that came as ids."""
@@ -249,6 +255,28 @@ def _check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
     for id in ids:
         if not 0 <= id < len(vocabulary):
             raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
+
+
+def request_id(headers: Headers) -> str:
+    """Return DJL's or SageMaker's id, or the client's where it is harmless, else a new one."""
+    for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
+        if _REQUEST_ID.fullmatch(id := headers.get(name, "").strip()):
+            return id
+    return str(uuid.uuid4())
+
+
+def media_type(headers: Headers) -> str:
+    """Return the content type without its parameters, in lower case; "" where there is none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Return the answer's header that lists ignored parameters.
+
+    The names are the client's text: quoted, so that they fit a header, and cut to what SageMaker lets through.
+    """
+    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
+    return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
 
 
 class FormatterTokenizer:

@@ -17,8 +17,8 @@ from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
-from handler.serving.headers import Headers
-from handler.serving.stats import RequestStats
+from handler.serving.metrics import RequestStats
+from handler.serving.preprocess import Headers
 
 
 class RequestTask:
@@ -45,8 +45,8 @@ class RequestTask:
 
     __slots__ = (
         "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver", "_headers", "_ids",
-        "_in_batch", "_notified", "_reply", "_schema", "_size", "_stats", "_threaded", "begun", "committed", "error",
-        "finished", "on_bytes", "parsed", "status", "unsent",
+        "_in_batch", "_notify", "_reply", "_schema", "_size", "_stats", "_threaded", "begun", "committed", "error",
+        "finished", "notified", "on_bytes", "parsed", "status", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +71,8 @@ class RequestTask:
         self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []  # the batcher's
-        self._notified = False
+        self._notify = driver.notify
+        self.notified = False  # the driver's
         self._content_type = ""
         self.on_bytes = on_bytes
         self.parsed: ParsedRequest | None = None
@@ -189,8 +190,6 @@ class RequestTask:
 
     def feed(self, index: int, delta: Delta) -> None:
         """Write one delta of request number `index`: the hot path, once a token. Belongs to the driver's step."""
-        if self.finished:
-            return
         self._stats.note(delta)
         reply = self._reply
         if delta.error is not None or reply is None:
@@ -200,10 +199,11 @@ class RequestTask:
             self.unsent.append(data)
         if reply.finished:
             self._end("ok")
-            self._notify()
+            self._notify(self)
         elif data or not self.begun:
             self.begun = True
-            self._notify()
+            if not self.notified:
+                self._notify(self)
 
     def fail(self, error: ServingError) -> None:
         """End the request with `error`, in the way that what was sent so far allows."""
@@ -226,13 +226,10 @@ class RequestTask:
             if self._background is not None:
                 self._background.cancel()
 
-    def tell(self) -> None:
-        """Call the host. For the driver."""
-        self._notified = False
-        self.on_bytes(self)
-
     def _feed_and_flush(self, index: int, delta: Delta) -> None:
         """Feed a delta outside of the driver's steps."""
+        if self.finished:
+            return
         try:
             self.feed(index, delta)
         except Exception as error:  # what rendered it has a bug
@@ -241,11 +238,13 @@ class RequestTask:
 
     def _fail(self, index: int, delta: Delta) -> None:
         assert delta.error is not None, "a request is fed when it has been parsed"
+        if self.finished:
+            return
         if self._reply is None or not (self.streams and (self.committed or self.unsent)):
             return self._refuse(delta.error)
         self._stats.error = delta.error.public
         self._end("failed")
-        self._notify()
+        self._notify(self)
         self.unsent.append(self._reply.feed(index, delta))
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
@@ -260,12 +259,7 @@ class RequestTask:
         self._stats.error = error.public
         failed = "failed" if self._stats.engine_answered else "refused"
         self._end("overloaded" if isinstance(error, Unavailable) else failed)
-        self._notify()
-
-    def _notify(self) -> None:
-        if not self._notified:
-            self._notified = True
-            self._driver.notify(self)
+        self._notify(self)
 
     def _end(self, outcome: str) -> None:
         """Write the figures down; what is still in the engine leaves it."""

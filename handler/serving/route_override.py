@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from handler.core.errors import InvalidPayload
 from handler.protocols.base import Schema
-from handler.serving.headers import Headers
+from handler.serving.preprocess import Headers
 
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 """The configured dialect's routes."""
@@ -21,8 +21,8 @@ def route_in_attributes(headers: Headers) -> str | None:
 
     DJL's front end reads them itself and hands `route` over as a property of the request.
     """
-    found = _ROUTE.search(headers.get(ATTRIBUTES, ""))
-    return None if found is None else found[1]
+    match = _ROUTE.search(headers.get(ATTRIBUTES, ""))
+    return None if match is None else match[1]
 
 
 class InferenceRoutes:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from handler.http.routes.inference import _write_to
+from handler.http.routes.inference import stream_to
 from handler.http.streaming import WholeBody
 from handler.serving.model import ServedModel
 from tests.environment import clean_environment
@@ -146,7 +146,7 @@ async def _answered(model: ServedModel, body: dict[str, Any]) -> weakref.ref[Any
     assert task.parsed is not None
     if task.streams:
         whole = WholeBody()
-        _write_to(task, whole)
+        stream_to(task, whole)
         assert await whole.done
     else:
         assert task.take_whole().body

@@ -1,4 +1,4 @@
-"""The embedded server's routes about adapters: DJL Serving's (0.34), and SageMaker's calls.
+"""Routes about LoRA adapters: DJL Serving's (0.34), and SageMaker's calls.
 
 SageMaker registers with a body `{"name", "src", "preload", "pin"}` where DJL has a query; all else is alike.
 """
@@ -12,13 +12,13 @@ from urllib.parse import parse_qsl
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import BadRequest, InvalidPayload, NotFound, serving_error
+from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingError
 from handler.http.asgi import Endpoint, read_body, send_error, send_json
 from handler.protocols.readers.body import decode
 from handler.scheduler.lora.calls import Order, read_order, required
 from handler.scheduler.lora.registry import Registered
-from handler.serving.headers import ignored_header
 from handler.serving.model import ServedModel
+from handler.serving.preprocess import ignored_header
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
 """SageMaker's header with the name that its user knows the adapter by."""
@@ -61,9 +61,8 @@ class AdapterRoutes:
                     value, ignored = answered
                     extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
                     await send_json(scope, send, 200, value, extra)
-            except Exception as error:
-                failure = serving_error(error)
-                await send_error(scope, send, failure.status, failure.type, failure.message)
+            except ServingError as error:
+                await send_error(scope, send, error.status, error.type, error.message)
             finally:
                 self._model.num_requests -= 1
 

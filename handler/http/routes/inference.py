@@ -1,4 +1,4 @@
-"""The routes for inference: answer a request from its headers to the last byte, or to the client's going away."""
+"""Routes for inference: read a request, and write its answer until the last byte or until the client is gone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import GenerationFailed, ModelNotFound, ServingError, serving_error
+from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
 from handler.http.asgi import Headers, read_body, send_answer, send_start
 from handler.http.protocol import CHUNK, WHOLE
 from handler.http.streaming import BodyWriter, WholeBody, Writer
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema
-from handler.serving.headers import ignored_header
 from handler.serving.model import ServedModel
+from handler.serving.preprocess import ignored_header
 from handler.serving.request_task import RequestTask
 
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
@@ -88,8 +88,8 @@ class Inference:
             if body is not None:
                 self._model.check_room()  # it may have taken its time
                 await task.parse(body)  # what has come whole is answered, also at SIGTERM
-        except Exception as error:  # one client's body must not stop the others
-            task.refuse(serving_error(error))
+        except ServingError as error:
+            task.refuse(error)
 
 
 async def _send(
@@ -122,7 +122,7 @@ async def _send(
             await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
     elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece
         whole = WholeBody()
-        _write_to(task, whole)
+        stream_to(task, whole)
         await asyncio.wait((whole.done, gone), return_when=asyncio.FIRST_COMPLETED)
         if whole.done.done():
             body = whole.done.result()
@@ -135,11 +135,11 @@ async def _send(
         if not started:
             await _start_stream(scope, send, parsed, _bytes([*task.dialect_headers(), *ignored]))
         writer = BodyWriter(send, scope["extensions"][CHUNK])
-        _write_to(task, writer)
+        stream_to(task, writer)
         await _keep_alive(writer, gone, parsed.keep_alive)
 
 
-def _write_to(task: RequestTask, writer: Writer) -> None:
+def stream_to(task: RequestTask, writer: Writer) -> None:
     """Have the task's bytes written in the call that makes them, first those that have gathered."""
 
     def write(task: RequestTask) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's list of models at /v1/models: the one that is served, and the LoRA adapters, which requests may name."""
+"""OpenAI's list of models at /v1/models: the served model, and the LoRA adapters that requests may name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class OpenAiRoutes:
 
     async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
         id = scope["path_params"]["id"]
-        found = self._models().get(id)
-        if found is None:
+        model = self._models().get(id)
+        if model is None:
             return await send_answer(scope, send, errors.refused(ModelNotFound(id[:200])))
-        return await send_json(scope, send, 200, found)
+        return await send_json(scope, send, 200, model)
 
     def _models(self) -> dict[str, dict[str, Any]]:
         """By id. `parent` is what an adapter was made for; TGI and vLLM have `owned_by` as free text."""
@@ -45,5 +45,5 @@ class OpenAiRoutes:
 
         own = [config.model_name, *(name for name in config.served_model_name or () if name != "*")]
         adapters = [entry.adapter.name for entry in model.adapters]
-        found = {name: describe(name, root=name, parent=config.model_name) for name in adapters}
-        return {**{name: describe(name) for name in own}, **found}
+        by_name = {name: describe(name, root=name, parent=config.model_name) for name in adapters}
+        return {**{name: describe(name) for name in own}, **by_name}

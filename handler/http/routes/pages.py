@@ -1,4 +1,4 @@
-"""The chat page at `/`, the document of the API and the page that shows it: files of ours, nothing from elsewhere."""
+"""The chat page at `/`, the OpenAPI document and its page. They load nothing from other servers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PageRoutes:
         return {"GET": self._root} if path == "/" else {}
 
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The page for browsers, TGI's health for others (contract generate_apis.md, 1.1)."""
+        """The page for browsers, TGI's health for others (TGI's router has it at `/` too)."""
         vary = (b"vary", b"accept")
         if "text/html" in scope["headers_by_name"].get("accept", "").lower():
             await _send_file(_DIRECTORY / "index.html", scope, receive, send, extra=[vary])
@@ -84,8 +84,8 @@ class PageRoutes:
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
         routes = [one for one in served if one.path not in ASSETS]
-        found = document(routes, self._model.context, locked=self._locked)
-        await send_answer(scope, send, HttpResponse(200, "application/json", dumps(found)))
+        openapi = document(routes, self._model.context, locked=self._locked)
+        await send_answer(scope, send, HttpResponse(200, "application/json", dumps(openapi)))
 
 
 def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:

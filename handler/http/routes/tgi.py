@@ -1,4 +1,4 @@
-"""TGI's routes that are no inference: /info, /health, /tokenize, /chat_tokenize (contract generate_apis.md, 1.1)."""
+"""TGI's other routes: /info, /health, /tokenize and /chat_tokenize, as text-generation-inference's router has them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.request import read_body as read_generate
 from handler.protocols.validation import show
 from handler.serving.admission import TOKENIZER_THREADS
-from handler.serving.headers import ignored_header
+from handler.serving.metrics import RequestStats
 from handler.serving.model import ServedModel
-from handler.serving.stats import RequestStats
+from handler.serving.preprocess import ignored_header
 
 _SCHEMA = ROUTES["/generate"]  # whose refusals these are
 _SHAPING = (
@@ -107,14 +107,14 @@ class TgiRoutes:
             with self._place():
                 value = (await model.admission.decode(body, headers, _SCHEMA)).value
                 use, ignored = await model.admission.run(len(body), functools.partial(read, value))
-                found = HttpResponse(200, "application/json", await model.admission.with_tokenizer(use))
-        except Exception as error:
+                answer = HttpResponse(200, "application/json", await model.admission.with_tokenizer(use))
+        except Exception as error:  # a tokenizer is foreign code
             await send_answer(scope, send, model.refused(serving_error(error), _SCHEMA, id=id, body=value).take_whole())
         else:
             stats.close("ok")
             model.metrics.requests.labels("ok").inc()  # the other figures are of answers
             extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
-            await send_answer(scope, send, found, extra)
+            await send_answer(scope, send, answer, extra)
         finally:
             model.num_requests -= 1
 

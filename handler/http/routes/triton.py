@@ -1,4 +1,4 @@
-"""What Triton's clients ask of a server before they generate: is it there, is it ready, what is the model."""
+"""Triton's health, metadata, configuration and repository routes, which its clients call before they generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may speak to the embedded server, and how: keys, browsers' origins, certificate. All off unless asked for."""
+"""Read who may call the embedded server: keys, browsers' origins, hosts and certificate. All are off by default."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class AllowedHosts:
 
 def _name(header: str) -> str:
     """Without port, brackets and a final dot (`localhost.` is fully qualified); a malformed header is no name."""
-    found = _HOST.fullmatch(header)
-    return (found[1] or found[2] or "").lower().removesuffix(".") if found else header
+    match = _HOST.fullmatch(header)
+    return (match[1] or match[2] or "").lower().removesuffix(".") if match else header
 
 
 def _is_loopback(name: str) -> bool:

@@ -18,7 +18,7 @@ from handler.djl.batches import Item, open_item
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.http.routes.inference import _write_to
+from handler.http.routes.inference import stream_to
 from handler.plugins.loading import Formatters
 from handler.serving import loading
 from handler.serving.loading import engine_spec, load_model, make_validator
@@ -47,7 +47,7 @@ def item(text: str, structured_output: str | None = None, **parameters: Any) -> 
 
 
 def bench(checks: StructuredOutputValidator) -> Bench:
-    return Bench(info=INFO, guides=checks)
+    return Bench(info=INFO, validator=checks)
 
 
 @pytest.mark.parametrize("words", [1, 4000], ids=["short", "long"])
@@ -174,7 +174,7 @@ def test_an_expression_that_takes_long_to_compile_stops_no_stream(
         body = item("a b", max_new_tokens=60).body.replace(b'"inputs"', b'"stream": true, "inputs"')
         (stream, begun), pace = begin(model, body), Pace()
         await begun
-        _write_to(stream, pace)
+        stream_to(stream, pace)
         status, answer = await answered(model, hostile.body)
         if tried:
             assert status == 200, "to try it is the double's business"
