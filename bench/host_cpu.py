@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 from counting import Clients
 from cpu import cpu_seconds
 
-from handler.bench.machine import describe
-from handler.bench.quiet import OthersMeter
-from handler.bench.report import table
+from handler.bench.machine import OthersMeter, describe
+from handler.bench.metrics import table
 from handler.bench.server import Server, lmi_serve, process
 
 TARGET = 2.5

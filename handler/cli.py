@@ -82,7 +82,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     signals = StopSignals()
     signals.install()  # before the slow imports
     from handler.config.loader import load_config
-    from handler.config.options_common import LLM_ENGINES
+    from handler.config.options.common import LLM_ENGINES
     from handler.http.security.access import read_access
     from handler.http.startup import serve
 

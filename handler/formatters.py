@@ -6,9 +6,17 @@ docs/formatters.md.
 
 from __future__ import annotations
 
-from handler.plugins.decorators import input_formatter, output_formatter
-from handler.plugins.input import Input
-from handler.plugins.request_io import RequestInput, RequestOutput, Sequence, TextGenerationOutput, TextInput, Token
+from handler.plugins.api import (
+    Input,
+    RequestInput,
+    RequestOutput,
+    Sequence,
+    TextGenerationOutput,
+    TextInput,
+    Token,
+    input_formatter,
+    output_formatter,
+)
 
 __all__ = [
     "Input",

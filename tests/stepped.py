@@ -16,7 +16,7 @@ from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.engines.process.supervisor import State
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.plugins.loading import Formatters
+from handler.plugins.functions import Formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel

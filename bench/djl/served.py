@@ -20,9 +20,9 @@ from djl.ratios import over_others, verdict
 from handler.bench import metrics
 from handler.bench.client import Target
 from handler.bench.load import Closed
+from handler.bench.machine import OthersMeter
+from handler.bench.metrics import table
 from handler.bench.processes import measure
-from handler.bench.quiet import OthersMeter
-from handler.bench.report import table
 from tests.djl.servers import DjlServer
 from tests.environment import clean_environment
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar, NamedTuple
 
-from handler.bench.answer import AnswerReader
-from handler.bench.client import Target
+from handler.bench.client import AnswerReader, Target
 
 MODEL = "model"
 """The name under which the peer knows it."""

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from handler.bench.metrics import errors, first_token_times, gaps
-from handler.bench.report import percentiles, table
+from handler.bench.metrics import errors, first_token_times, gaps, percentiles, table
 from systems.base import Sample
 from systems.turns import Point
 

@@ -13,10 +13,10 @@ from typing import Any
 from handler.bench import machine, metrics, plot
 from handler.bench.client import Target
 from handler.bench.load import Closed, Load
+from handler.bench.machine import OthersMeter
 from handler.bench.metrics import Point, Repetition
 from handler.bench.offline import Offline, Work
 from handler.bench.processes import measure
-from handler.bench.quiet import OthersMeter
 from handler.bench.server import lmi_serve
 from handler.config.loader import load_config
 from handler.serving.loading import engine_spec

@@ -1,4 +1,4 @@
-"""Metrics of a load: throughput, latencies, errors; as a table and as JSON."""
+"""The metrics of a load: percentiles, times, gaps, and their tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from handler.bench.load import Closed, Load, Result
 from handler.bench.offline import Run
-from handler.bench.report import percentiles, table
 
 
 class Repetition(NamedTuple):
@@ -119,3 +118,27 @@ def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
 
 def _cell(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+PERCENTILES = (50, 90, 99)
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """Return p50, p90 and p99 by linear interpolation; None without values."""
+    if not values:
+        return {f"p{percent}": None for percent in PERCENTILES}
+    if len(values) == 1:
+        return {f"p{percent}": values[0] for percent in PERCENTILES}
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {f"p{percent}": cuts[percent - 1] for percent in PERCENTILES}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an aligned table in Markdown."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
+    return "\n".join([line(head), rule, *map(line, rows)])

@@ -7,8 +7,10 @@ that it held back (`flush`).
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
+
+from handler.core.errors import PromptTooLong
 
 
 class Vocabulary:
@@ -52,6 +54,8 @@ class Prompt(NamedTuple):
 
 _SPACES = b" \t\n\r\v\f"
 """Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
+
+_SLACK = 16  # tokens that a cut may add
 
 
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
@@ -156,3 +160,24 @@ class StopMatcher:
             if any(stop.startswith(end) for stop in self._stops):
                 return size
         return 0
+
+
+def check_tokens(text: str, name: str, limit: int, size: int, count: Callable[[str], int]) -> None:
+    """Count the tokens of a text of more than `size` characters, part by part.
+
+    Args:
+        name: the client's name of the text.
+        limit: tokens that it may have.
+        size: characters of a part.
+        count: counts the tokens of a part.
+
+    Raises:
+        PromptTooLong: it has more.
+    """
+    if len(text) <= size:
+        return
+    num_tokens = 0
+    for start in range(0, len(text), size):
+        num_tokens += max(0, count(text[start : start + size]) - _SLACK)
+        if num_tokens > limit:
+            raise PromptTooLong(name, num_tokens, limit, exact=False)

@@ -14,8 +14,8 @@ from typing import Any
 
 from djl_python import Input
 
-from handler.core.daemon_thread import run_in_daemon_thread
 from handler.core.errors import InvalidPayload, ServingError
+from handler.core.event_loop import run_in_daemon_thread
 from handler.djl.batches import Item
 from handler.djl.wire import is_of_http, one_line
 from handler.scheduler.lora.calls import Order, read_order, required

@@ -14,7 +14,7 @@ from handler.config import environment, model_files
 from handler.config.loader import Config, Setting, load_config, option_key
 from handler.core.errors import ConfigError
 from handler.engines.process.engine_loop import Spec
-from handler.plugins.loading import Formatters
+from handler.plugins.functions import Formatters
 from handler.serving.loading import choose_engine, load_model, model_formatters
 from handler.serving.model import ServedModel
 

@@ -19,7 +19,7 @@ from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.server import BACKLOG, Server, bind
 from handler.http.starting import CLEAR, Progress, StartingApp
 from handler.http.stop_signals import StopSignals
-from handler.plugins.loading import Formatters
+from handler.plugins.functions import Formatters
 from handler.serving.loading import load_model, model_formatters
 from handler.serving.model import ServedModel
 

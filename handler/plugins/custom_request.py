@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handler.plugins.input import Input
-from handler.plugins.loading import InputFormatter
-from handler.plugins.running import failed, kind, run, users_objects
+from handler.plugins.api import Input
+from handler.plugins.functions import InputFormatter, failed, kind, run, users_objects
 
 
 class CustomReader:

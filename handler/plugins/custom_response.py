@@ -11,10 +11,9 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSONLINES, dumps
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.plugins.loading import OutputFormatter, Style
-from handler.plugins.request_io import Sequence, TextGenerationOutput, TextInput
-from handler.plugins.request_io import Token as UserToken
-from handler.plugins.running import failed, kind, run, users_objects
+from handler.plugins.api import Sequence, TextGenerationOutput, TextInput
+from handler.plugins.api import Token as UserToken
+from handler.plugins.functions import OutputFormatter, Style, failed, kind, run, users_objects
 from handler.protocols.base import ParsedRequest
 from handler.protocols.reply import finish_of, rank_sequences
 

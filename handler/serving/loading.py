@@ -11,14 +11,14 @@ from pathlib import Path
 from handler import __version__, engines
 from handler.config import environment
 from handler.config.loader import BY_ROLLING_BATCH, Config
-from handler.core.daemon_thread import run_in_daemon_thread
 from handler.core.errors import ConfigError
+from handler.core.event_loop import run_in_daemon_thread
 from handler.core.framing import FRAMINGS
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.plugins.loading import Formatters, choose, find_formatters
+from handler.plugins.functions import Formatters, choose, find_formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry

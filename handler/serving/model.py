@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from handler.config.loader import Config
-from handler.core.daemon_thread import run_in_daemon_thread
 from handler.core.errors import ConfigError, ServingError, Unavailable
+from handler.core.event_loop import run_in_daemon_thread
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.plugins.loading import Formatters
+from handler.plugins.functions import Formatters
 from handler.protocols import registry
 from handler.protocols.base import Schema, ServerContext
 from handler.scheduler.batcher import Batcher

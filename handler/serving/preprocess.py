@@ -17,7 +17,7 @@ from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
-from handler.plugins.loading import Formatters
+from handler.plugins.functions import Formatters
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.readers.body import decode, decode_text

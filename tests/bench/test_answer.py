@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from handler.bench.answer import AnswerReader
+from handler.bench.client import AnswerReader
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
 

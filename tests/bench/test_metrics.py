@@ -9,9 +9,8 @@ from array import array
 import pytest
 
 from handler.bench.load import Closed, Open, Result
-from handler.bench.metrics import Point, Repetition, show, summarize, tokens_per_second
+from handler.bench.metrics import Point, Repetition, percentiles, show, summarize, tokens_per_second
 from handler.bench.offline import Run
-from handler.bench.report import percentiles
 
 
 def result(start: float, *arrivals: float, error: str = "") -> Result:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError, InvalidPayload
-from handler.core.text import Prompt, Vocabulary
-from handler.core.token_limit import check_tokens
+from handler.core.text import Prompt, Vocabulary, check_tokens
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

@@ -10,8 +10,7 @@ from typing import Any
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
-from handler.core.text import Prompt, Vocabulary
-from handler.core.token_limit import check_tokens
+from handler.core.text import Prompt, Vocabulary, check_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf

@@ -16,7 +16,7 @@ import pytest
 from handler.config.loader import load_config
 from handler.djl.batches import Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
-from handler.plugins.loading import Formatters
+from handler.plugins.functions import Formatters
 from handler.serving.loading import load_model
 from handler.serving.model import ServedModel
 from tests.stepped import ask, item, text_of

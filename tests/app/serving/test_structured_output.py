@@ -19,7 +19,7 @@ from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.http.routes.inference import stream_to
-from handler.plugins.loading import Formatters
+from handler.plugins.functions import Formatters
 from handler.serving import loading
 from handler.serving.loading import engine_spec, load_model, make_validator
 from handler.serving.model import ServedModel

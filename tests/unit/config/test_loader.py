@@ -9,7 +9,7 @@ import pytest
 
 from handler.config.loader import Config, load_config
 from handler.config.options import OPTIONS
-from handler.config.options_common import TOOL_CALL_PARSERS
+from handler.config.options.common import TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
 from handler.protocols.openai.tools.formats import FORMATS
 from handler.serving.loading import choose_engine

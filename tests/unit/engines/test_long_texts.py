@@ -11,8 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from handler.core.errors import PromptTooLong
-from handler.core.text import Vocabulary
-from handler.core.token_limit import check_tokens
+from handler.core.text import Vocabulary, check_tokens
 from handler.engines.echo import _CONTEXT, EchoTokenizer
 from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer

@@ -13,7 +13,7 @@ from handler.core.values import Delta, Finish, Token
 from handler.formatters import RequestInput, Sequence, TextGenerationOutput, TextInput
 from handler.plugins.custom_request import CustomReader
 from handler.plugins.custom_response import with_formatter
-from handler.plugins.loading import InputFormatter, OutputFormatter, Style
+from handler.plugins.functions import InputFormatter, OutputFormatter, Style
 from handler.protocols.base import ParsedRequest
 from handler.protocols.readers.body import decode
 from handler.protocols.registry import SCHEMAS

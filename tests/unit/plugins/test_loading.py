@@ -11,7 +11,7 @@ import pytest
 
 from handler.config.loader import load_config
 from handler.core.errors import ConfigError
-from handler.plugins.loading import Decorated, Formatters, Style, find_formatters
+from handler.plugins.functions import Decorated, Formatters, Style, find_formatters
 from handler.serving.loading import model_formatters
 from tests.formatters_model import DJL, LEGACY, LINES, OWN, PAYLOADS, write_model
 

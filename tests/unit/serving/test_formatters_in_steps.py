@@ -9,7 +9,7 @@ import pytest
 
 from handler.formatters import Input, TextGenerationOutput, TextInput
 from handler.plugins import formatter_thread
-from handler.plugins.loading import Formatters, InputFormatter, OutputFormatter, Style
+from handler.plugins.functions import Formatters, InputFormatter, OutputFormatter, Style
 from tests.stepped import Bench, ask, benches, item
 
 __all__ = ["benches"]

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from handler.config.option import Option, boolean, integer, names, number, one_of, parallel_degree, precision, string
+from handler.config.options.option import (
+    Option,
+    boolean,
+    integer,
+    names,
+    number,
+    one_of,
+    parallel_degree,
+    precision,
+    string,
+)
 
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")

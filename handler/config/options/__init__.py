@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from handler.config.option import Option
-from handler.config.options_common import COMMON, OF_JAVA
-from handler.config.options_engines import ECHO, GPU, GUIDED
-from handler.config.options_trtllm import TRTLLM
-from handler.config.options_vllm import VLLM
+from handler.config.options.common import COMMON, OF_JAVA
+from handler.config.options.engines import ECHO, GPU, GUIDED
+from handler.config.options.option import Option
+from handler.config.options.trtllm import TRTLLM
+from handler.config.options.vllm import VLLM
 
 __all__ = ["ENVIRONMENT", "KNOWN", "OF_JAVA", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handler.config.option import Option, boolean, integer, json_object, number, string
+from handler.config.options.option import Option, boolean, integer, json_object, number, string
 
 _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)

@@ -1,7 +1,8 @@
-"""Load a user's model.py at start, find its formatters, and refuse what cannot be called."""
+"""A user's formatters: found in model.py, checked at start, and called for requests."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -9,13 +10,13 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, FormatterFailed, ServingError
 
 log = logging.getLogger("handler.formatters")
 
@@ -213,3 +214,51 @@ def _is_mapping(parameter: inspect.Parameter) -> bool:
     origin = getattr(annotation, "__origin__", annotation)
     text = annotation if isinstance(annotation, str) else getattr(origin, "__name__", "")
     return text.partition("[")[0].rpartition(".")[2] in _MAPPINGS
+
+
+def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords: Any) -> Any:
+    """Call the function.
+
+    Raises:
+        FormatterFailed: it raised; the log has the place.
+    """
+    try:
+        return formatter.function(*arguments, **keywords)
+    except BaseException as error:  # SystemExit and its like too
+        log.exception("%s failed", formatter.title)
+        raise failed(formatter, f"raised {type(error).__name__}", error) from error
+
+
+@contextlib.contextmanager
+def users_objects(formatter: InputFormatter | OutputFormatter) -> Iterator[None]:
+    """Guard the use of objects that the user's function made or may have changed.
+
+    Raises:
+        FormatterFailed: they cannot be used.
+    """
+    try:
+        yield
+    except ServingError:
+        raise
+    except BaseException as error:  # their attributes may be code of the user's, too
+        log.exception("%s left what cannot be used", formatter.title)
+        raise failed(formatter, f"left objects that raise {type(error).__name__}", error) from error
+
+
+def failed(
+    formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
+) -> FormatterFailed:
+    """Build the error; the text of `error`, which may quote the client, is not in its public message."""
+    return FormatterFailed(f"{formatter.title} {what}", "" if error is None else _error_text(error))
+
+
+def kind(value: Any) -> str:
+    """Name the type of a wrong return value."""
+    return "None" if value is None else type(value).__name__
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        return str(error)[:500].encode(errors="replace").decode()
+    except BaseException:  # its own __str__ is the user's code too
+        return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handler.config.option import Option, boolean, gone, integer, json_object, number, one_of, string
+from handler.config.options.option import Option, boolean, gone, integer, json_object, number, one_of, string
 
 _VLLM = ("vllm",)
 

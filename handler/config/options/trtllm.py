@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from handler.config.option import Option, boolean, gone, integer, number, one_of, string
+from handler.config.options.option import Option, boolean, gone, integer, number, one_of, string
 
 _TRTLLM = ("trtllm",)
 
