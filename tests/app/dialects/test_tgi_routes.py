@@ -210,11 +210,11 @@ def test_figures_are_in_headers(paced: LiveServer) -> None:
     found = paced.post({"inputs": "a b é", "parameters": {"max_new_tokens": 10}}, "/").headers
     assert (found["x-compute-type"], found["x-compute-characters"]) == ("echo", "5")
     assert (found["x-prompt-tokens"], found["x-generated-tokens"]) == ("3", "10")
-    assert 0.15 < float(found["x-compute-time"]) < 2
+    assert 0.15 < float(found["x-compute-time"]) < 60, "seconds"
     assert int(found["x-total-time"]) == int(float(found["x-compute-time"]) * 1000)
     assert 150 <= int(found["x-inference-time"]) <= int(found["x-total-time"])
     assert int(found["x-time-per-token"]) == int(found["x-inference-time"]) // 10
-    assert int(found["x-validation-time"]) + int(found["x-queue-time"]) < 100
+    assert int(found["x-validation-time"]) + int(found["x-queue-time"]) < int(found["x-total-time"])
 
 
 # -- in flight ---------------------------------------------------------------------------------------------------
