@@ -86,7 +86,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from handler.bench import plot
+    from handler.bench import metrics
     from handler.bench.compare import Plan, run
     from handler.engines import entry
 
@@ -97,8 +97,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.engine not in (None, "auto"):
         entry(arguments.engine)
     if arguments.plot:
-        plot.check_installed()
-    elif not arguments.no_plot and plot.is_installed():
+        metrics.check_plot()
+    elif not arguments.no_plot and metrics.can_plot():
         arguments.plot = _PLOT
     plan = Plan(
         url=arguments.url,

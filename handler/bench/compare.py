@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from handler.bench import machine, metrics, plot
+from handler.bench import machine, metrics
 from handler.bench.client import Target
 from handler.bench.load import Closed, Load
 from handler.bench.machine import OthersMeter
@@ -48,7 +48,7 @@ def run(plan: Plan, picture: Path | None) -> int:
     print(machine.summary(found))
     show(plan, points, found)
     if picture is not None:
-        plot.save(picture, machine.summary(found), points, found["results"])
+        metrics.save_plot(picture, machine.summary(found), points, found["results"])
         print(f"plot: {picture}")
     print(json.dumps(found))
     return 1 if any(value["errors"] for value in found["results"]) else 0

@@ -1,0 +1,1 @@
+"""The embedded HTTP server: ASGI application, connections, security, routes and pages."""

@@ -23,9 +23,9 @@ from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import ApiKeys
 from handler.http.security.cors import Cors
 from handler.protocols.base import HttpResponse
+from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
-from handler.serving.route_override import ATTRIBUTES, INVOKE, route_in_attributes
 
 
 class App:

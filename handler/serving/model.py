@@ -20,13 +20,12 @@ from handler.protocols import registry
 from handler.protocols.base import Schema, ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Registered
-from handler.serving.admission import Admission
+from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.metrics import Metrics, RequestStats
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
-from handler.serving.route_override import InferenceRoutes
 
 
 def _nobody(task: RequestTask) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.bench import plot
+from handler.bench import metrics
 from handler.cli import main
 from handler.core.errors import ConfigError
 from tests.servers import LiveServer
@@ -64,7 +64,7 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], why: str, capsys: 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[bench\]'"):
-        plot.check_installed()
+        metrics.check_plot()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

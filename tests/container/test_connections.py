@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from handler.container.monitor import Connection, connections
+from handler.container.supervisor import Connection, connections
 from tests.servers import wait_for
 
 QUIET = 50

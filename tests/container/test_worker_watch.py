@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from handler.container import monitor
-from handler.container.monitor import WorkerWatch
+from handler.container import supervisor
+from handler.container.supervisor import WorkerWatch
 
 
 def test_a_worker_is_lost_when_there_was_one_and_is_none_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
     sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     worker = subprocess.Popen([*sleeps, "djl_python_engine.py"], start_new_session=True, stdout=subprocess.PIPE)
     assert worker.stdout is not None

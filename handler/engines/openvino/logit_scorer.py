@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.logprobs import Tops, score
+from handler.engines.base import Tops, score
 
 MODEL = "openvino_model.xml"
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handler.core.logprobs import score
 from handler.core.values import Finish, Logits, Sampling
-from handler.engines.base import Output, Step
+from handler.engines.base import Output, Step, score
 from handler.engines.trtllm.sampling import Model, own_stops, stops
 
 

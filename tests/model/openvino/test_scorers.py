@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handler.core.logprobs import score
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, score
 from handler.engines.openvino import engine
 from handler.engines.openvino.engine import capabilities, prepare
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores

@@ -6,7 +6,7 @@ import pytest
 
 from handler.core.errors import InvalidPayload
 from handler.protocols.registry import routes
-from handler.serving.route_override import InferenceRoutes, route_in_attributes
+from handler.serving.admission import InferenceRoutes, route_in_attributes
 
 ALL = routes("mindie")
 
