@@ -28,7 +28,7 @@ def served_over_engine(model: str, repeat: int) -> dict[str, object]:
     found = compare.document(plan, points)
     compare.show(plan, points, found)
     picture = OUT / "served.png"
-    metrics.save(picture, machine.summary(found), points, found["results"])
+    metrics.save_plot(picture, machine.summary(found), points, found["results"])
     print(f"plot: {picture}")
     met = all(value["served_over_engine"] >= TARGET and not value["errors"] for value in found["results"])
     print(f"{'met' if met else 'NOT MET'}: served / engine >= {TARGET}\n")
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3, help="medians are of so many (default %(default)s)")
     parser.add_argument("--only", choices=("served", "host"), help="one of the two parts")
     arguments = parser.parse_args()
-    metrics.check_installed()
+    metrics.check_plot()
     found = machine.describe()
     print(machine.summary(found))
     parts = {}
