@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.bench.asking import Send, in_threads
 from deploy.bench.metrics import summary
+from deploy.bench.requests import Send, in_threads
 from deploy.client.errors import RequestFailed
 from handler.bench.load import Ask, Result, closed_loop, open_loop, poisson_times
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws
+from deploy.deployer.aws_errors import is_temporary
 from deploy.deployer.calls import CALLS, show
-from deploy.deployer.reach import passes
 from deploy.diagnostics.advice import advice
 from deploy.errors import Failed, NotThere
 from deploy.operations import logs
@@ -127,7 +127,7 @@ def wait_for(
             description = show(aws, resource.kind, (resource.name,))
         except (ClientError, BotoCoreError) as error:
             # AWS goes on even if it cannot be asked: giving up here would roll back a healthy deployment.
-            if not passes(error) or elapsed >= limit:
+            if not is_temporary(error) or elapsed >= limit:
                 raise
             report(Progress(resource.key, "", f"AWS cannot be asked: {error}", elapsed, limit))
             clock.sleep(every)

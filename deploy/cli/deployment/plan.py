@@ -13,9 +13,9 @@ from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.console import out, say
 from deploy.cli.views.plan import as_json, candidates_table, print_checks, print_plan, print_warnings
+from deploy.deployer.aws_errors import why_unreachable
 from deploy.deployer.live import look
 from deploy.deployer.preparation import Comparison, Preparation, compare, compare_offline, prepare
-from deploy.deployer.reach import why_unreachable
 from deploy.preflight.check import Check
 from deploy.preflight.checks import over_the_network, preflight
 from deploy.spec import Spec

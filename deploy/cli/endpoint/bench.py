@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from deploy.bench.asking import by_invocations, by_openai
 from deploy.bench.metrics import advice, rows
+from deploy.bench.requests import by_invocations, by_openai
 from deploy.bench.run import Plan, measure
 from deploy.cli.console import out
 from deploy.cli.endpoint_arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of

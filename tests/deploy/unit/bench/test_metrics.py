@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.asking import prompt
 from deploy.bench.metrics import advice, percentiles, rows, summary
+from deploy.bench.requests import prompt
 from handler.bench.load import Result
 
 

@@ -13,7 +13,7 @@ from botocore.exceptions import (
 )
 
 from deploy.aws import as_deploy_error
-from deploy.deployer.reach import why_unreachable
+from deploy.deployer.aws_errors import why_unreachable
 from deploy.errors import NotAllowed
 
 

@@ -7,18 +7,18 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from deploy.aws import error_code
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
 
-_PASSES = (
+_TEMPORARY = (
     "InternalFailure", "InternalServerError", "InternalError", "InternalServiceError", "ServiceUnavailable",
     "RequestLimitExceeded", "RequestThrottled", "SlowDown", "Throttling", "ThrottledException", "ThrottlingException",
     "TooManyRequestsException",
 )  # fmt: skip
 
 
-def passes(error: BotoCoreError | ClientError) -> bool:
+def is_temporary(error: BotoCoreError | ClientError) -> bool:
     """Whether a later attempt may succeed: AWS is busy, or the network is down."""
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return error_code(error) in _PASSES or status >= 500
+        return error_code(error) in _TEMPORARY or status >= 500
     return isinstance(error, ConnectionError | HTTPClientError)
 
 

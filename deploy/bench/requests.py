@@ -1,4 +1,4 @@
-"""Send one measured request: by InvokeEndpointWithResponseStream or by the OpenAI route."""
+"""Send measured requests: by InvokeEndpointWithResponseStream or by the OpenAI route."""
 
 from __future__ import annotations
 
