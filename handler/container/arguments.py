@@ -12,6 +12,35 @@ from handler.core.errors import ConfigError
 _PORT = 8080
 _BIND = "SAGEMAKER_BIND_TO_PORT"
 
+_ALIASES = {
+    "HF_MODEL_QUANTIZE": "OPTION_QUANTIZE",
+    "HF_MODEL_TRUST_REMOTE_CODE": "OPTION_TRUST_REMOTE_CODE",
+    "HF_TRUST_REMOTE_CODE": "OPTION_TRUST_REMOTE_CODE",
+    "SM_NUM_GPUS": "TENSOR_PARALLEL_DEGREE",
+    "MAX_CONCURRENT_REQUESTS": "SERVING_JOB_QUEUE_SIZE",
+    "MAX_BATCH_PREFILL_TOKENS": "OPTION_MAX_ROLLING_BATCH_PREFILL_TOKENS",
+    "MAX_BATCH_SIZE": "OPTION_MAX_ROLLING_BATCH_SIZE",
+    "HUGGING_FACE_HUB_TOKEN": "HF_TOKEN",
+    "HUGGINGFACE_HUB_TOKEN": "HF_TOKEN",
+    "HF_API_TOKEN": "HF_TOKEN",
+}
+
+_MEMORY = {"trtllm": "OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION", "vllm": "OPTION_GPU_MEMORY_UTILIZATION"}
+
+_WITHOUT_EFFECT = {
+    "MAX_INPUT_LENGTH": "OPTION_MAX_INPUT_LEN (trtllm)",
+    "MAX_INPUT_TOKENS": "OPTION_MAX_INPUT_LEN (trtllm)",
+    "MAX_TOTAL_TOKENS": "OPTION_MAX_MODEL_LEN",
+    "MAX_BATCH_TOTAL_TOKENS": "OPTION_KV_CACHE_GIB",
+    "MAX_CLIENT_BATCH_SIZE": "SERVING_BATCH_SIZE",
+}
+"""TGI's names without effect, in LMI's image too, and the options nearest to them."""
+
+_SAME = (("HF_MODEL_ID", "OPTION_MODEL_ID"), ("TENSOR_PARALLEL_DEGREE", "OPTION_TENSOR_PARALLEL_DEGREE"))
+"""Pairs of names of one option, of which the handler would take the second."""
+
+_SECRET = frozenset({"HF_TOKEN"})
+
 
 class Arguments(NamedTuple):
     """Command line: `options` are texts `key=value`, `port` is the one that SageMaker calls."""
@@ -54,36 +83,6 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
     return Arguments(int(text), (*engine, *flags.options), environ.get("LMI_HOST") or "0.0.0.0")
-
-
-_ALIASES = {
-    "HF_MODEL_QUANTIZE": "OPTION_QUANTIZE",
-    "HF_MODEL_TRUST_REMOTE_CODE": "OPTION_TRUST_REMOTE_CODE",
-    "HF_TRUST_REMOTE_CODE": "OPTION_TRUST_REMOTE_CODE",
-    "SM_NUM_GPUS": "TENSOR_PARALLEL_DEGREE",
-    "MAX_CONCURRENT_REQUESTS": "SERVING_JOB_QUEUE_SIZE",
-    "MAX_BATCH_PREFILL_TOKENS": "OPTION_MAX_ROLLING_BATCH_PREFILL_TOKENS",
-    "MAX_BATCH_SIZE": "OPTION_MAX_ROLLING_BATCH_SIZE",
-    "HUGGING_FACE_HUB_TOKEN": "HF_TOKEN",
-    "HUGGINGFACE_HUB_TOKEN": "HF_TOKEN",
-    "HF_API_TOKEN": "HF_TOKEN",
-}
-
-_MEMORY = {"trtllm": "OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION", "vllm": "OPTION_GPU_MEMORY_UTILIZATION"}
-
-_WITHOUT_EFFECT = {
-    "MAX_INPUT_LENGTH": "OPTION_MAX_INPUT_LEN (trtllm)",
-    "MAX_INPUT_TOKENS": "OPTION_MAX_INPUT_LEN (trtllm)",
-    "MAX_TOTAL_TOKENS": "OPTION_MAX_MODEL_LEN",
-    "MAX_BATCH_TOTAL_TOKENS": "OPTION_KV_CACHE_GIB",
-    "MAX_CLIENT_BATCH_SIZE": "SERVING_BATCH_SIZE",
-}
-"""TGI's names without effect, in LMI's image too, and the options nearest to them."""
-
-_SAME = (("HF_MODEL_ID", "OPTION_MODEL_ID"), ("TENSOR_PARALLEL_DEGREE", "OPTION_TENSOR_PARALLEL_DEGREE"))
-"""Pairs of names of one option, of which the handler would take the second."""
-
-_SECRET = frozenset({"HF_TOKEN"})
 
 
 class Translation(NamedTuple):

@@ -18,6 +18,12 @@ _FORM = re.compile(r"arn:aws[\w-]*:secretsmanager:([a-z0-9-]+):\d{12}:secret:\S+
 _TRUE = ("1", "true", "yes", "on")  # as huggingface_hub reads its own switches
 _SECONDS = 5
 
+_ADVICE = {
+    "AccessDeniedException": ": the execution role needs secretsmanager:GetSecretValue on it (kms:Decrypt on its key)",
+    "ResourceNotFoundException": ": there is none of this name in that account and region",
+    "DecryptionFailure": ": the execution role needs kms:Decrypt on its key",
+}
+
 
 def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Add the token to an environment that names a secret.
@@ -64,13 +70,6 @@ def _secret_text(arn: str, region: str) -> str:
     if not isinstance(answer.get("SecretString"), str):
         raise ConfigError(f"the secret {arn} is binary; a token is text")
     return str(answer["SecretString"])
-
-
-_ADVICE = {
-    "AccessDeniedException": ": the execution role needs secretsmanager:GetSecretValue on it (kms:Decrypt on its key)",
-    "ResourceNotFoundException": ": there is none of this name in that account and region",
-    "DecryptionFailure": ": the execution role needs kms:Decrypt on its key",
-}
 
 
 def _token(arn: str, text: str) -> str:

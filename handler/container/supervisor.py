@@ -18,6 +18,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+log = logging.getLogger("handler.container")
+
+DRAIN = 22.0  # seconds for answers to finish
+END = 28.0  # seconds after SIGTERM until the server is killed
+_QUIET = 2000  # milliseconds without a byte after which an answer counts as finished
+_POLL = 2.0  # seconds between checks of the worker
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+
+PATIENCE = 6.0  # seconds without a worker; Java starts another one within two, if at all
+_WORKER = b"djl_python_engine.py"  # also in the command line of an mpirun around it
+
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
 _DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
@@ -28,6 +39,9 @@ _HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI2s2s44x")  # inet_diag_req_v2
 _MESSAGE = 72  # inet_diag_msg, before the attributes
 _SENT, _RECEIVED, _BYTES = 44, 52, 128  # in tcp_info: tcpi_last_data_sent, tcpi_last_data_recv, tcpi_bytes_received
+
+
+# -- connections, as the kernel lists them -----------------------------------------------------------------------
 
 
 class Connection(NamedTuple):
@@ -81,8 +95,7 @@ def _tcp_info(attributes: bytes) -> Iterator[Connection]:
             yield Connection(sent, received, num_bytes)
 
 
-PATIENCE = 6.0  # seconds without a worker; Java starts another one within two, if at all
-_WORKER = b"djl_python_engine.py"  # also in the command line of an mpirun around it
+# -- the worker --------------------------------------------------------------------------------------------------
 
 
 class WorkerWatch:
@@ -120,13 +133,7 @@ def _is_worker(process: Path, group: int) -> bool:
     return False
 
 
-log = logging.getLogger("handler.container")
-
-DRAIN = 22.0  # seconds for answers to finish
-END = 28.0  # seconds after SIGTERM until the server is killed
-_QUIET = 2000  # milliseconds without a byte after which an answer counts as finished
-_POLL = 2.0  # seconds between checks of the worker
-_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+# -- the server --------------------------------------------------------------------------------------------------
 
 
 def supervise(
