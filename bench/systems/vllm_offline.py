@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS
+from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS, Worker
 from handler.engines.base import EngineConfig
 from systems import vllm_settings
 from systems.base import Sample, Work
@@ -25,39 +24,21 @@ class Offline:
 
     pid: int
     about: Mapping[str, str]
-    pipe: Connection
+    worker: Worker
 
     def measure(self, work: Work) -> Sample:
-        self.pipe.send(work)
-        return Sample(*_hear(self.pipe))
+        self.worker.send(work)
+        return Sample(*self.worker.receive())
 
 
 @contextlib.contextmanager
 def offline(config: EngineConfig, num_devices: int, *, chat: bool) -> Iterator[Offline]:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    # No daemon: vLLM starts its core from there. It ends when its pipe does.
-    process = spawn.Process(target=_process, args=(theirs, config, num_devices, chat))
-    process.start()
-    theirs.close()
+    # No daemon: vLLM starts its core from there.
+    worker = Worker("vLLM without a server", _process, config, num_devices, chat, daemon=False)
     try:
-        about = _hear(ours)
-        assert process.pid is not None
-        yield Offline(process.pid, about, ours)
+        yield Offline(worker.pid, worker.receive(), worker)
     finally:
-        ours.close()
-        process.join(_GRACE)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        process.close()
-
-
-def _hear(pipe: Connection) -> Any:
-    try:
-        return pipe.recv()
-    except EOFError:
-        raise RuntimeError("vLLM without a server ended early; its trace is above") from None
+        worker.close(_GRACE)
 
 
 # -- in its process --------------------------------------------------------------------------------------------------

@@ -44,21 +44,21 @@ class Plan:
 def run(plan: Plan, picture: Path | None) -> int:
     """Measure, print, plot; return exit status 1 if a request failed."""
     points = measure_all(plan)
-    found = document(plan, points)
-    print(machine.summary(found))
-    show(plan, points, found)
+    report = document(plan, points)
+    print(machine.summary(report))
+    show(plan, points, report)
     if picture is not None:
-        metrics.save_plot(picture, machine.summary(found), points, found["results"])
+        metrics.save_plot(picture, machine.summary(report), points, report["results"])
         print(f"plot: {picture}")
-    print(json.dumps(found))
-    return 1 if any(value["errors"] for value in found["results"]) else 0
+    print(json.dumps(report))
+    return 1 if any(value["errors"] for value in report["results"]) else 0
 
 
-def show(plan: Plan, points: Sequence[Point], found: dict[str, Any]) -> None:
+def show(plan: Plan, points: Sequence[Point], report: dict[str, Any]) -> None:
     """Print the table for people."""
     print(f"answers of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.repeat} times")
-    print(metrics.show(points, found["results"]))
-    if any((value["others_cores"] or 0.0) > plan.quiet for value in found["results"]):
+    print(metrics.show(points, report["results"]))
+    if any((value["others_cores"] or 0.0) > plan.quiet for value in report["results"]):
         print(f"DISTURBED: other processes took more than {plan.quiet:g} of a core: see others_cores in the JSON line")
 
 

@@ -31,13 +31,13 @@ def describe() -> dict[str, Any]:
     }
 
 
-def summary(found: dict[str, Any]) -> str:
+def summary(report: dict[str, Any]) -> str:
     """Return the description in one line for people."""
-    machine = found["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    commit = f", commit {found['commit']}" if found["commit"] else ""
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    commit = f", commit {report['commit']}" if report["commit"] else ""
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
-    return f"{found['date']}{commit}; {where}; Python {found['python']}, {versions}"
+    return f"{report['date']}{commit}; {where}; Python {report['python']}, {versions}"
 
 
 def _versions() -> dict[str, str]:
@@ -52,7 +52,7 @@ def _versions() -> dict[str, str]:
 
 def _cpu_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = (_PROC / "cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -15,6 +15,8 @@ from handler.bench.load import Closed, Load, Result
 from handler.bench.offline import Run
 from handler.core.errors import ConfigError
 
+PERCENTILES = (50, 90, 99)
+
 
 class Repetition(NamedTuple):
     """One run of a load, and of the same work on the bare engine if requested.
@@ -37,11 +39,9 @@ class Point(NamedTuple):
     @property
     def name(self) -> str:
         load = self.load
-        return (
-            f"{load.clients} client{'s' * (load.clients > 1)}"
-            if isinstance(load, Closed)
-            else f"{load.rate:g} requests/s"
-        )
+        if isinstance(load, Closed):
+            return f"{load.clients} client{'s' * (load.clients > 1)}"
+        return f"{load.rate:g} requests/s"
 
     @property
     def results(self) -> list[Result]:
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
 def tokens_per_second(results: Sequence[Result]) -> float:
     """Return tokens a second from the first request's start to the last answer's end, as for the bare engine."""
-    tokens = sum(len(result.arrivals) for result in results)
+    tokens = sum(result.num_tokens for result in results)
     return tokens / (max(result.end for result in results) - min(result.start for result in results))
 
 
@@ -123,9 +123,6 @@ def _cell(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-PERCENTILES = (50, 90, 99)
-
-
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     """Return p50, p90 and p99 by linear interpolation; None without values."""
     if not values:
@@ -178,8 +175,8 @@ def save_plot(path: Path, title: str, points: Sequence[Point], values: Sequence[
         (between, "time between tokens", gaps),
     ):
         for point in points:
-            if found := times(point.results):
-                axes.ecdf([1000 * seconds for seconds in found], label=point.name)
+            if seconds := times(point.results):
+                axes.ecdf([1000 * value for value in seconds], label=point.name)
         axes.set(xlabel="ms", ylabel="share of requests" if axes is first else "share of tokens", title=title)
         axes.set_xscale("symlog", linthresh=1)
         axes.grid(alpha=0.3)

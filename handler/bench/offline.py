@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from handler.bench.client import prompt
-from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS
-from handler.core.errors import ConfigError
+from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS, Worker
 from handler.core.values import Finish, Sampling
 from handler.engines import load, load_tokenizer
 from handler.engines.base import Engine, Output, Step, Tokenizer
@@ -48,35 +46,17 @@ class Offline:
     """An engine in a process of its own, as in the server; idle between measurements."""
 
     def __init__(self, spec: Spec) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_process, args=(theirs, spec), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._worker = Worker("the engine without a server", _process, spec)
+        self.close = self._worker.close
 
     def wait_ready(self) -> None:
-        self._hear()
+        self._worker.receive()
 
     def measure(self, work: Work) -> Run:
-        self._pipe.send(work)
-        run = self._hear()
+        self._worker.send(work)
+        run = self._worker.receive()
         assert isinstance(run, Run)
         return run
-
-    def close(self) -> None:
-        self._pipe.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._process.close()
-
-    def _hear(self) -> Any:
-        try:
-            message = self._pipe.recv()
-        except EOFError:
-            raise ConfigError("the engine without a server ended early; its trace is above") from None
-        return message
 
 
 def _process(pipe: Connection, spec: Spec) -> None:

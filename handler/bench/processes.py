@@ -1,8 +1,9 @@
-"""Put a load on an HTTP server from several processes, each an event loop with its share of the clients."""
+"""Put a load on an HTTP server from several worker processes, each an event loop with its share of the clients."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -18,6 +19,55 @@ from handler.core.errors import ConfigError
 WARM_UP_TOKENS = 8
 WARM_UP_PROMPT = 1 << 20  # number of the first warm-up prompt; lower numbers are measured
 _HEAD_START = 0.05  # seconds until the load begins, so that all processes have heard of it
+
+
+class Worker:
+    """A spawned process at the other end of a pipe. It should end when the pipe is closed.
+
+    Args:
+        name: for messages.
+        target: called in the process with its end of the pipe, and `arguments`.
+        daemon: False for a process that starts others.
+    """
+
+    def __init__(self, name: str, target: Callable[..., None], *arguments: Any, daemon: bool = True) -> None:
+        spawn = multiprocessing.get_context("spawn")  # fork would copy the locks of this process's threads
+        self._name = name
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=target, args=(theirs, *arguments), daemon=daemon)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def send(self, message: Any) -> None:
+        self._pipe.send(message)
+
+    def receive(self) -> Any:
+        """Wait for a message.
+
+        Raises:
+            ConfigError: the process sent this error, or ended.
+        """
+        try:
+            message = self._pipe.recv()
+        except EOFError:
+            raise ConfigError(f"{self._name} ended early; its trace is above") from None
+        if isinstance(message, ConfigError):
+            raise message
+        return message
+
+    def close(self, grace: float = 5.0) -> None:
+        """Close the pipe; kill the process where it does not end within `grace` seconds."""
+        self._pipe.close()
+        self._process.join(grace)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
 
 
 @dataclass(frozen=True)
@@ -41,43 +91,19 @@ def measure(target: Target, load: Load, processes: int = 2, began: Callable[[], 
     """
     if isinstance(load, Closed):
         processes = min(processes, load.clients)
-    spawn = multiprocessing.get_context("spawn")  # fork would copy the locks of this process's threads
-    pipes: list[Connection] = []
-    running = []
-    for index in range(processes):
-        ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=_process, args=(theirs, _Share(target, load, index, processes)), daemon=True)
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        running.append(process)
-    try:
-        for pipe in pipes:
-            _hear(pipe)
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for index in range(processes):
+            worker = Worker("a load process", _process, _Share(target, load, index, processes))
+            stack.callback(worker.close)
+            workers.append(worker)
+        for worker in workers:
+            worker.receive()
         began()
         begin = time.monotonic() + _HEAD_START
-        for pipe in pipes:
-            pipe.send(begin)
-        return [result for pipe in pipes for result in _hear(pipe)]
-    finally:
-        for pipe in pipes:
-            pipe.close()
-        for process in running:
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
-
-
-def _hear(pipe: Connection) -> Any:
-    try:
-        message = pipe.recv()
-    except EOFError:
-        raise RuntimeError("a load process ended early; its trace is above") from None
-    if isinstance(message, ConfigError):
-        raise message
-    return message
+        for worker in workers:
+            worker.send(begin)
+        return [result for worker in workers for result in worker.receive()]
 
 
 # -- in a load process -----------------------------------------------------------------------------------------------
