@@ -1,4 +1,4 @@
-"""What a user's model.py imports by `handler.formatters`: the decorators, and the values of formatters."""
+"""API of a user's model.py (`handler.formatters`): the decorators, and the values that formatters take and return."""
 
 from __future__ import annotations
 
@@ -149,15 +149,15 @@ class TextGenerationOutput(RequestOutput):
     other_sequences_indices: list[int] = field(default_factory=list)
 
     def get_tokens_as_dict(self, sequence_index: int = 0) -> list[dict[str, Any]]:
-        return self._shown(self.sequences[sequence_index].tokens)
+        return self._as_dicts(self.sequences[sequence_index].tokens)
 
     def get_prompt_tokens_as_dict(self) -> list[dict[str, Any]]:
-        return self._shown(self.prompt_tokens_details)
+        return self._as_dicts(self.prompt_tokens_details)
 
     def get_top_tokens_as_dict(self, sequence_index: int = 0) -> list[list[dict[str, Any]]]:
-        return [self._shown(tokens) for tokens in self.sequences[sequence_index].top_tokens]
+        return [self._as_dicts(tokens) for tokens in self.sequences[sequence_index].top_tokens]
 
-    def _shown(self, tokens: list[Token]) -> list[dict[str, Any]]:
+    def _as_dicts(self, tokens: list[Token]) -> list[dict[str, Any]]:
         if getattr(self.input, "tgi_compat", False):
             return [token.as_tgi_dict() for token in tokens]
         return [token.as_dict() for token in tokens]

@@ -109,14 +109,15 @@ class CustomReply:
         user_token.request_id = output.request_id
         sequence.append(user_token, None if finish is None else finish.value)
         if self._request.sampling.top_logprobs:
-            sequence.top_tokens.append([_user_token(one) for one in token.top])
+            sequence.top_tokens.append([_user_token(alternative) for alternative in token.top])
         if finish is not None:
             self._unfinished -= 1
             if not self._unfinished:
                 output.finished = True
-                logprobs = [one.cumulative_log_prob for one in output.sequences.values()]
-                best, *others = rank_sequences(logprobs, self._request.sampling)
-                output.best_sequence_index, output.other_sequences_indices = best, others
+                logprobs = [each.cumulative_log_prob for each in output.sequences.values()]
+                output.best_sequence_index, *output.other_sequences_indices = rank_sequences(
+                    logprobs, self._request.sampling
+                )
         self.finished = not self._unfinished
         if index == 0 or self.finished:
             self._call()

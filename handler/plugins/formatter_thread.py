@@ -1,4 +1,4 @@
-"""Run the functions of a user's model.py on a thread of their own: one that hangs blocks no event loop."""
+"""Run the functions of a user's model.py on a thread of their own, so that one that hangs blocks no event loop."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ LIMIT = 10.0
 
 _TURN = 0.01  # seconds for which one request's deltas are formatted before the next request's turn
 
-_Made = list[tuple[int, Delta, bytes, bool]]  # of each delta: its request's number, itself, its bytes, the end
+_Formatted = list[tuple[int, Delta, bytes, bool]]  # each delta after its request's number, its bytes, whether it ends
+
 Post = Callable[[Callable[[], None]], object]
-"""Has something called on the host's own thread, soon. Thread-safe."""
+"""Call a function soon on the host's own thread. Thread-safe."""
 
 
 class _Job:
@@ -39,14 +40,10 @@ class _Job:
 
 
 class FormatterThread:
-    """A thread that makes one call at a time, in the order in which they were handed over, as DJL would.
+    """A thread that makes one call at a time, in order of submission, as DJL does.
 
-    A call that takes longer than `limit` fails. Its thread is replaced, and what it still does is forgotten: a thread
-    cannot be ended. All threads are daemons, so that such a one does not hold up the process's end either.
-
-    Args:
-        post: the host's.
-        limit: seconds.
+    A call that takes longer than `limit` seconds fails. Its thread cannot be ended, so it is replaced, and its result
+    is ignored. All threads are daemons, so that none delays the end of the process.
     """
 
     def __init__(self, post: Post, limit: float = LIMIT) -> None:
@@ -54,19 +51,23 @@ class FormatterThread:
         self._limit = limit
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: _Job | None = None  # under the lock; who finds another job than its own there was replaced
+        self._running: _Job | None = None  # under the lock; a thread that finds another job there was replaced
         self._closed = threading.Event()
         self._start(self._work)
         self._start(self._watch)
 
     def submit(self, title: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """What the function returns or raises; FormatterFailed, saying `title`, when it takes too long."""
+        """Run a function; the future gets its result, its exception, or FormatterFailed where it takes too long.
+
+        Args:
+            title: the function's name in that message.
+        """
         job = _Job(title, function, arguments)
         self._jobs.put(job)
         return job.future
 
     def run(self, then: Callable[[Future[Any]], None], title: str, function: Callable[..., Any], *args: Any) -> None:
-        """The same, but the host's own thread calls `then` with it when it is there; to be called by that thread."""
+        """As `submit`, but call `then` with the finished future on the host's own thread."""
 
         def done(future: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
@@ -112,7 +113,7 @@ class FormatterThread:
                 self._running = None
                 self._start(self._work)
             error = FormatterFailed(f"{job.title} did not end within {self._limit:g} s")
-            log.error("%s; its thread is left to itself", error.message)
+            log.error("%s; its thread is replaced", error.message)
             job.future.set_exception(error)
 
 
@@ -121,16 +122,15 @@ def _forget(index: int, delta: Delta) -> None:
 
 
 class ThreadedReply:
-    """A reply whose `feed` is run on a thread; it is a Reply itself, towards the host.
+    """A reply whose `feed` runs on a thread.
 
-    Deltas are `put`; when their bytes are made, `deliver` is called with each delta on the host's own thread, in order,
-    and `feed` then returns those bytes. Failures pass by the reply's own `feed`: rendering them takes no user's code.
+    The host hands deltas to `put`. When they are formatted, `deliver` gets each of them on the host's own thread, in
+    order, and `feed` then returns its bytes. Failures go to the reply at once: rendering them takes no user's code.
 
     Args:
-        reply: the one that runs the user's code.
-        title: of the function that it runs.
-        thread: where.
-        deliver: the host's; takes the number of the request in its call, and the delta.
+        reply: runs the user's code.
+        title: the name of the user's function, for messages.
+        deliver: takes the request's number within its call, and the delta.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class ThreadedReply:
             self._submit()
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Deliver nothing any more."""
         self._closed = True
-        self._deliver = _forget  # the host's, which would keep what it has of the request until garbage is collected
+        self._deliver = _forget  # else the request would stay in memory until a garbage collection
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is None:
@@ -167,22 +167,22 @@ class ThreadedReply:
 
     def _submit(self) -> None:
         self._busy = True
-        made: _Made = []
-        self._thread.run(functools.partial(self._returned, made), self._title, self._format, made)
+        formatted: _Formatted = []
+        self._thread.run(functools.partial(self._returned, formatted), self._title, self._format, formatted)
 
-    def _format(self, made: _Made) -> None:
-        """On the thread: one turn."""
+    def _format(self, formatted: _Formatted) -> None:
+        """Format deltas for one turn, on the thread."""
         end = time.monotonic() + _TURN
         while self._waiting and not self._closed:
             index, delta = self._waiting.popleft()
             data = b"" if delta.error is not None else self._reply.feed(index, delta)
-            made.append((index, delta, data, self._reply.finished))
+            formatted.append((index, delta, data, self._reply.finished))
             if time.monotonic() > end:
                 return
 
-    def _returned(self, made: _Made, future: Future[None]) -> None:
+    def _returned(self, formatted: _Formatted, future: Future[None]) -> None:
         self._busy = False
-        for index, delta, data, finished in made:
+        for index, delta, data, finished in formatted:
             if not self._closed:
                 self._data, self.finished = data, finished
                 self._deliver(index, delta)

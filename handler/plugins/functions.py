@@ -164,7 +164,7 @@ def _line(error: BaseException, path: Path) -> int:
     return lines[-1] if lines and lines[-1] is not None else 1
 
 
-# -- what the functions take -------------------------------------------------------------------------------------
+# -- signatures --------------------------------------------------------------------------------------------------
 
 
 def _input(name: str, function: Callable[..., Any], path: Path) -> InputFormatter:
@@ -214,6 +214,9 @@ def _is_mapping(parameter: inspect.Parameter) -> bool:
     origin = getattr(annotation, "__origin__", annotation)
     text = annotation if isinstance(annotation, str) else getattr(origin, "__name__", "")
     return text.partition("[")[0].rpartition(".")[2] in _MAPPINGS
+
+
+# -- calls -------------------------------------------------------------------------------------------------------
 
 
 def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords: Any) -> Any:
