@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import time
 import urllib.parse
 from collections.abc import Sequence
@@ -12,11 +11,13 @@ from typing import NamedTuple, cast
 
 import uvloop
 
+from handler.bench.processes import Worker
+
 _CONNECT_AT_ONCE = 64
 
 
 class Count(NamedTuple):
-    """What the clients of one process have seen so far.
+    """State and totals of one process's clients.
 
     Attributes:
         at: the machine's monotonic clock.
@@ -32,7 +33,7 @@ class Count(NamedTuple):
 
 
 class Counter(asyncio.Protocol):
-    """One client that POSTs once and counts until it is closed."""
+    """A client that POSTs once and counts until it is closed."""
 
     streaming = 0
     tokens = 0
@@ -62,22 +63,13 @@ class Clients:
     """`number` streaming clients, spread over processes of their own."""
 
     def __init__(self, url: str, request: bytes, number: int, processes: int = 2) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes = []
         processes = min(processes, number)
-        for index in range(processes):
-            ours, theirs = spawn.Pipe()
-            share = len(range(index, number, processes))
-            process = spawn.Process(target=_run, args=(theirs, url, request, share), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        shares = [len(range(index, number, processes)) for index in range(processes)]
+        self._workers = [Worker("a load process", _run, url, request, share) for share in shares]
         self._number = number
 
     def wait_streaming(self, timeout: float = 180.0) -> None:
-        """Until every client's stream has begun."""
+        """Wait until every client's stream has begun."""
         deadline = time.monotonic() + timeout
         while sum(count.streaming for count in self.counts()) < self._number:
             if time.monotonic() > deadline:
@@ -85,16 +77,13 @@ class Clients:
             time.sleep(0.2)
 
     def counts(self) -> Sequence[Count]:
-        for pipe in self._pipes:
-            pipe.send("count")
-        return [pipe.recv() for pipe in self._pipes]
+        for worker in self._workers:
+            worker.send("count")
+        return [worker.receive() for worker in self._workers]
 
     def close(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(10)
-            process.close()
+        for worker in self._workers:
+            worker.close()
 
 
 def _run(pipe: Connection, url: str, request: bytes, number: int) -> None:
@@ -113,7 +102,7 @@ async def _count(pipe: Connection, url: str, request: bytes, number: int) -> Non
             pipe.recv()
             totals = [(client.streaming, client.tokens, client.received) for client in clients]
             pipe.send(Count(time.monotonic(), *(sum(column) for column in zip(*totals, strict=True))))
-        except EOFError:  # the other end wants no more
+        except EOFError:  # the other end has closed the pipe
             loop.remove_reader(pipe.fileno())
             over.set_result(None)
 
@@ -121,8 +110,8 @@ async def _count(pipe: Connection, url: str, request: bytes, number: int) -> Non
     loop.add_reader(pipe.fileno(), answer)
     while len(clients) < number:
         some = range(min(_CONNECT_AT_ONCE, number - len(clients)))
-        made = [loop.create_connection(lambda: Counter(request), host, port) for _ in some]
-        clients += [protocol for _, protocol in await asyncio.gather(*made)]
+        connections = [loop.create_connection(lambda: Counter(request), host, port) for _ in some]
+        clients += [protocol for _, protocol in await asyncio.gather(*connections)]
     await over
     for client in clients:
         client.transport.abort()

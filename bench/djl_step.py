@@ -42,8 +42,8 @@ def main() -> int:
     add("--processes", type=int, default=1, help="of the load generator (default %(default)s)")
     add("--only", choices=("steps", "served"), help="one of the two parts")
     given = parser.parse_args()
-    found = machine.describe()
-    print(machine.summary(found))
+    report = machine.describe()
+    print(machine.summary(report))
     parts = {}
     if given.only != "served":
         parts["steps"] = steps.run(
@@ -55,7 +55,7 @@ def main() -> int:
                 given.ours, given.versions, given.clients, given.tokens, given.seconds, given.processes, given.repeat
             )
         )
-    print(json.dumps({**parts, **found}))
+    print(json.dumps({**parts, **report}))
     return 0 if all(part["met"] for part in parts.values()) else 1
 
 

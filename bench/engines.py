@@ -46,8 +46,8 @@ def parts(text: str) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = found.add_argument
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = result.add_argument
     add("model", metavar="MODEL", help="a Hugging Face directory, an id on its hub, or demo")
     add("--engine", choices=_ENGINES, default="vllm")
     add("-o", dest="options", action="append", default=[], metavar="KEY=VALUE", help="as `lmi serve` takes it; for all")
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     add("--only", type=parts, default=list(_NAMES), metavar="PART,...", help=f"of {', '.join(_PARTS)}")
     add("--apart", action="store_true", help="one system up at a time: slower, in less memory")
     add("--quiet", type=float, default=0.2, help="cores of other processes that are borne (default %(default)s)")
-    return found
+    return result
 
 
 def run(given: argparse.Namespace) -> int:
@@ -81,14 +81,14 @@ def run(given: argparse.Namespace) -> int:
     starts = vllm.starts(given.model, given.options, devices, apis.APIS[given.api], together=plan.together)
     points, abouts = turns.run(plan, {name: starts[name] for name in given.only})
     values = [summary.summarize(point, _NAMES) for point in points]
-    found = {**machine.describe(), "devices": list(devices.names), "engine": given.engine, "model": given.model}
-    found["api"] = given.api
-    found["versions"] |= vllm_settings.versions()
-    return report(found, plan, values, abouts, summary.ON_GPU if devices.gpu else summary.ON_CPU, given.options)
+    facts = {**machine.describe(), "devices": list(devices.names), "engine": given.engine, "model": given.model}
+    facts["api"] = given.api
+    facts["versions"] |= vllm_settings.versions()
+    return report(facts, plan, values, abouts, summary.ON_GPU if devices.gpu else summary.ON_CPU, given.options)
 
 
 def report(
-    found: dict[str, Any],
+    facts: dict[str, Any],
     plan: turns.Plan,
     values: Sequence[dict[str, Any]],
     abouts: turns.Abouts,
@@ -96,7 +96,7 @@ def report(
     options: Sequence[str],
 ) -> int:
     """Print the tables and the JSON line; returns the exit status."""
-    print(machine.summary(found) + "".join(f"; {name}" for name in found["devices"]))
+    print(machine.summary(facts) + "".join(f"; {name}" for name in facts["devices"]))
     print(f"answers of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.rounds} rounds, ", end="")
     print(f"{plan.repeat} times, {plan.processes} load processes\n")
     print(summary.show_systems(values) + "\n")
@@ -109,7 +109,7 @@ def report(
     judged = [{"target": text, "met": met} for text, met in verdicts]
     print(
         json.dumps(
-            {**found, "options": options, "plan": vars(plan), "results": values, "settings": abouts, "targets": judged}
+            {**facts, "options": options, "plan": vars(plan), "results": values, "settings": abouts, "targets": judged}
         )
     )
     return 0 if all(met for _, met in verdicts) and not summary.failures(values) else 1

@@ -23,7 +23,7 @@ BACKLOG = 4096
 
 
 class Client(asyncio.Protocol):
-    """One connection; it streams from its first POST until it is closed."""
+    """A connection that streams from its first POST until it is closed."""
 
     def __init__(self, streaming: set[asyncio.Transport]) -> None:
         self._streaming = streaming
@@ -41,7 +41,7 @@ class Client(asyncio.Protocol):
 
 
 async def pump(streaming: set[asyncio.Transport], chunks: list[bytes], pace: float) -> None:
-    """Keeps the pace of a clock, as the echo engine does."""
+    """Write one chunk per tick of a clock, as the echo engine does."""
     due = time.monotonic()
     while True:
         for chunk in chunks:

@@ -40,7 +40,7 @@ Start = Callable[[], AbstractContextManager[Server]]
 
 
 class Window(NamedTuple):
-    """One measurement: `cpu` seconds of the server for `tokens` of `expected`, others' processes on `others` cores."""
+    """A measurement: CPU seconds of the server, its tokens and those expected, cores that other processes took."""
 
     cpu: float
     tokens: int
@@ -50,7 +50,7 @@ class Window(NamedTuple):
 
     @property
     def microseconds(self) -> float:
-        """CPU a token."""
+        """CPU microseconds per token."""
         return self.cpu / self.tokens * 1e6
 
     @property

@@ -41,7 +41,7 @@ with socket.create_connection(("127.0.0.1", port)) as connection, open(path, "rb
 
 
 class Kind(NamedTuple):
-    """One kind of body: `make` gives it for a size in bytes."""
+    """A kind of body; `make` takes its size in bytes."""
 
     make: Callable[[int], bytes]
     path: str = "/invocations"

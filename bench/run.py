@@ -25,14 +25,14 @@ def served_over_engine(model: str, repeat: int) -> dict[str, object]:
         [Closed(clients, requests=4) for clients in (1, 8, 32)], tokens=128, engine="auto", model=model, repeat=repeat
     )
     points = compare.measure_all(plan)
-    found = compare.document(plan, points)
-    compare.show(plan, points, found)
+    report = compare.document(plan, points)
+    compare.show(plan, points, report)
     picture = OUT / "served.png"
-    metrics.save_plot(picture, machine.summary(found), points, found["results"])
+    metrics.save_plot(picture, machine.summary(report), points, report["results"])
     print(f"plot: {picture}")
-    met = all(value["served_over_engine"] >= TARGET and not value["errors"] for value in found["results"])
+    met = all(value["served_over_engine"] >= TARGET and not value["errors"] for value in report["results"])
     print(f"{'met' if met else 'NOT MET'}: served / engine >= {TARGET}\n")
-    return {"plan": found["plan"], "results": found["results"], "target": TARGET, "met": met}
+    return {"plan": report["plan"], "results": report["results"], "target": TARGET, "met": met}
 
 
 def main() -> int:
@@ -42,14 +42,14 @@ def main() -> int:
     parser.add_argument("--only", choices=("served", "host"), help="one of the two parts")
     arguments = parser.parse_args()
     metrics.check_plot()
-    found = machine.describe()
-    print(machine.summary(found))
+    report = machine.describe()
+    print(machine.summary(report))
     parts = {}
     if arguments.only != "host":
         parts["served_over_engine"] = served_over_engine(arguments.model, arguments.repeat)
     if arguments.only != "served":
         parts["host_cpu"] = host_cpu.run((32, 256, 1024), seconds=8.0, repeat=arguments.repeat, processes=2)
-    print(json.dumps({**parts, **found}))
+    print(json.dumps({**parts, **report}))
     return 0 if all(part["met"] for part in parts.values()) else 1
 
 

@@ -17,7 +17,7 @@ from handler.serving import loading
 
 
 class Free:
-    """Stands for the supervised engine, without a worker at its other end: its channel can always be read."""
+    """Replaces the supervised engine. No process is at the other end of its channel, which can always be read."""
 
     ready = True
     state = State.READY

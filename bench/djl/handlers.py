@@ -18,9 +18,12 @@ _ALL = {
 
 
 class Handler(NamedTuple):
-    """`own` are its lines of serving.properties beside those that all have; `source` its model.py, if it needs one.
+    """A compared handler.
 
-    `paced`: its engine keeps a pace of its own.
+    Attributes:
+        own: its lines of serving.properties, beside those of all handlers.
+        source: its model.py, if it needs one.
+        paced: its engine keeps the pace by itself.
     """
 
     name: str
@@ -31,7 +34,7 @@ class Handler(NamedTuple):
 
     @property
     def options(self) -> dict[str, str]:
-        """What DJL's Java side sends when the model is loaded."""
+        """The options that DJL's Java side sends when it loads the model."""
         return {key.removeprefix("option."): value for key, value in (_ALL | self.own).items()}
 
     def write(self, directory: Path) -> Path:
@@ -57,7 +60,12 @@ FREE = Handler(
 
 
 def ours(isolation: str, pace: float = 0.0) -> Handler:
-    """`isolation` is where its engine runs, process or thread; `pace` its steps a second, 0 for as fast as it goes."""
+    """Make our handler.
+
+    Args:
+        isolation: place of its engine, process or thread.
+        pace: steps a second; 0: no limit.
+    """
     own = {
         "option.entryPoint": "handler.entry",
         "option.rolling_batch": "auto",

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 
 def over_others(name: str, each: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """`name`'s figures as a part of the null handler's and of upstream's.
+    """Return a handler's ratios to the null handler and to upstream's.
 
-    The median of each turn's ratio, for a turn's figures are of one time: the machine's speed drifts.
+    Each is the median of the turns' ratios, as the machine's speed drifts between turns.
     """
     return {
         f"over_{other}": statistics.median(a / b for a, b in zip(each[name], each[other], strict=True))
@@ -18,7 +18,7 @@ def over_others(name: str, each: Mapping[str, Sequence[float]]) -> dict[str, flo
 
 
 def verdict(rows: Sequence[Mapping[str, object]], target: str) -> bool:
-    """Whether all of our rows meet it, which is printed; what is not measured meets nothing."""
+    """Print and return whether all of our rows meet the target; False without a measurement."""
     judged = [row["met"] for row in rows if row["met"] is not None]
     met = bool(judged) and all(judged)
     print(f"{'met' if met else 'NOT MET' if judged else 'ours not measured'}: {target}\n")

@@ -14,7 +14,7 @@ _PROMPT = "The quick brown fox jumps over the lazy dog. " * 8
 
 
 class Cost(NamedTuple):
-    """Of a batch of requests from their first to their last token; CPU in seconds.
+    """Cost of a batch of requests from their first to their last token; CPU in seconds.
 
     Attributes:
         worker: of the worker's process.
@@ -66,7 +66,7 @@ def measure(worker: Worker, size: int, tokens: int, pace: float = 0.0) -> Cost:
 
 
 def _step(worker: Worker, live: Sequence[_Request]) -> None:
-    """One round of DJL's RollingBatch: all live requests in order of arrival, answered by position."""
+    """Make a step of DJL's RollingBatch: send all live requests in order of arrival, read answers by position."""
     properties, contents = {"batch_size": str(len(live))}, []
     for index, request in enumerate(live):
         prefix = f"batch_{index:03d}."
@@ -78,9 +78,9 @@ def _step(worker: Worker, live: Sequence[_Request]) -> None:
     if len(reply.contents) != len(live):
         raise RuntimeError(f"{len(reply.contents)} contents for {len(live)} requests:\n{worker.log}")
     for request, (_, data) in zip(live, reply.contents, strict=True):
-        found = worker.string_map(data)
-        if "code" in found:
-            raise RuntimeError(f"a request failed with {found}:\n{worker.log}")
+        answer = worker.string_map(data)
+        if "code" in answer:
+            raise RuntimeError(f"a request failed with {answer}:\n{worker.log}")
         request.body = b""
-        request.tokens += found["data"].count("\n")
-        request.ended = found["last"].lower() == "true"
+        request.tokens += answer["data"].count("\n")
+        request.ended = answer["last"].lower() == "true"

@@ -32,7 +32,7 @@ _QUIET = 0.2
 _NOTE = """\
 Null and upstream send a token a step. Our engine runs as fast as it goes and does not wait for the Java side, so that a
 step brings all that has come since the last, and the ratios have that gain in them. Tokens a read are what a client
-found together: DJL 0.25 itself joins four steps, and a busy client reads late."""
+own together: DJL 0.25 itself joins four steps, and a busy client reads late."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Plan:
 
 
 class Turn(NamedTuple):
-    """One measurement.
+    """A measurement.
 
     Attributes:
         rate: tokens a second.
@@ -69,7 +69,7 @@ class Turn(NamedTuple):
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """The whole measurement; prints the table, returns what belongs into the JSON line."""
+    """Measure and print the table; return this part of the JSON line."""
     rows: list[dict[str, Any]] = []
     compared = [NULL, UPSTREAM, FREE, *map(ours, plan.isolations)]
     for version in plan.versions:
@@ -137,13 +137,13 @@ def _turn(plan: Plan, clients: int, server: DjlServer) -> Turn:
 def _summarize(
     version: str, clients: int, compared: Sequence[Handler], turns: Mapping[str, Sequence[Turn]]
 ) -> list[dict[str, Any]]:
-    """One row a handler."""
-    each = {name: [turn.rate for turn in found] for name, found in turns.items()}
+    """Make a row for each handler."""
+    each = {name: [turn.rate for turn in own] for name, own in turns.items()}
     rows = []
     for handler in compared:
-        found = turns[handler.name]
+        own = turns[handler.name]
         over = over_others(handler.name, each)
-        errors: Counter[str] = sum((Counter(turn.errors) for turn in found), Counter())
+        errors: Counter[str] = sum((Counter(turn.errors) for turn in own), Counter())
         met = over["over_null"] >= TARGET and over["over_upstream"] > 1 and not errors
         row = {
             "djl": version,
@@ -151,11 +151,11 @@ def _summarize(
             "handler": handler.name,
             "tokens_per_second": statistics.median(each[handler.name]),
             "tokens_per_second_each": each[handler.name],
-            "worker_and_engine_us_per_token": statistics.median(turn.cpu for turn in found),
-            "tokens_a_read": statistics.median(turn.joined for turn in found),
+            "worker_and_engine_us_per_token": statistics.median(turn.cpu for turn in own),
+            "tokens_a_read": statistics.median(turn.joined for turn in own),
             **over,
             "errors": dict(errors),
-            "others_cores": max(turn.others for turn in found),
+            "others_cores": max(turn.others for turn in own),
             "met": met if handler.is_ours else None,
         }
         rows.append(row)

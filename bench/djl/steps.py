@@ -43,7 +43,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Point:
-    """What is compared at a time."""
+    """The conditions of one comparison."""
 
     version: str
     pace: float
@@ -54,12 +54,12 @@ class _Point:
 
     @property
     def target(self) -> float:
-        """The most that we may cost, as a part of what upstream's handler does."""
+        """The largest cost allowed, as a multiple of upstream's handler's."""
         return 1.0 if self.size < 32 else 0.5
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """The whole measurement; prints the table, returns what belongs into the JSON line."""
+    """Measure and print the table; return this part of the JSON line."""
     rows: list[dict[str, Any]] = []
     for version, pace in itertools.product(plan.versions, plan.paces):
         compared = [NULL, UPSTREAM, FREE, *(ours(isolation, pace) for isolation in plan.isolations)]
@@ -76,7 +76,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _workers(version: str, compared: Sequence[Handler]) -> Iterator[list[Worker]]:
-    """One worker of each handler, warm. They live side by side so that they can be measured in turns."""
+    """Start and warm up a worker of each handler. They live side by side so that they can be measured in turns."""
     engine = jars.engine(version) / "python" / version
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djl-step-")))
@@ -105,11 +105,11 @@ def _measure(
 
 
 def _summarize(point: _Point, compared: Sequence[Handler], costs: Mapping[str, Sequence[Cost]]) -> list[dict[str, Any]]:
-    """One row a handler."""
-    each = {name: [cost.microseconds for cost in found] for name, found in costs.items()}
+    """Make a row for each handler."""
+    each = {name: [cost.microseconds for cost in own] for name, own in costs.items()}
     rows = []
     for handler in compared:
-        found = costs[handler.name]
+        own = costs[handler.name]
         over = over_others(handler.name, each)
         row = {
             "djl": point.version,
@@ -118,8 +118,8 @@ def _summarize(point: _Point, compared: Sequence[Handler], costs: Mapping[str, S
             "handler": handler.name,
             "worker_us_per_token": statistics.median(each[handler.name]),
             "worker_us_per_token_each": each[handler.name],
-            "engine_us_per_token": statistics.median(cost.engine_microseconds for cost in found),
-            "tokens_a_request_and_step": statistics.median(cost.tokens / cost.steps / point.size for cost in found),
+            "engine_us_per_token": statistics.median(cost.engine_microseconds for cost in own),
+            "tokens_a_request_and_step": statistics.median(cost.tokens / cost.steps / point.size for cost in own),
             **over,
             "met": over["over_upstream"] <= point.target if handler.is_ours and not point.pace else None,
         }

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Generation:
-    """One token, in the form of either version: attributes, or the pair of text and whether it is the last."""
+    """A token in the form of both versions: attributes, or the pair of its text and whether it is the last."""
 
     __slots__ = ("cum_logprob", "finished", "seq_length", "token_id", "token_text")
 

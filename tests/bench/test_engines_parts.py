@@ -33,7 +33,7 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the peer's answers ----------------------------------------------------------------------------------------------
 
 
-def read(*events: bytes, kind: str = "ToldReader") -> Any:
+def read(*events: bytes, kind: str = "UsageReader") -> Any:
     reader = getattr(importlib.import_module("systems.apis"), kind)()
     for at, event in enumerate(events):
         line = b"data: " + event + b"\n\n"
@@ -53,7 +53,7 @@ def usage(tokens: int) -> bytes:
 
 def test_a_chats_first_event_has_no_token() -> None:
     role = b'{"choices":[{"delta":{"role":"assistant","content":""}}]}'
-    chat = read(role, TOKEN, TOKEN, usage(2), b"[DONE]", kind="ToldChatReader")
+    chat = read(role, TOKEN, TOKEN, usage(2), b"[DONE]", kind="UsageChatReader")
     assert chat.verdict(2) == ""
     assert list(chat.arrivals) == [1.0, 2.0]
 
@@ -258,10 +258,10 @@ def test_a_disturbed_turn_is_made_again(others: list[float]) -> None:
 
 
 def sample(rate: float, gap: float = 0.01, **host: float) -> Any:
-    from systems.base import Sample, Used
+    from systems.base import CpuSeconds, Sample
 
     results = [Result(0.0, array("d", [0.1, 0.1 + gap, 0.1 + 2 * gap]), 1.0, "")]
-    return Sample(1000, 1000 / rate, results, Used(host, engine=9.0))
+    return Sample(1000, 1000 / rate, results, CpuSeconds(host, engine=9.0))
 
 
 def summarized(*turns: dict[str, Any]) -> dict[str, Any]:
