@@ -19,7 +19,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to retry, in seconds from the first attempt.
+    """Time limits of retries, in seconds from the first attempt.
 
     Attributes:
         busy: while throttled, or without a connection.

@@ -30,7 +30,7 @@ _MAKES = (Verb.CREATE, Verb.REPLACE)
 
 @dataclass(frozen=True)
 class ApplyOptions:
-    """How a plan is applied.
+    """Options of applying a plan.
 
     Attributes:
         say: called with one line for every step.

@@ -24,7 +24,7 @@ from deploy.local.store import Store
 
 @dataclass(frozen=True)
 class Plan:
-    """What to serve.
+    """The container and endpoint to serve.
 
     Args:
         endpoint: its `container` is the address on which the command listens.

@@ -26,7 +26,7 @@ _PROMPTS_EACH = 1 << 14  # numbers reserved for the prompts of one measurement
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: the arguments of `lmi bench`."""
+    """The arguments of `lmi bench`."""
 
     loads: Sequence[Load]
     tokens: int

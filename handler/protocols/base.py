@@ -34,7 +34,7 @@ class NoAdapters:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a dialect reads from the server: its options and its engine's limits.
+    """The server's options and its engine's limits, for dialects.
 
     Attributes:
         engine: the engine's name.

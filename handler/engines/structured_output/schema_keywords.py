@@ -215,7 +215,7 @@ def _type_of(value: Any) -> str:
 
 
 def _ignored_of_string(schema: Mapping[str, Any], _: XgrammarSupport) -> str | None:
-    """xgrammar follows the format, else the pattern, else the lengths."""
+    """Find keywords beside the first of format, pattern and lengths, which is the one that xgrammar follows."""
     if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         return "format"
     first = next((name for name in ("format", "pattern") if name in schema), None)
@@ -241,7 +241,7 @@ def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
 
 
 def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
-    """Of two subschemas for one property, xgrammar follows one."""
+    """Find a pattern beside another subschema for the same property, of which xgrammar follows only one."""
     if "patternProperties" not in schema:
         return None
     if schema.get("properties"):

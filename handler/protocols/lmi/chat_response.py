@@ -16,7 +16,7 @@ from handler.protocols.openai.response import Choice, Head, Usage
 
 
 class Failures(Protocol):
-    """How a mode renders failures."""
+    """The failures of a mode."""
 
     def stream_failure(self, error: ServingError) -> Any:
         """Render the last value of a stream that broke off."""

@@ -83,7 +83,7 @@ def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locke
 
 
 def components(context: ServerContext) -> dict[str, Shape]:
-    """The schemas of all bodies, by name."""
+    """Return the schemas of all bodies, by name."""
     descriptions = DESCRIPTIONS.values()
     types = [
         kind for description in descriptions for kind in (description.answer, description.chunk, description.error)
@@ -181,7 +181,7 @@ def _inference(dialects: Sequence[Description]) -> dict[str, Any]:
 
 
 def _shapes(kinds: Iterable[Any]) -> list[Shape]:
-    """The schemas of the types, those of a union one by one."""
+    """Return the schemas of the types, those of a union one by one."""
     shapes = [schema_of_type(kind) for kind in kinds]
     return [member for shape in shapes for member in shape.get("anyOf", [shape])]
 

@@ -57,7 +57,7 @@ def nullable(shape: Shape) -> Shape:
 
 
 def schema_of_type(kind: Any) -> Shape:
-    """The schema of an answer's type. A TypedDict is a reference to the component of its name.
+    """Return the schema of an answer's type. A TypedDict is a reference to the component of its name.
 
     The pairs of `Annotated[type, (keyword, value)]` add keywords of JSON Schema.
     """
@@ -80,7 +80,7 @@ def schema_of_type(kind: Any) -> Shape:
 
 
 def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
-    """Every TypedDict in `kinds` and inside their fields, by name."""
+    """Return the schema of every TypedDict in `kinds` and inside their fields, by name."""
     components: dict[str, Shape] = {}
     waiting = [*kinds]
     while waiting:
@@ -102,7 +102,7 @@ def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """The schema of a parameter, null included. Names what the engine does not support."""
+    """Return the schema of a parameter, null included. It names what the engine does not support."""
     shape = dict(schema_of_reader(entry.read))
     if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"

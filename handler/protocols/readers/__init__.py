@@ -1,1 +1,1 @@
-"""From JSON values to ours: bodies, plain values, messages, adapters, structured output."""
+"""Readers of JSON: bodies, plain values, messages, adapters, structured output."""

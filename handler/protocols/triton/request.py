@@ -38,7 +38,7 @@ _EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_outpu
 
 
 class Route(Enum):
-    """What decides the number of responses: the path, or the body's `stream` on a shared path."""
+    """The route, which decides the number of responses; on a shared path (SHAPE) the body's `stream` does."""
 
     GENERATE = "generate"
     STREAM = "generate_stream"
