@@ -67,7 +67,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=10) as found:
+    with httpx.Client(timeout=60) as found:
         yield found
 
 

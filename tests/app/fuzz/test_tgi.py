@@ -36,7 +36,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=10, headers={"content-type": "application/json"}) as found:
+    with httpx.Client(timeout=60, headers={"content-type": "application/json"}) as found:
         yield found
 
 
