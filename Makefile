@@ -72,14 +72,14 @@ test: dev ## 3 min: units, the app, processes, `lmi deploy` without AWS, one req
 	$(PYTEST) $(QUICK) tests/unit tests/app tests/process tests/deploy/unit tests/model/test_dialects.py
 
 test-model: dev ## 4 min: the demo model on OpenVINO
-	$(PYTEST) -m 'model and not clients and not djl and not vllm and not hypothesis' \
+	$(PYTEST) --timeout 300 -m 'model and not clients and not djl and not vllm and not hypothesis' \
 		tests/unit tests/app tests/process tests/model tests/deploy
 
 test-deploy: dev ## 2 min: `lmi deploy` on doubles of AWS's control plane and SageMaker's runtime, on loopback
 	$(PYTEST) $(QUICK) tests/deploy --ignore tests/deploy/unit
 
 test-fuzz: dev ## 3 min: request bodies and cuts of text at random, many of each
-	$(PYTEST) -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
+	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
 
 test-tools: dev ## 3 min: tests of the doubles, the benchmarks, the container's programs, conversion, the wheel
 	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl

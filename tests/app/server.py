@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from unittest import mock
 
@@ -91,6 +92,9 @@ class AppServer(LiveServer):
             self.status = cli.main(self._arguments)
         except SystemExit as ended:  # argparse does so
             self.status = int(ended.code or 0)
+        except Exception:
+            self.status = 1
+            self.lines.append(traceback.format_exc())
         finally:
             _threads.discard(threading.get_ident())
 
