@@ -67,9 +67,7 @@ class Config:
     max_batch_delay: int
     job_queue_size: int
     max_request_size: int
-    engine_options: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # those of `engine`; it has its own defaults for others
+    engine_options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, without its defaults
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)  # of serving.properties
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # key -> origin of its value

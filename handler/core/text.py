@@ -1,16 +1,21 @@
-"""Turns token ids into text, piece by piece, without split characters or parts of stop strings.
+"""Token ids and text: vocabulary, prompt, detokenizer, stop strings.
 
-Detokenizer and StopMatcher return the text that is safe to show (`feed`); at the end the matcher also returns the text
-that it held back (`flush`).
+Detokenizer and StopMatcher return the text that is safe to show (`feed`), without split characters or parts of stop
+strings. At the end the matcher also returns the text that it held back (`flush`).
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from handler.core.errors import PromptTooLong
+
+_SPACES = b" \t\n\r\v\f"
+"""Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
+
+_SLACK = 16  # tokens that a cut may add
 
 
 class Vocabulary:
@@ -33,7 +38,11 @@ class Vocabulary:
     def text(self, id: int) -> str:
         """Return the token by itself, as in prompt details; a part of a character becomes U+FFFD."""
         text = self.texts[id]
-        return self.pieces[id].decode("utf-8", "replace") if text is None else text
+        return self.decode([id]) if text is None else text
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of several tokens, special ones included; a part of a character becomes U+FFFD."""
+        return b"".join([self.pieces[id] for id in ids]).decode("utf-8", "replace")
 
 
 def _decode(piece: bytes) -> str | None:
@@ -50,12 +59,6 @@ class Prompt(NamedTuple):
     text: str
     ids: list[int]
     vocabulary: Vocabulary
-
-
-_SPACES = b" \t\n\r\v\f"
-"""Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
-
-_SLACK = 16  # tokens that a cut may add
 
 
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -83,6 +84,10 @@ class Sampling:
     structured_output: StructuredOutput | None = None
     return_context_logits: bool = False
     return_generation_logits: bool = False
+
+    def with_seed(self) -> Sampling:
+        """Draw a seed where none is set; an answer may name it."""
+        return self if self.seed is not None else replace(self, seed=random.getrandbits(53))
 
     def seed_of(self, sequence: int) -> int | None:
         """Return the seed that gives one of several sequences by itself."""

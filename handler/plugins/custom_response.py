@@ -38,7 +38,7 @@ def with_formatter(
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
         given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
     output = TextGenerationOutput(next(_ids), given)
-    with contextlib.suppress(Exception):  # an object of the user's own making
+    with users_objects(formatter), contextlib.suppress(AttributeError, TypeError):  # it may take no attributes
         given.request_id, given.tgi_compat = output.request_id, tgi_compat
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 

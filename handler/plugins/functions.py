@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from handler.core.errors import ConfigError, FormatterFailed, ServingError
+from handler.core.errors import ConfigError, FormatterFailed
 
 log = logging.getLogger("handler.formatters")
 
@@ -222,27 +222,28 @@ def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords
     Raises:
         FormatterFailed: it raised; the log has the place.
     """
-    try:
+    with _guard(formatter, "raised"):
         return formatter.function(*arguments, **keywords)
-    except BaseException as error:  # SystemExit and its like too
-        log.exception("%s failed", formatter.title)
-        raise failed(formatter, f"raised {type(error).__name__}", error) from error
+
+
+def users_objects(formatter: InputFormatter | OutputFormatter) -> contextlib.AbstractContextManager[None]:
+    """Guard the use of objects that the user's function made or may have changed: their attributes may run its code.
+
+    Raises:
+        FormatterFailed: they cannot be used; the log has the place.
+    """
+    return _guard(formatter, "left objects that raise")
 
 
 @contextlib.contextmanager
-def users_objects(formatter: InputFormatter | OutputFormatter) -> Iterator[None]:
-    """Guard the use of objects that the user's function made or may have changed.
-
-    Raises:
-        FormatterFailed: they cannot be used.
-    """
+def _guard(formatter: InputFormatter | OutputFormatter, what: str) -> Iterator[None]:
     try:
         yield
-    except ServingError:
+    except FormatterFailed:
         raise
-    except BaseException as error:  # their attributes may be code of the user's, too
-        log.exception("%s left what cannot be used", formatter.title)
-        raise failed(formatter, f"left objects that raise {type(error).__name__}", error) from error
+    except BaseException as error:  # the user's code, whose SystemExit ends its request only
+        log.exception("%s failed", formatter.title)
+        raise failed(formatter, f"{what} {type(error).__name__}", error) from error
 
 
 def failed(
@@ -258,7 +259,6 @@ def kind(value: Any) -> str:
 
 
 def _error_text(error: BaseException) -> str:
-    try:
-        return str(error)[:500].encode(errors="replace").decode()
-    except BaseException:  # its own __str__ is the user's code too
-        return ""
+    """Return the error's text by `traceback`, which guards against a `__str__` that raises."""
+    text = str(traceback.TracebackException(type(error), error, None))
+    return text[:500].encode(errors="replace").decode()

@@ -79,6 +79,10 @@ class SequenceOutput:
     def logprob(self) -> float:
         return sum(token.logprob or 0.0 for token in self.tokens)
 
+    @property
+    def mean_logprob(self) -> float:
+        return self.logprob / max(1, len(self.tokens))
+
 
 def finish_of(request: Request, delta: Delta) -> Finish | None:
     """Return the reason for the client of a sequence's end; the token `eos_token_id` ends it as EOS."""

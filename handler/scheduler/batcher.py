@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -219,9 +218,7 @@ class Batcher:
 
     def _start(self, active: _Active) -> None:
         active.started()
-        sampling = active.request.sampling
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=random.getrandbits(53))
+        sampling = active.request.sampling.with_seed()
         active.unfinished = sampling.num_sequences
         self._running[active.id] = active
         # Beams are one request of the engine; several samples are several, each with its own seed.

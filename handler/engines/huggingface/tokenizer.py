@@ -96,10 +96,11 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = tokenizer.backend_tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
     expected = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    text = b"".join(pieces[id] for id in ids).decode("utf-8", "replace")
+    vocabulary = Vocabulary(pieces, special)
+    text = vocabulary.decode(ids)
     if expected not in (text, text.removeprefix(" ")):  # SentencePiece removes the space that it put in front
         raise ConfigError("this model's tokenizer is of a kind whose vocabulary cannot be given as bytes")
-    return Vocabulary(pieces, special)
+    return vocabulary
 
 
 def _is_byte_level(pieces: Any) -> bool:

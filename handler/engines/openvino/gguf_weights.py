@@ -104,9 +104,7 @@ def write_model(source: Path, target: Path, weights: str) -> None:
     model = openvino.Core().read_model(scratch / "openvino_model.xml")
     try:
         replace_weights(model, source, weights)
-    except (ConfigError, MemoryError, OSError):
-        raise
-    except Exception as error:  # foreign code: the gguf package cannot read the file
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # a broken file
         raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
     shutil.rmtree(scratch)

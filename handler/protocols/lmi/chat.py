@@ -35,13 +35,8 @@ TABLE = Table(
     }
 )
 
-_READ = {
-    *TABLE.parameters,
-    "messages",
-    "stream",
-    "adapters",
-    "inputs",
-}  # `inputs` is null here, or the body were no chat
+# `inputs` is null, or the body would be no chat.
+_READ = {*TABLE.parameters, "messages", "stream", "adapters", "inputs"}
 _NAMES = FieldNames(
     prompt="messages", max_new_tokens="max_tokens", logit_bias="logit_bias", structured_output="response_format"
 )

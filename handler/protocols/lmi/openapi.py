@@ -63,7 +63,7 @@ def _chat_request(context: ServerContext) -> Shape:
 
 EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
 _MESSAGES = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16}
-_LMI_ANSWERED = {
+_LMI_ANSWER = {
     "generated_text": " Paris.",
     "details": {
         "finish_reason": "eos_token",
@@ -75,7 +75,7 @@ _LMI_ANSWERED = {
         ],
     },
 }
-_CHAT_ANSWERED = {
+_CHAT_ANSWER = {
     "id": "chatcmpl-0",
     "object": "chat.completion",
     "created": 1760000000,
@@ -102,14 +102,14 @@ def chat_description(error: Any, failure: Any, streams: tuple[str, ...]) -> Desc
         failure: the type of the last value of a stream that broke off.
     """
     return Description(
-        "Chat", "ChatRequest", _chat_request, error, _MESSAGES, LmiChatAnswer, _CHAT_ANSWERED, LmiChatChunk | failure,
+        "Chat", "ChatRequest", _chat_request, error, _MESSAGES, LmiChatAnswer, _CHAT_ANSWER, LmiChatChunk | failure,
         streams,
     )  # fmt: skip
 
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "lmi": Description(
-        "LMI", "LmiRequest", LMI_REQUEST, LmiError, EXAMPLE, LmiAnswer, _LMI_ANSWERED, LmiLine | LmiFailedLine,
+        "LMI", "LmiRequest", LMI_REQUEST, LmiError, EXAMPLE, LmiAnswer, _LMI_ANSWER, LmiLine | LmiFailedLine,
         (LINES, EVENTS), refuses_in_frame=True,
     ),
     "lmi_chat": chat_description(LmiError, LmiFailedLine, (LINES, EVENTS)),

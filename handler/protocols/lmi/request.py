@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -105,9 +104,8 @@ class Lmi(LmiFormat):
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
         defaults = {**context.sampling_defaults, **self.defaults} if parameters.get("do_sample") else self.defaults
         parsed = read_all(parameters, context, defaults=defaults, table=TABLE)
-        sampling, others = parsed.sampling, parsed.others
-        if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
-            sampling = replace(sampling, seed=random.getrandbits(53))
+        others = parsed.others
+        sampling = parsed.sampling.with_seed() if parsed.sampling.do_sample else parsed.sampling
         sampling, end_id = _use_end_id(sampling, others.get("end_id"), parameters)
         details = self.details_default if flags["details"] is None else flags["details"]
         ids = others.get("prompt_ids")
@@ -156,7 +154,7 @@ def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContex
     if prompt is not None:
         raise InvalidParameter(f"parameters.input_ids={show(ids)}: contradicts 'inputs'; send one of them")
     assert context.vocabulary is not None, "ids are refused without one"
-    return b"".join([context.vocabulary.pieces[id] for id in ids]).decode("utf-8", "replace")
+    return context.vocabulary.decode(ids)
 
 
 def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:

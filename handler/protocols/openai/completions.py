@@ -152,4 +152,4 @@ def _text(prompt: Prompt, context: ServerContext) -> str:
         raise InvalidPayload("'prompt': the engine has no vocabulary of its own; send text")
     if any(id >= len(vocabulary) for id in prompt):
         raise InvalidPayload(f"'prompt' holds ids that are not in the vocabulary of {len(vocabulary)} tokens")
-    return b"".join([vocabulary.pieces[id] for id in prompt]).decode("utf-8", "replace")
+    return vocabulary.decode(prompt)

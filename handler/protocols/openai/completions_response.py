@@ -108,7 +108,9 @@ class TextDocument(WholeAnswer):
             tries = self._sequences[number * self._each : (number + 1) * self._each]
             prefill = tries[0].prefill
             if self._format.num_returned < self._each:
-                tries = sorted(tries, key=_mean, reverse=True)[: self._format.num_returned]
+                tries = sorted(tries, key=lambda sequence: sequence.mean_logprob, reverse=True)[
+                    : self._format.num_returned
+                ]
             choices += [
                 self._choice(len(choices) + place, prompt, sequence, prefill) for place, sequence in enumerate(tries)
             ]
@@ -122,10 +124,6 @@ class TextDocument(WholeAnswer):
             "logprobs": self._format.columns(prefill, sequence.tokens, at),
             "finish_reason": REASONS[sequence.finish],
         }
-
-
-def _mean(sequence: SequenceOutput) -> float:
-    return sequence.logprob / max(len(sequence.tokens), 1)
 
 
 class PromptOnly:

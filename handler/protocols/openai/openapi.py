@@ -69,23 +69,23 @@ def _completion_request(context: ServerContext) -> Shape:
 
 
 _HEAD = {"id": "cmpl-0", "created": 1760000000, "model": "model", "system_fingerprint": "lmi"}
-_USED = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
-_SAID = {"role": "assistant", "content": "Paris.", "refusal": None}
+_USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+_ANSWER_MESSAGE = {"role": "assistant", "content": "Paris.", "refusal": None}
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "openai_chat": Description(
         "OpenAI chat", "OpenAiChatRequest", _chat_request, OpenAiError,
         {"model": "", "messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16},
         OpenAiChatAnswer,
-        {**_HEAD, "object": "chat.completion", "usage": _USED,
-         "choices": [{"index": 0, "message": _SAID, "logprobs": None, "finish_reason": "stop"}]},
+        {**_HEAD, "object": "chat.completion", "usage": _USAGE,
+         "choices": [{"index": 0, "message": _ANSWER_MESSAGE, "logprobs": None, "finish_reason": "stop"}]},
         OpenAiChatChunk | OpenAiError, ("text/event-stream",),
     ),
     "openai_completions": Description(
         "OpenAI completions", "OpenAiCompletionRequest", _completion_request, OpenAiError,
         {"model": "", "prompt": "The capital of France is", "max_tokens": 8},
         OpenAiTextAnswer,
-        {**_HEAD, "object": "text_completion", "usage": _USED,
+        {**_HEAD, "object": "text_completion", "usage": _USAGE,
          "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}]},
         OpenAiTextChunk | OpenAiError, ("text/event-stream",),
     ),

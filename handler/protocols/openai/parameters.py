@@ -153,10 +153,9 @@ HARMLESS = frozenset(
         "tool_prompt", "cache_salt",
     }
 )  # fmt: skip
-"""Names that OpenAI's, vLLM's or TGI's clients send and that change no answer here: listed in a header, never refused.
-"""
+"""Names that clients of OpenAI, vLLM or TGI send and that change no answer: listed in a header, never refused."""
 
-_ANY_TIME = ("", "tgi", "dummy")  # what clients of TGI send when they were told none
+_UNNAMED = ("", "tgi", "dummy")  # names that clients of TGI send by default
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
 """@huggingface/inference sends the server's address when it was given no model."""
 
@@ -177,7 +176,7 @@ def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Ad
         raise InvalidParameter(f"model: {error}") from None
     if len(name) > MAX_NAME:  # each chunk repeats it
         raise InvalidParameter(f"model: has {len(name)} characters; at most {MAX_NAME}")
-    if name in _ANY_TIME or name in context.model_names:
+    if name in _UNNAMED or name in context.model_names:
         return name, None
     if _ADDRESS.match(name):
         return own, None

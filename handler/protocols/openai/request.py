@@ -33,15 +33,15 @@ def unknown_fields(body: Mapping[str, Any], read: set[str]) -> list[str]:
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
     """Return the client's names of the fields that later checks refuse."""
     structured_output = parameters.names.get("structured_output", "response_format")
+    if structured_output == "tool_choice":  # it is made of the tools' schemas
+        structured_output = "tools"
     return FieldNames(
         prompt=prompt,
         max_new_tokens=parameters.names.get("max_new_tokens", "max_tokens"),
         stop_token_ids="stop_token_ids",
         bad_token_ids="bad_words",
         logit_bias="logit_bias",
-        structured_output={"tool_choice": "tools"}.get(
-            structured_output, structured_output
-        ),  # whose schemas it is made of
+        structured_output=structured_output,
     )
 
 

@@ -37,8 +37,8 @@ _UNHEALTHY = record({"error": TEXT, "error_type": TEXT})
 _ADAPTER = record({"name": TEXT, "id": COUNT, "src": TEXT, "preload": FLAG, "pin": FLAG})
 _ADAPTER_EXAMPLE = {"name": "sql", "id": 1, "src": "adapters/sql", "preload": True, "pin": False}
 _LIST = record({"adapters": listing(_ADAPTER)}, {"nextPageToken": TEXT})
-_ORDER = {"name": TEXT, "src": TEXT, "preload": FLAG, "pin": FLAG}
-_SAID = record({"status": TEXT}, {"id": COUNT})
+_ADAPTER_CALL = {"name": TEXT, "src": TEXT, "preload": FLAG, "pin": FLAG}
+_CHANGE = record({"status": TEXT}, {"id": COUNT})
 
 
 def _adapter_failures(*statuses: int) -> dict[int, tuple[str, Shape, Any] | None]:
@@ -62,20 +62,20 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/adapters"): Operation(
         "Adapters", "Register one, by the query or by a body",
-        {200: (_JSON, _SAID, {"status": "Adapter sql registered", "id": 1}), **_adapter_failures(400, 409)},
-        query=_ORDER, body=record({}, _ORDER, example={"name": "sql", "src": "adapters/sql"}),
+        {200: (_JSON, _CHANGE, {"status": "Adapter sql registered", "id": 1}), **_adapter_failures(400, 409)},
+        query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"name": "sql", "src": "adapters/sql"}),
     ),
     ("GET", "/adapters/{adapter}"): Operation(
         "Adapters", "Describe one", {200: (_JSON, _ADAPTER, _ADAPTER_EXAMPLE), **_adapter_failures(400, 404)}
     ),
     ("DELETE", "/adapters/{adapter}"): Operation(
         "Adapters", "Unregister one",
-        {200: (_JSON, _SAID, {"status": "Adapter sql unregistered"}), **_adapter_failures(400, 404)},
+        {200: (_JSON, _CHANGE, {"status": "Adapter sql unregistered"}), **_adapter_failures(400, 404)},
     ),
     ("POST", "/adapters/{adapter}/update"): Operation(
         "Adapters", "Load it anew, from where it was or from elsewhere",
-        {200: (_JSON, _SAID, {"status": "Adapter sql updated"}), **_adapter_failures(400, 404)},
-        query=_ORDER, body=record({}, _ORDER, example={"src": "adapters/sql"}),
+        {200: (_JSON, _CHANGE, {"status": "Adapter sql updated"}), **_adapter_failures(400, 404)},
+        query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
     ),
 }  # fmt: skip
 

@@ -62,10 +62,10 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
         raise InvalidPayload(
             f"'adapters' names {len(names)} for {num_prompts} prompts; it must be one name, or as many"
         )
-    return [_one(name, context) for name in names]
+    return [_adapter(name, context) for name in names]
 
 
-def _one(name: Any, context: ServerContext) -> Adapter | None:
+def _adapter(name: Any, context: ServerContext) -> Adapter | None:
     try:
         return named_adapter(name, context)
     except ValueError as error:

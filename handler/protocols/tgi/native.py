@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from handler.core.errors import ServingError
@@ -53,7 +51,7 @@ class Document(DocumentReply):
         self._dialect = dialect
 
     def _score(self, sequence: SequenceOutput) -> float:
-        return sequence.logprob / max(1, len(sequence.tokens))
+        return sequence.mean_logprob
 
     def refused(self, error: ServingError) -> HttpResponse:
         begun = any(sequence.tokens for sequence in self._sequences)
@@ -115,9 +113,7 @@ class Tgi(TgiFormat):
             given["do_sample"] = True
         defaults = {**DEFAULTS, "do_sample": not read.has_parameters}
         parameters = read_all(given, context, defaults=defaults, table=TABLE)
-        sampling = parameters.sampling
-        if sampling.do_sample and sampling.seed is None:  # drawn here, so that an answer can name it
-            sampling = replace(sampling, seed=random.getrandbits(53))
+        sampling = parameters.sampling.with_seed() if parameters.sampling.do_sample else parameters.sampling
         return Request(
             prompt=read.inputs,
             sampling=sampling,

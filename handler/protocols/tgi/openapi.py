@@ -52,8 +52,8 @@ def _mindie_request(context: ServerContext) -> Shape:
     return record({"inputs": inputs}, {"parameters": parameters, "stream": nullable(FLAG)})
 
 
-_ASKED = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
-_ANSWERED = {
+_EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
+_ANSWER = {
     "generated_text": " Paris.",
     "details": {
         "finish_reason": "length",
@@ -63,7 +63,7 @@ _ANSWERED = {
         "tokens": [{"id": 7042, "text": " Paris.", "logprob": -0.4, "special": False}],
     },
 }
-_MINDIE_ANSWERED = {
+_MINDIE_ANSWER = {
     "generated_text": " Paris.",
     "details": {
         "prompt_tokens": 5,
@@ -75,7 +75,7 @@ _MINDIE_ANSWERED = {
     },
 }
 _EVENTS = ("text/event-stream",)
-_COMPAT_ANSWERED = [
+_COMPAT_ANSWER = [
     {
         "generated_text": " Paris.",
         "details": {
@@ -95,20 +95,20 @@ _COMPAT_ANSWERED = [
 
 def _tgi(title: str, answer: Any, example: Any, streams: tuple[str, ...]) -> Description:
     chunk = TgiEvent | TgiError if streams else None
-    return Description(title, "TgiGenerateRequest", _tgi_request, TgiError, _ASKED, answer, example, chunk, streams)
+    return Description(title, "TgiGenerateRequest", _tgi_request, TgiError, _EXAMPLE, answer, example, chunk, streams)
 
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "tgi_compat": Description(
-        "TGI_COMPAT", "LmiRequest", LMI_REQUEST, TgiError, EXAMPLE, TgiList, _COMPAT_ANSWERED, TgiEvent | TgiError,
+        "TGI_COMPAT", "LmiRequest", LMI_REQUEST, TgiError, EXAMPLE, TgiList, _COMPAT_ANSWER, TgiEvent | TgiError,
         _EVENTS,
     ),
     "tgi_compat_chat": chat_description(TgiError, TgiError, _EVENTS),
-    "tgi": _tgi("TGI", TgiList, [_ANSWERED], _EVENTS),
-    "tgi_generate": _tgi("TGI", TgiAnswer, _ANSWERED, ()),
+    "tgi": _tgi("TGI", TgiList, [_ANSWER], _EVENTS),
+    "tgi_generate": _tgi("TGI", TgiAnswer, _ANSWER, ()),
     "tgi_generate_stream": _tgi("TGI", None, None, _EVENTS),
     "mindie": Description(
-        "MindIE", "MindieRequest", _mindie_request, MindieError, _ASKED, MindieAnswer, _MINDIE_ANSWERED,
+        "MindIE", "MindieRequest", _mindie_request, MindieError, _EXAMPLE, MindieAnswer, _MINDIE_ANSWER,
         MindieEvent | MindieError, _EVENTS,
     ),
 }  # fmt: skip
