@@ -1,4 +1,4 @@
-"""Interface of an engine: a few methods, called by `process/engine_loop.py` in a process or thread of its own."""
+"""Interface of an engine, which `process/engine_loop.py` calls in a process or thread of its own; shared helpers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Finish, Logits, Sampling, StructuredOutput
+
+NO_LORA = "it was started without option.enable_lora=true"
+
+Alternatives = Sequence[tuple[int, float]]
+"""The most likely ids at one position with their log-probabilities, best first."""
 
 
 class Output(NamedTuple):
@@ -23,7 +28,7 @@ class Output(NamedTuple):
         sequence: number of the sequence within its request; only beam search has several.
         prompt_logprobs: on request, once, with the first output: one a prompt token, None for the first.
         error: the reason of `finish` ERROR.
-        tops: on request, for each of `ids` the most likely ids with their log-probabilities, best first.
+        tops: on request, for each of `ids`.
         logits: on request.
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
     """
@@ -35,9 +40,9 @@ class Output(NamedTuple):
     sequence: int = 0
     prompt_logprobs: Sequence[float | None] | None = None
     error: str | None = None
-    tops: Sequence[Sequence[tuple[int, float]]] | None = None
+    tops: Sequence[Alternatives] | None = None
     logits: Logits | None = None
-    prompt_tops: Sequence[Sequence[tuple[int, float]]] | None = None
+    prompt_tops: Sequence[Alternatives] | None = None
 
 
 class Step(NamedTuple):
@@ -174,9 +179,6 @@ class StructuredOutputCheck(Protocol):
         """
 
 
-NO_LORA = "it was started without option.enable_lora=true"
-
-
 @dataclass(frozen=True)
 class Capabilities:
     """Generation parameters that an engine does not support.
@@ -215,10 +217,7 @@ def warm_up(engine: Engine, id: int, sampling: Sampling = _FIRST_REQUEST) -> Non
             finished = finished or output.finish is not None
 
 
-Tops = Sequence[tuple[int, float]]
-
-
-def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], list[Tops]]:
+def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], list[Alternatives]]:
     """Return the log-probability of each of `ids`, and its `num_tops` most likely alternatives, best first.
 
     Args:

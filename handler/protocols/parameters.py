@@ -22,7 +22,6 @@ from handler.protocols.readers.values import (
     boolean,
     integer,
     logit_bias,
-    nothing,
     number,
     strings,
     token_ids,
@@ -45,6 +44,17 @@ class Parameter(NamedTuple):
     field: str
     read: Callable[..., Any]
     informed: bool = False
+
+
+def unsupported(why: str, *neutral: Any) -> Parameter:
+    """Make a parameter of which only neutral values are accepted; a boolean is no number."""
+
+    @accepts(**({"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]}))
+    def read(value: Any) -> None:
+        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
+            raise ValueError(f"is not supported: {why}")
+
+    return Parameter("", read)
 
 
 class ParsedParameters(NamedTuple):
@@ -138,7 +148,7 @@ PARAMETERS: dict[str, Parameter] = {
     "stop": Parameter("stop", stop),
     # TGI's, which its clients send to LMI too
     "top_n_tokens": Parameter("top_logprobs", _top_tokens, informed=True),
-    "watermark": Parameter("", nothing(False, "no engine here marks its text")),
+    "watermark": unsupported("no engine here marks its text", False),
     "grammar": Parameter("structured_output", tgi_grammar),
     "adapter_id": Parameter("adapter", named_adapter, informed=True),
 }

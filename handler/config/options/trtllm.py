@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from handler.config.options.option import Option, boolean, gone, integer, number, one_of, string
+from handler.config.options.option import Option, boolean, gone, integer, names, number, one_of, string
 
 _TRTLLM = ("trtllm",)
 
@@ -36,21 +36,14 @@ def integers(text: str) -> list[int]:
     return list(values)
 
 
-def words(text: str) -> list[str]:
-    values = [word.strip() for word in text.split(",")]
-    if not all(values):
-        raise ValueError("must be names, with commas between")
-    return values
-
-
 def pytorch(text: str) -> str:
     if text != "pytorch":
         raise ValueError(f"must be pytorch: {_BUILT}")
     return text
 
 
-def _gone(why: str, *names: str) -> tuple[Option, ...]:
-    return tuple(Option(f"option.{name}", name, gone(why), None, f"refused: {why}", engines=_TRTLLM) for name in names)
+def _gone(why: str, *keys: str) -> tuple[Option, ...]:
+    return tuple(Option(f"option.{key}", key, gone(why), None, f"refused: {why}", engines=_TRTLLM) for key in keys)
 
 
 TRTLLM: tuple[Option, ...] = (
@@ -100,12 +93,12 @@ TRTLLM: tuple[Option, ...] = (
     Option("option.moe_expert_parallel_size", "moe_expert_parallel_size", integer(1), None, "number of GPUs for the experts", engines=_TRTLLM),
     Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "number of GPU clusters for the experts", engines=_TRTLLM),
     Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "attention by request instead of by head", engines=_TRTLLM),
-    # adapters, figures
-    Option("option.lora_target_modules", "lora_target_modules", words, None, "modules that adapters change, by TensorRT-LLM's names, with commas between; by default those of attention and MLP", engines=_TRTLLM),
+    # adapters, statistics
+    Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, by TensorRT-LLM's names, with commas between; by default those of attention and MLP", engines=_TRTLLM),
     Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "number of steps whose statistics are kept", engines=_TRTLLM),
     Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "number of steps whose request statistics are kept", engines=_TRTLLM),
     Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later report its use to NVIDIA; its own variables, such as DO_NOT_TRACK, still forbid it", engines=_TRTLLM),
-    # what TensorRT engines had
+    # refused: options of TensorRT engines
     *_gone(_CHECKPOINT, "quantize", "q_format", "calib_size", "calib_batch_size", "calib_dataset", "awq_format", "awq_calib_size", "awq_block_size", "smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode", "use_fp8_context_fmha"),
     *_gone(_CONFIG, "rotary_base", "rotary_dim", "rotary_scaling_type", "rotary_scaling_factor", "baichuan_model_version", "chatglm_model_version", "gpt_model_version", "logits_dtype"),
     *_gone(f"{_BUILT}; the attention kernels choose for themselves", "multi_block_mode", "use_fused_mlp", "extended_runtime_perf_knob_config"),

@@ -17,6 +17,9 @@ from handler.engines.model_cache import fingerprint, make_once, run_converter
 
 log = logging.getLogger("handler.engine")
 
+TORCH_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""`option.dtype` -> torch's name."""
+
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 _RECIPE = b"hf 1"  # part of every fingerprint: change it with _FROM_GGUF
 

@@ -56,12 +56,7 @@ class HfTokenizer:
                 tokenize=False,
                 add_generation_prompt=True,
             )
-        except (
-            TemplateError,
-            ValueError,
-            TypeError,
-            KeyError,
-        ) as error:  # raise_exception, or a fault
+        except (TemplateError, ValueError, TypeError, KeyError) as error:  # raise_exception, or a fault
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {error}"[:400]) from None
         return self._encode(str(text), "messages", add_special_tokens=False)
 

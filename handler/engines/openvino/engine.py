@@ -15,8 +15,8 @@ from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output,
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
 from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepare_model
+from handler.engines.openvino.pipeline_scorer import NO_TOPS, PipelineScorer
 from handler.engines.openvino.sampling import generation_config
-from handler.engines.openvino.scorer import NO_TOPS, Scorer
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
 
 __all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
@@ -226,10 +226,10 @@ def _is_one_token(output: Output) -> bool:
     return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
 
 
-def _scorer(config: EngineConfig, model: Path) -> LogitScorer | Scorer:
+def _scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
     if has_logits(model):
         return LogitScorer(model, _properties(config.dtype))
-    return Scorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
+    return PipelineScorer(lambda: _pipeline(replace(config, prefix_cache=False, max_sequences=1)))
 
 
 def _pipeline(config: EngineConfig) -> Any:

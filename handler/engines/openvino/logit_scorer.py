@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.engines.base import Tops, score
+from handler.engines.base import Alternatives, score
 
 MODEL = "openvino_model.xml"
 
@@ -29,7 +29,7 @@ class Scores(NamedTuple):
 
     key: int
     logprobs: Sequence[float | None]
-    tops: Sequence[Tops] | None = None
+    tops: Sequence[Alternatives] | None = None
 
 
 class _Prompt(NamedTuple):
@@ -55,7 +55,7 @@ class LogitScorer:
         self._current: _Prompt | None = None
         self._num_read = 0  # tokens of the current prompt
         self._logprobs: list[float] = []
-        self._tops: list[Tops] = []
+        self._tops: list[Alternatives] = []
 
     def check(self, num_tops: int) -> None:
         """Raise ValueError where prompts cannot be scored."""

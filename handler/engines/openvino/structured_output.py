@@ -19,6 +19,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
+from handler.engines.structured_output.sandbox_tasks import status_bytes
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
 
 MASK_SECONDS = 0.05
@@ -86,9 +87,9 @@ class OpenVinoCheck:
             ValueError: it cannot follow the text, or needs too long for a step's allowed tokens.
         """
         self.compile(_FIRST)
-        before = _anonymous_bytes()
+        before = status_bytes("RssAnon")  # in a process that does nothing else it grows by what is compiled, or by more
         self.compile(structured_output)
-        kept = max(_anonymous_bytes() - before, 0)
+        kept = max(status_bytes("RssAnon") - before, 0)
         for seed in _WALKS:
             self._walk(structured_output, seed)
         return kept
@@ -160,14 +161,7 @@ def _num_logits(model: Path) -> int | None:
     return int(last.get_length()) if last.is_static else None
 
 
-def _anonymous_bytes() -> int:
-    """This process's own memory: of a copy that does nothing else it grows by what is compiled, or by more."""
-    with open("/proc/self/status", encoding="ascii") as status:
-        fields = dict(line.split(":", 1) for line in status)
-    return int(fields["RssAnon"].split()[0]) << 10
-
-
 def _reason(error: RuntimeError) -> str:
-    """What xgrammar says, without where in its source it says it."""
+    """Return xgrammar's message without the place in its source."""
     text = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error).strip())
     return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]

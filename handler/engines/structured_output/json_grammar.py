@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from handler.engines.structured_output.number_grammar import integers, numbers
+from handler.engines.structured_output.number_grammar import either, integers, numbers
 
 _ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$schema", "$id",
@@ -67,7 +67,7 @@ def one_of(texts: Iterable[str]) -> str:
         prefix = _common_prefix(members[0], members[-1])
         rests = [text[len(prefix) :] for text in members]
         branches.append(f"{literal(prefix)} {one_of(rests)}" if len(rests) > 1 else literal(prefix))
-    return branches[0] if len(branches) == 1 else _either(branches)
+    return branches[0] if len(branches) == 1 else either(branches)
 
 
 def _common_prefix(first: str, last: str) -> str:
@@ -110,7 +110,7 @@ class _Grammar:
         own = {kind: keywords & set(_KEYWORDS.get(kind, ())) for kind in map(str, types)}
         if not types or keywords != set().union(*own.values()):
             raise Unsupported
-        return _either(
+        return either(
             [self._of_type(kind, {"type": kind, **{name: schema[name] for name in own[kind]}}) for kind in own]
         )
 
@@ -179,7 +179,7 @@ class _Grammar:
     def _any_of(self, schemas: Any) -> str:
         if not isinstance(schemas, list) or not schemas:
             raise Unsupported
-        return _either([self._expression(schema) for schema in schemas])
+        return either([self._expression(schema) for schema in schemas])
 
     def _values(self, values: Any) -> str:
         if not isinstance(values, list) or not values:
@@ -209,10 +209,6 @@ _KEYWORDS = {
     "array": ("items", "minItems", "maxItems"),
     "object": ("properties", "required", "additionalProperties"),
 }
-
-
-def _either(expressions: Sequence[str]) -> str:
-    return f"({' | '.join(expressions)})"
 
 
 def _integer(value: Any) -> int:

@@ -34,7 +34,7 @@ def numbers(limits: Mapping[str, Any]) -> str | None:
 
 def _between(limits: Mapping[str, Any], decimals: int) -> str | None:
     bounds = _bounds(limits, decimals)
-    return None if bounds is None else _either(_signed(*bounds, decimals))
+    return None if bounds is None else either(_signed(*bounds, decimals))
 
 
 def _is_number(value: Any) -> bool:
@@ -84,7 +84,7 @@ class _Range:
         self._digits = len(str(high // self._unit))
         zero = self._end(0)
         others = _branches(lambda digit: self._more(digit, 1), least=1)
-        self.grammar = _either(others if zero is None else [f'"0" {zero}', *others])
+        self.grammar = either(others if zero is None else [f'"0" {zero}', *others])
 
     def _more(self, value: int, length: int) -> str | None:
         """Write the rest after `length` digits before the point; None where no number with them is in the range."""
@@ -93,7 +93,7 @@ class _Range:
             end = self._end(value)
             branches = _branches(lambda digit: self._more(value * 10 + digit, length + 1)) if len(inside) > 1 else []
             rests = [*([] if end is None else [end]), *branches]
-            return _either(rests) if rests else None
+            return either(rests) if rests else None
         counts = [more for more, is_inside in enumerate(inside) if is_inside]
         return f"{_any(counts[0], counts[-1])} {self._fraction(0, self._unit - 1)}" if counts else None
 
@@ -114,7 +114,7 @@ class _Range:
         """Write the point and the decimals; zeros at the end are optional, and so is a point without decimals."""
         if not self._decimals:
             return '""'
-        after = _either(_branches(lambda digit: self._decimal(digit, 1, low, high)))
+        after = either(_branches(lambda digit: self._decimal(digit, 1, low, high)))
         return f'("" | "." {after})' if low == 0 else f'"." {after}'
 
     def _decimal(self, value: int, length: int, low: int, high: int) -> str | None:
@@ -125,7 +125,7 @@ class _Range:
         if low <= least and most <= high:
             return _any(0, self._decimals - length)
         branches = _branches(lambda digit: self._decimal(value * 10 + digit, length + 1, low, high))
-        return _either(['""', *branches] if low <= least else branches)
+        return either(['""', *branches] if low <= least else branches)
 
 
 def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]:
@@ -145,5 +145,6 @@ def _any(least: int, most: int) -> str:
     return f"[0-9]{{{least},{most}}}" if most else '""'
 
 
-def _either(expressions: Iterable[str]) -> str:
+def either(expressions: Iterable[str]) -> str:
+    """Write alternatives as one element."""
     return f"({' | '.join(expressions)})"

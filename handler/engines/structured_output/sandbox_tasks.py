@@ -173,7 +173,7 @@ def _apply(limits: Limits) -> None:
     # Half of the engine's stack, so that deep recursion ends here and not there.
     half = 4 << 20 if stack[0] == resource.RLIM_INFINITY else stack[0] // 2
     resource.setrlimit(resource.RLIMIT_STACK, (half, stack[1]))
-    data = _data_bytes() + limits.memory
+    data = status_bytes("VmData") + limits.memory  # RLIMIT_DATA counts all private writable memory
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))
     signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # both signals end the process, even inside C code
     signal.setitimer(signal.ITIMER_REAL, limits.patience)
@@ -185,8 +185,8 @@ def _prefer_for_oom_kill() -> None:
         file.write("1000")
 
 
-def _data_bytes() -> int:
-    """Bytes that already count against RLIMIT_DATA: all private writable memory."""
+def status_bytes(field: str) -> int:
+    """Read an amount of this process's memory from /proc/self/status, in bytes."""
     with open("/proc/self/status", encoding="ascii") as status:
         fields = dict(line.split(":", 1) for line in status)
-    return int(fields["VmData"].split()[0]) << 10
+    return int(fields[field].split()[0]) << 10

@@ -30,6 +30,7 @@ _NEVER = ("not", "if", "$dynamicRef", "$recursiveRef")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength")
 _NUMBERS = (*_BOUNDS, "multipleOf")
+_OTHERS = ("additionalProperties", "unevaluatedProperties")
 
 _OF_TYPE: Mapping[str, Sequence[str]] = {
     "string": (*_LENGTHS, "pattern", "format"),
@@ -272,8 +273,6 @@ def _ignored_of_others(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
             return "minProperties beside names that are free"
     return None
 
-
-_OTHERS = ("additionalProperties", "unevaluatedProperties")
 
 _IGNORED: Mapping[str, Callable[[Mapping[str, Any], XgrammarSupport], str | None]] = {
     "string": _ignored_of_string,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from handler.config.model_files import read_json
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
+from handler.engines.huggingface.checkpoint import TORCH_DTYPES
 
 Release = tuple[int, int]
 NEWEST: Release = (1, 3)  # the newest with differences below
 
-_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-
-_AS_THEY_ARE = (
+_SAME_NAME = (
     "context_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size", "moe_cluster_parallel_size",
     "gpus_per_node", "enable_attention_dp", "enable_chunked_prefill", "gather_generation_logits", "stream_interval",
     "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width", "max_input_len",
@@ -41,7 +40,7 @@ _CUDA_GRAPH = {
     "cuda_graph_max_batch_size": "max_batch_size",
     "cuda_graph_padding": "enable_padding",
 }
-_LORA_MODULES = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"]
+_LORA_MODULES = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
 _MAX_INPUT_LEN = 1024  # LMI's default beside max_output_len
 _CONTEXT_LENGTH = 2048  # tokens, where neither options nor the model name any
 _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend")
@@ -73,11 +72,11 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
     options = config.options
     arguments: dict[str, Any] = {
         "model": str(config.model),
-        "dtype": _DTYPES[config.dtype],
+        "dtype": TORCH_DTYPES[config.dtype],
         "max_batch_size": config.max_sequences,
         **_parallelism(config, gpus),
         **_lengths(config),
-        **{name: options[name] for name in _AS_THEY_ARE if options.get(name) is not None},
+        **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
         **_scheduling(options),
     }
     if options.get("trust_remote_code"):
@@ -166,7 +165,7 @@ def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lora(options: Mapping[str, Any]) -> dict[str, Any]:
     # There is no adapter at the start from which the engine could take the modules.
-    config = {"lora_target_modules": options.get("lora_target_modules") or _LORA_MODULES}
+    config: dict[str, Any] = {"lora_target_modules": list(options.get("lora_target_modules") or _LORA_MODULES)}
     for name in ("max_lora_rank", "max_loras", "max_cpu_loras"):
         if options.get(name) is not None:
             config[name] = options[name]
@@ -203,8 +202,7 @@ def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> di
 
 def context_length(model: Path) -> int | None:
     """Read the context length, in tokens, from config.json."""
-    file = model / "config.json"
-    config = dict(json.loads(file.read_text())) if file.is_file() else {}
+    config = read_json(model / "config.json")
     config = {**config, **(config.get("text_config") or {})}
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
         if isinstance(config.get(name), int):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler.core.values import Finish, Logits, Sampling
-from handler.engines.base import Output, Step, score
+from handler.engines.base import Alternatives, Output, Step, score
 from handler.engines.trtllm.sampling import Model, own_stops, stops
 
 
@@ -200,7 +200,7 @@ def _logprob(entry: Any, id: int) -> float | None:
     return getattr(value, "logprob", value)
 
 
-def _top(entry: Mapping[int, Any], count: int) -> Sequence[tuple[int, float]]:
+def _top(entry: Mapping[int, Any], count: int) -> Alternatives:
     """Return the most likely ids, best first; `entry` may have the chosen one in addition."""
     best_first = sorted(((id, value.logprob) for id, value in entry.items()), key=lambda pair: -pair[1])
     return tuple(best_first[:count])

@@ -9,24 +9,17 @@ from typing import Any
 from handler.core.errors import ConfigError
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
+from handler.engines.huggingface.checkpoint import TORCH_DTYPES
 
-_OWN = frozenset(
-    {
-        "engine_args",
-        "guided_decoding",
-        "guided_decoding_backend",
-        "guide_timeout",
-        "speculative_draft_model",
-        "num_speculative_tokens",
-    }
-    | {"max_loras", "max_cpu_loras", "max_lora_rank", "revision"}
-)
+_LORA = ("max_loras", "max_cpu_loras", "max_lora_rank")
+
+_OWN = frozenset((
+    "engine_args", "guided_decoding", "guided_decoding_backend", "guide_timeout", "speculative_draft_model",
+    "num_speculative_tokens", "revision", *_LORA,
+))  # fmt: skip
 """Options that are not arguments themselves; the others have the argument's name."""
 
 _FORBIDDEN = -1e9
-
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "auto": "auto"}
-
 
 _CPU_CACHE_GIB = 4
 """vLLM itself would ask for nine tenths of a CPU's memory, and not start where less is free."""
@@ -58,7 +51,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
     options = config.options
     arguments: dict[str, Any] = {
         "model": str(config.model),
-        "dtype": _DTYPES[config.dtype],
+        "dtype": TORCH_DTYPES[config.dtype],
         "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": max(num_devices, 1) if config.devices == "max" else int(config.devices),
         "disable_log_stats": True,
@@ -74,8 +67,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
     arguments |= {name: value for name, value in limits.items() if value is not None}
     arguments |= {name: value for name, value in options.items() if name not in _OWN}
     if options.get("enable_lora"):
-        names = ("max_loras", "max_cpu_loras", "max_lora_rank")
-        arguments |= {name: options[name] for name in names if name in options}
+        arguments |= {name: options[name] for name in _LORA if name in options}
     if "guided_decoding_backend" in options:
         arguments["structured_outputs_config"] = {"backend": options["guided_decoding_backend"]}
     if (draft := options.get("speculative_draft_model")) is not None:

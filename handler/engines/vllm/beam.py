@@ -11,9 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from handler.core.values import Finish, Sampling
-
-Alternatives = Sequence[tuple[int, float]]
-"""Possible next ids with their log-probabilities, the most likely first."""
+from handler.engines.base import Alternatives
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from handler.core.values import Finish
-from handler.engines.base import Output, Step
+from handler.engines.base import Alternatives, Output, Step
 
 
 @dataclass
@@ -33,13 +33,13 @@ class Pending:
     num_prompt_tops: int = 0
     beam: int | None = None
     id: str = ""
-    prompt_tops: list[Sequence[tuple[int, float]]] = field(init=False, default_factory=lambda: [()])
+    prompt_tops: list[Alternatives] = field(init=False, default_factory=lambda: [()])
     plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
-    def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Sequence[tuple[int, float]]] | None]:
+    def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Alternatives] | None]:
         """Return the prompt's log-probabilities and alternatives; only once."""
         scores = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
         self.prompt_logprobs, self.num_prompt_tops = None, 0
@@ -51,7 +51,7 @@ class BeamToken(NamedTuple):
     """The alternatives after a beam, the most likely first; or an error."""
 
     pending: Pending
-    alternatives: Sequence[tuple[int, float]]
+    alternatives: Alternatives
     error: str | None
 
 

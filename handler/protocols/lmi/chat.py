@@ -16,11 +16,11 @@ from handler.protocols.openai.chat_response import Logprobs
 from handler.protocols.openai.parameters import CHAT_OF_LMI
 from handler.protocols.openai.request import read_usage
 from handler.protocols.openai.response import Usage, identity
-from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all
+from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all, unsupported
 from handler.protocols.readers.adapters import read_adapters
 from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.messages import read_messages
-from handler.protocols.readers.values import nothing, string
+from handler.protocols.readers.values import string
 from handler.protocols.validation import show
 
 TABLE = Table(
@@ -31,7 +31,7 @@ TABLE = Table(
         "stream_options": Parameter("usage", read_usage),
         "model": Parameter("", string),
         "user": Parameter("", string),
-        "tools": Parameter("", nothing([], "LMI's form has no tool calls; /v1/chat/completions has")),
+        "tools": unsupported("LMI's form has no tool calls; /v1/chat/completions has", []),
     }
 )
 

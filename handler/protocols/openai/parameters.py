@@ -9,7 +9,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.base import ServerContext
-from handler.protocols.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table
+from handler.protocols.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, unsupported
 from handler.protocols.readers.structured_output import (
     choice,
     grammar,
@@ -19,7 +19,7 @@ from handler.protocols.readers.structured_output import (
     response_format,
     tgi_grammar,
 )
-from handler.protocols.readers.values import MAX_NAME, accepts, boolean, integer, nothing, number, string, strings
+from handler.protocols.readers.values import MAX_NAME, accepts, boolean, integer, number, string, strings
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
@@ -61,15 +61,6 @@ def _seed(value: Any) -> int:
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 
-def _none_of(what: str) -> Any:
-    @accepts(enum=[[], {}])
-    def read(value: Any) -> None:
-        if value not in ([], {}):
-            raise ValueError(f"is not supported: {what}")
-
-    return read
-
-
 CHAT_OF_LMI: Mapping[str, Parameter] = {
     "frequency_penalty": PARAMETERS["frequency_penalty"],
     "presence_penalty": PARAMETERS["presence_penalty"],
@@ -100,12 +91,12 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("truncate", integer(1)),
     "structured_outputs": Parameter("structured_output", _structured_outputs),
     **{name: PARAMETERS[name] for name in PARAMETERS if name.startswith("guided_")},
-    "use_beam_search": Parameter("", nothing(False, "there is no beam search on this route")),
-    "prompt_logprobs": Parameter("", _none_of("ask for echo with logprobs on /v1/completions")),
-    "allowed_token_ids": Parameter("", _none_of("the engines have no such thing")),
-    "return_tokens_as_token_ids": Parameter("", nothing(False, "tokens are shown as text")),
-    "return_token_ids": Parameter("", nothing(False, "tokens are shown as text")),
-    "logits_processors": Parameter("", _none_of("requests bring no code")),
+    "use_beam_search": unsupported("there is no beam search on this route", False),
+    "prompt_logprobs": unsupported("ask for echo with logprobs on /v1/completions", [], {}),
+    "allowed_token_ids": unsupported("the engines have no such thing", [], {}),
+    "return_tokens_as_token_ids": unsupported("tokens are shown as text", False),
+    "return_token_ids": unsupported("tokens are shown as text", False),
+    "logits_processors": unsupported("requests bring no code", [], {}),
 }
 
 _BOTH = {
@@ -119,18 +110,18 @@ CHAT = Table(
     {
         **_BOTH,
         "max_completion_tokens": PARAMETERS["max_new_tokens"],
-        "functions": Parameter("", _none_of("it has become `tools`")),
-        "function_call": Parameter("", _none_of("it has become `tool_choice`")),
-        "modalities": Parameter("", nothing(["text"], "answers are text")),
-        "audio": Parameter("", _none_of("answers are text")),
-        "web_search_options": Parameter("", _none_of("the model searches nothing")),
-        "echo": Parameter("", nothing(False, "an answer does not repeat messages")),
-        "add_generation_prompt": Parameter("", nothing(True, "an answer begins a message of its own")),
-        "continue_final_message": Parameter("", nothing(False, "an answer begins a message of its own")),
-        "add_special_tokens": Parameter("", nothing(False, "the chat template has them all")),
-        "chat_template": Parameter("", _none_of("the model's own is used")),
-        "chat_template_kwargs": Parameter("", _none_of("the model's template is used as it is")),
-        "documents": Parameter("", _none_of("put them into messages")),
+        "functions": unsupported("it has become `tools`", [], {}),
+        "function_call": unsupported("it has become `tool_choice`", [], {}),
+        "modalities": unsupported("answers are text", ["text"]),
+        "audio": unsupported("answers are text", [], {}),
+        "web_search_options": unsupported("the model searches nothing", [], {}),
+        "echo": unsupported("an answer does not repeat messages", False),
+        "add_generation_prompt": unsupported("an answer begins a message of its own", True),
+        "continue_final_message": unsupported("an answer begins a message of its own", False),
+        "add_special_tokens": unsupported("the chat template has them all", False),
+        "chat_template": unsupported("the model's own is used", [], {}),
+        "chat_template_kwargs": unsupported("the model's template is used as it is", [], {}),
+        "documents": unsupported("put them into messages", [], {}),
     }
 )
 
@@ -141,8 +132,8 @@ COMPLETIONS = Table(
         "logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
         "best_of": PARAMETERS["best_of"],
         "echo": Parameter("echo", boolean),
-        "suffix": Parameter("", nothing("", "the engines only continue a prompt")),
-        "add_special_tokens": Parameter("", nothing(True, "send token ids for a prompt without them")),
+        "suffix": unsupported("the engines only continue a prompt", ""),
+        "add_special_tokens": unsupported("send token ids for a prompt without them", True),
     }
 )
 

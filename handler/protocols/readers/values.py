@@ -131,14 +131,3 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     if len(biases) < len(value):
         raise ValueError(f"{wanted}, none of them twice")
     return tuple((id, item) for id, item in sorted(biases.items()) if item)
-
-
-def nothing(neutral: Any, why: str) -> Callable[[Any], None]:
-    """Read a parameter of which only the neutral value is supported."""
-
-    @accepts(const=neutral)
-    def read(value: Any) -> None:
-        if type(value) is not type(neutral) or value != neutral:
-            raise ValueError(f"is not supported: {why}")
-
-    return read

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handler.protocols.base import ServerContext
-from handler.protocols.parameters import PARAMETERS, SEVERAL, Parameter, Table
+from handler.protocols.parameters import PARAMETERS, SEVERAL, Parameter, Table, unsupported
 from handler.protocols.readers.adapters import numbered_adapter
 from handler.protocols.readers.values import MAX_STOPS, accepts, boolean, integer, number, schema_of_reader
 from handler.protocols.tensors.outputs import LOGITS, OUTPUTS
@@ -43,7 +43,7 @@ def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], An
     depth = shape.count("1")
 
     @accepts(anyOf=one_of(schema_of_reader(read), depth))
-    def read_one(value: Any) -> Any:
+    def read_single(value: Any) -> Any:
         for _ in range(depth):
             if isinstance(value, list):
                 if len(value) != 1:
@@ -51,7 +51,7 @@ def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], An
                 value = value[0]
         return read(value)
 
-    return read_one
+    return read_single
 
 
 def _row(value: Any, shape: str) -> list[Any]:
@@ -69,7 +69,7 @@ def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
     return list(row)
 
 
-# -- what needs more than its own value ----------------------------------------------------------------------------
+# -- values that depend on the vocabulary ------------------------------------------------------------------------
 
 
 def _known(ids: Sequence[int], context: ServerContext) -> None:
@@ -171,7 +171,7 @@ def _text(word: tuple[int, ...], context: ServerContext) -> str:
         raise ValueError("has a word of several tokens that begins or ends within a character") from None
 
 
-# -- what has a meaning of its own here ----------------------------------------------------------------------------
+# -- values with a meaning of their own --------------------------------------------------------------------------
 
 
 @accepts(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
@@ -215,18 +215,14 @@ def _outputs(value: Any) -> dict[str, Any]:
 
 def _never(why: str) -> Parameter:
     """Accept the tensor only when it is empty."""
-
-    @accepts(enum=[[], [[]], 0, [0]])
-    def read(value: Any) -> None:
-        if value not in ([], [[]], 0, [0]) or isinstance(value, bool):
-            raise ValueError(f"is not supported: {why}")
-
-    return Parameter("", read)
+    return unsupported(why, [], [[]], 0, [0])
 
 
-def _tensor_too(name: str) -> Parameter:
-    """Take a parameter of LMI's, as a tensor too."""
-    return Parameter(PARAMETERS[name].field, single(PARAMETERS[name].read))
+def plain_or_tensor(name: str) -> Parameter:
+    """Take LMI's parameter `name`, as a tensor of one element too."""
+    field, read, informed = PARAMETERS[name]
+    assert not informed, "single() gives its value alone"
+    return Parameter(field, single(read))
 
 
 _P_TUNING = "no engine here takes prompt embeddings (P-tuning) with a request"
@@ -238,15 +234,15 @@ TENSORS: Mapping[str, Parameter] = {
     "input_ids": Parameter("prompt_ids", input_ids, informed=True),
     "streaming": Parameter("stream", single(boolean)),
     "beam_width": Parameter("num_beams", single(integer(1))),
-    "temperature": _tensor_too("temperature"),
+    "temperature": plain_or_tensor("temperature"),
     "runtime_top_k": Parameter(SEVERAL, _top_k),
     "runtime_top_p": Parameter(SEVERAL, _top_p),
     "len_penalty": Parameter("length_penalty", single(number(-20, 20))),
     "early_stopping": Parameter("early_stopping", _early_stopping),
-    "repetition_penalty": _tensor_too("repetition_penalty"),
-    "min_length": _tensor_too("min_length"),
-    "presence_penalty": _tensor_too("presence_penalty"),
-    "frequency_penalty": _tensor_too("frequency_penalty"),
+    "repetition_penalty": plain_or_tensor("repetition_penalty"),
+    "min_length": plain_or_tensor("min_length"),
+    "presence_penalty": plain_or_tensor("presence_penalty"),
+    "frequency_penalty": plain_or_tensor("frequency_penalty"),
     "no_repeat_ngram_size": Parameter("no_repeat_ngram_size", _ngram),
     "random_seed": Parameter("seed", single(integer(0, _UINT64))),
     "end_id": Parameter(SEVERAL, end_id, informed=True),

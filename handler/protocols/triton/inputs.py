@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.base import ServerContext
-from handler.protocols.parameters import PARAMETERS, Parameter, Table, top_k
+from handler.protocols.parameters import Parameter, Table, top_k, unsupported
 from handler.protocols.readers.adapters import named_adapter
 from handler.protocols.readers.structured_output import grammar, json_schema, regex
 from handler.protocols.readers.values import accepts, boolean, integer, number, string, strings
-from handler.protocols.tensors.inputs import TENSORS, one_of, single
+from handler.protocols.tensors.inputs import TENSORS, one_of, plain_or_tensor, single
 from handler.protocols.validation import show
 
 
@@ -79,25 +79,13 @@ def _guide(value: Mapping[str, Any]) -> StructuredOutput:
     return _GUIDE_READERS[kind](content)
 
 
-def _only_empty(why: str) -> Callable[[Any], None]:
-    @accepts(enum=["", [], [""], 0, [0], False, [False]])
-    def read(value: Any) -> None:
-        if value not in ("", [], [""], 0, [0]):
-            raise ValueError(f"is not supported: {why}")
-
-    return read
-
-
 def _never(datatype: str, why: str) -> Input:
     """Accept the input only when it is empty."""
-    return Input(datatype, Parameter("", _only_empty(why)))
+    return Input(datatype, unsupported(why, "", [], [""], 0, [0], False, [False]))
 
 
 def _same(datatype: str, name: str) -> Input:
-    """Take LMI's parameter `name`, as a tensor of one element too."""
-    field, read, informed = PARAMETERS[name]
-    assert not informed, "single() gives its value alone"
-    return Input(datatype, Parameter(field, single(read)))
+    return Input(datatype, plain_or_tensor(name))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------
@@ -160,7 +148,7 @@ INPUTS: Mapping[str, Input] = {
     "sampling_param_presence_penalty": _same("FP32", "presence_penalty"),
     "sampling_param_frequency_penalty": _same("FP32", "frequency_penalty"),
     "sampling_param_exclude_input_from_output": Input("BOOL", Parameter("exclude_prompt", _FLAG)),
-    # what no engine here can do
+    # refused
     "decoder_text_input": _never("BYTES", "there are no encoder-decoder models"),
     "image_input": _never("FP16", _MEDIA),
     "image_bytes_input": _never("UINT8", _MEDIA),
@@ -187,7 +175,7 @@ LLMAPI = ("sampling_param_", "streaming")
 """The prefixes of the llmapi model's names. Its answers leave the prompt out by default."""
 
 
-# -- what several inputs say together ------------------------------------------------------------------------------
+# -- rules between inputs ----------------------------------------------------------------------------------------
 
 
 def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,8 @@ def _request(context: ServerContext) -> Shape:
     )
 
 
-_ASKED = {"text_input": "The capital of France is", "max_tokens": 8, "exclude_input_in_output": True}
-_ANSWERED = {"model_name": "model", "model_version": "1", "text_output": " Paris."}
+_EXAMPLE = {"text_input": "The capital of France is", "max_tokens": 8, "exclude_input_in_output": True}
+_RESPONSE_EXAMPLE = {"model_name": "model", "model_version": "1", "text_output": " Paris."}
 _EVENTS = "text/event-stream"
 
 
@@ -36,9 +36,9 @@ def _triton(answer: Any, *streams: str) -> Description:
         "TritonRequest",
         _request,
         TritonError,
-        _ASKED,
+        _EXAMPLE,
         answer,
-        _ANSWERED if answer else None,
+        _RESPONSE_EXAMPLE if answer else None,
         _RESPONSE if streams else None,
         streams,
     )
@@ -56,7 +56,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
 _JSON, _TEXT = "application/json", "text/plain"
 
 _TENSOR = record({"name": TEXT, "datatype": TEXT, "shape": listing({"type": "integer"})})
-_CONFIGURED = record({"name": TEXT, "data_type": TEXT, "dims": listing({"type": "integer"})}, {"optional": FLAG})
+_TENSOR_CONFIG = record({"name": TEXT, "data_type": TEXT, "dims": listing({"type": "integer"})}, {"optional": FLAG})
 _UNKNOWN = (_JSON, ref("TritonError"), {"error": "Request for unknown model: 'other' is not found"})
 _STATE = {200: (_TEXT, TEXT, ""), 503: (_TEXT, TEXT, "")}
 _INDEX = listing(record({"name": TEXT, "version": TEXT, "state": TEXT}, {"reason": TEXT}))
@@ -68,12 +68,12 @@ _CONFIG = record(
         "name": TEXT,
         "platform": TEXT,
         "max_batch_size": COUNT,
-        "input": listing(_CONFIGURED),
-        "output": listing(_CONFIGURED),
+        "input": listing(_TENSOR_CONFIG),
+        "output": listing(_TENSOR_CONFIG),
     }
 )
 _INPUT = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
-_INPUT_CONFIGURED = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}
+_INPUT_CONFIG = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}
 
 _OF_MODEL = {
     "": Operation(
@@ -85,7 +85,7 @@ _OF_MODEL = {
     "/config": Operation(
         "Triton", "Its configuration",
         {200: (_JSON, _CONFIG, {"name": "model", "platform": "openvino", "max_batch_size": 0,
-                                "input": [_INPUT_CONFIGURED], "output": []}), 404: _UNKNOWN},
+                                "input": [_INPUT_CONFIG], "output": []}), 404: _UNKNOWN},
     ),
 }  # fmt: skip
 

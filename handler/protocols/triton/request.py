@@ -78,7 +78,7 @@ class Triton:
             "" if _without_prompt(given, parameters, streams) else prompt,
         )
         if streams:
-            _check_one(request.sampling, parameters)
+            _check_single_sequence(request.sampling, parameters)
             return ParsedRequest((request,), StreamReply(options), ignored, streams=True)
         if self._route is Route.STREAM:
             return ParsedRequest((request,), OneEventReply(options), ignored, streams=True)
@@ -190,13 +190,13 @@ def _without_prompt(given: Mapping[str, Any], parameters: ParsedParameters, stre
     return streams or any(name.startswith(LLMAPI) for name in given)
 
 
-def _check_one(sampling: Sampling, parameters: ParsedParameters) -> None:
+def _check_single_sequence(sampling: Sampling, parameters: ParsedParameters) -> None:
     for field in ("n", "best_of", "num_beams"):
         if (count := getattr(sampling, field)) > 1:
             raise InvalidParameter(f"{parameters.names[field]}={show(count)}: must be 1 when streaming")
 
 
-# -- what the model is said to have ------------------------------------------------------------------------------
+# -- the model's metadata ----------------------------------------------------------------------------------------
 
 
 def inputs() -> Datatypes:

@@ -174,7 +174,7 @@ class StreamReply(_Events):
         self._lines = None if options.tensors is None else Lines(options.tensors)
         self._num_prompt_tokens = 0
         self._logprob = 0.0
-        self._around: tuple[bytes, bytes] | None = None  # what stands about the text where nothing else changes
+        self._around: tuple[bytes, bytes] | None = None  # bytes before and after the text, where nothing else changes
         if self._lines is None and options.extras <= {"finish_reason"}:
             self._around = around(lambda text: EVENTS.encode(options.response(text, {})))
         self.finished = False

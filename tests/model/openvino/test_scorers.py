@@ -12,7 +12,7 @@ from handler.engines.base import EngineConfig, score
 from handler.engines.openvino import engine
 from handler.engines.openvino.engine import capabilities, prepare
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores
-from handler.engines.openvino.scorer import NO_TOPS, Scorer
+from handler.engines.openvino.pipeline_scorer import NO_TOPS, PipelineScorer
 
 IDS = [504, 3575, 282, 4649, 314, 7042]  # The capital of France is Paris
 LONG = [(7 * at) % 1000 + 300 for at in range(290)]  # more than one step reads
@@ -99,10 +99,10 @@ def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitSc
     assert capabilities(file).unsupported["prompt_top_logprobs"] == NO_TOPS
     assert "prompt_top_logprobs" not in capabilities(config).unsupported
     found = engine._scorer(file, demo_model)
-    assert isinstance(found, Scorer)
+    assert isinstance(found, PipelineScorer)
     with pytest.raises(ValueError, match="no alternatives"):
         found.check(1)
-    genai = Scorer(lambda: engine._pipeline(config))
+    genai = PipelineScorer(lambda: engine._pipeline(config))
     genai.check(0)
     ours = run(scorer, (1, LONG[:40], 0))[0].logprobs
     (theirs,) = run(genai, (1, LONG[:40], 0))

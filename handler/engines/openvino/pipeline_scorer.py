@@ -15,7 +15,7 @@ from handler.engines.openvino.logit_scorer import Scores
 NO_TOPS = "of a GGUF file that is served as it is it gives no alternatives to a prompt's tokens"
 
 
-class Scorer:
+class PipelineScorer:
     """`make_pipeline` builds a pipeline without prefix cache."""
 
     def __init__(self, make_pipeline: Callable[[], Any]) -> None:
