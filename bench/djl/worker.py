@@ -63,6 +63,10 @@ class Worker:
     def string_map(self, data: bytes) -> dict[str, str]:
         return self._wire.string_map(data)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu(self) -> tuple[float, float]:
         """Seconds of the worker process itself, and of the processes that it started."""
         children = sum(map(cpu_seconds, _children(self._process.pid)))

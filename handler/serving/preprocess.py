@@ -117,14 +117,6 @@ class Preprocessor:
             others = "" if schema is not None else " or text/plain"
             raise UnsupportedMedia(f"content type {media!r} is not supported; send application/json{others}")
 
-    def read(self, body: bytes, headers: Headers) -> ParsedRequest:
-        """What the body asks for, plain text being a prompt.
-
-        Raises:
-            ServingError: what the schema says of a body that it refuses, or FormatterFailed.
-        """
-        return self.parse(self.decode(body, headers), headers)
-
     def decode(self, body: bytes, headers: Headers, schema: Schema | None = None) -> Decoded:
         """The body as a value. Call it for a large one by `large_bodies.submit`.
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,8 @@ import pytest
 
 from tests.djl import jars
 from tests.djl.servers import skipped_without_java
+from tests.process_tree import descendants
+from tests.servers import wait_for
 
 pytestmark = pytest.mark.djl
 
@@ -23,8 +29,8 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module", params=jars.VERSIONS)
-def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@contextlib.contextmanager
+def start_worker(version: str, model: Path, options: dict[str, str]) -> Iterator[Any]:
     """A worker that has loaded, and us at the other end of its socket."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
     try:
@@ -32,10 +38,15 @@ def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     finally:
         del sys.path[0]
     with skipped_without_java():
-        engine = jars.engine(request.param) / "python" / request.param
-    model = tmp_path_factory.mktemp("model")
-    with start(Path(sys.executable), engine, model, OPTIONS) as worker:
-        worker.version = request.param
+        engine = jars.engine(version) / "python" / version
+    with start(Path(sys.executable), engine, model, options) as worker:
+        worker.version = version
+        yield worker
+
+
+@pytest.fixture(scope="module", params=jars.VERSIONS)
+def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with start_worker(request.param, tmp_path_factory.mktemp("model"), OPTIONS) as worker:
         yield worker
 
 
@@ -177,3 +188,16 @@ def test_an_error_of_many_lines_is_one_line(worker: Any) -> None:
     )
     assert "\n" not in ended[1]["error"]
     worker.call({"batch_size": "1", "reset_rollingbatch": "true"}, new(0, "bye", 1))
+
+
+@pytest.mark.parametrize("version", jars.VERSIONS)
+@pytest.mark.parametrize("seconds", [0, 0.4])  # since the last call: the loop stands still, or was looked at
+@pytest.mark.parametrize("tokens", [1, 500], ids=["at rest", "amid a stream"])
+def test_sigterm_ends_the_worker_and_its_engine(version: str, seconds: float, tokens: int, tmp_path: Path) -> None:
+    with start_worker(version, tmp_path, {**OPTIONS, "engine_isolation": "process"}) as worker:
+        step(worker, new(0, "a b", tokens))
+        time.sleep(seconds)
+        processes = descendants(worker.pid)
+        assert any("engine_process" in command for command in processes.values())
+        os.kill(worker.pid, signal.SIGTERM)
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 20, "the engine lives on")

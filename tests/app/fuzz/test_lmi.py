@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handler.protocols.lmi.chat import TABLE as CHAT
@@ -67,7 +67,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=10) as found:
+    with httpx.Client(timeout=60) as found:
         yield found
 
 
@@ -162,10 +162,14 @@ valid = {
     "runtime_top_k": st.integers(-1, 2**31 - 1).map(lambda k: [k]),
     "runtime_top_p": st.floats(0, 1).map(lambda p: [p]),
 }
+MODEL = settings(max_examples=settings.default.max_examples // 4)  # type: ignore[union-attr]
+"""Examples cost a model's time."""
+
 prompts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 
 
 @pytest.mark.model
+@MODEL
 @given(prompt=prompts, stream=st.booleans(), parameters=st.fixed_dictionaries({}, optional=valid))
 def test_what_the_ranges_allow_never_fails_in_the_model(
     model_server: LiveServer, client: httpx.Client, prompt: str, stream: bool, parameters: dict[str, Any]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.protocols.tgi.request import PARAMETERS
-from tests.app.fuzz.test_lmi import chats, prompts, values
+from tests.app.fuzz.test_lmi import MODEL, chats, prompts, values
 from tests.app.server import serve
 from tests.servers import LiveServer
 
@@ -36,7 +36,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=10, headers={"content-type": "application/json"}) as found:
+    with httpx.Client(timeout=60, headers={"content-type": "application/json"}) as found:
         yield found
 
 
@@ -96,6 +96,7 @@ valid = {
 
 
 @pytest.mark.model
+@MODEL
 @given(prompt=prompts, stream=st.booleans(), parameters=st.fixed_dictionaries({}, optional=valid))
 def test_what_the_ranges_allow_never_fails_in_the_model(
     model_server: LiveServer, client: httpx.Client, prompt: str, stream: bool, parameters: dict[str, Any]

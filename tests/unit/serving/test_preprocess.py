@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request, Sampling
 from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
-from handler.protocols.base import ServerContext
+from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
 from handler.serving.preprocess import MAX_LOGITS, Preprocessor
 
@@ -57,10 +58,14 @@ def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) ->
     return Preprocessor(SCHEMAS[schema], replace(CONTEXT, **context), Letters(vocabulary), lambda: info)
 
 
+def parse(preprocessor: Preprocessor, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> ParsedRequest:
+    return preprocessor.parse(preprocessor.decode(body, headers), headers)
+
+
 def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi") -> list[str | None]:
     made = intake(schema)
     made.check_headers(headers)
-    requests = made.read(json.dumps(body).encode(), headers).requests
+    requests = parse(made, json.dumps(body).encode(), headers).requests
     return [request.adapter and request.adapter.name for request in requests]
 
 
@@ -123,7 +128,7 @@ def test_ids_are_the_prompt_as_they_are() -> None:
 
 def test_a_body_of_ids_goes_through_to_the_prompt() -> None:
     made = intake()
-    (request,) = made.read(b'{"parameters": {"input_ids": [[0, 1, 0]]}}', {}).requests
+    (request,) = parse(made, b'{"parameters": {"input_ids": [[0, 1, 0]]}}').requests
     assert request.prompt == "aba"
     assert made.encode(request)[1].ids == [0, 1, 0]
 
@@ -163,6 +168,6 @@ def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
     assert f"{rows + 1} rows" in refusal(Request("a", both))
     assert f"{rows + 1} rows" in refusal(Request("a" * (rows + 1), Sampling(return_context_logits=True)))
     body = {"inputs": "a" * 60, "parameters": {"return_context_logits": [True]}}
-    (request,) = intake().read(json.dumps(body).encode(), {}).requests
+    (request,) = parse(intake(), json.dumps(body).encode()).requests
     with pytest.raises(InvalidParameter, match=r"^parameters\.return_context_logits: 60 rows"):
         encode(request)
