@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import socket
 import subprocess
 import sys
@@ -29,6 +30,8 @@ _PAUSE = 30.0  # seconds between a start that failed and the next
 _FORK_SECONDS = 20.0  # to begin a job, beside the job's own limit
 _EXIT_SECONDS = 0.01  # from the end of a job whose process was killed until the exit is visible
 _STOPPING = "the server is stopping"
+_NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
+"""Exceptions of pickle for a function that cannot be sent."""
 
 
 class NotRun(Exception):
@@ -180,7 +183,7 @@ class Sandbox:
         try:
             self._failed_at = None
             return self._start()
-        except Exception as error:  # the system's, or of pickling foreign code
+        except (NotRun, OSError, subprocess.SubprocessError, *_NOT_PICKLED) as error:
             self._kill()
             if self._closed:
                 raise NotRun(_STOPPING) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -41,6 +42,7 @@ _NO_SPACE = f"guides: the engine keeps {_MAX_BYTES >> 20} MiB of them already; i
 
 _PURPOSE = Purpose("guides", "are tried", " (option.guide_timeout=0 has them taken as they are)")
 _REASON_CHARACTERS = 300
+_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # time and source line in xgrammar's messages
 
 
 class Verdict(NamedTuple):
@@ -278,6 +280,6 @@ def _make_work(make: Callable[[], StructuredOutputCheck]) -> Work:
         except MemoryError:
             raise
         except Exception as error:  # the engine's own words about the text
-            yield Verdict((str(error).strip() or type(error).__name__)[:_REASON_CHARACTERS])
+            yield Verdict((_PLACE.sub("", str(error).strip()) or type(error).__name__)[:_REASON_CHARACTERS])
 
     return work

@@ -37,8 +37,6 @@ _FORCED_STEPS = 512
 _FEW = 64
 _WALK_SECONDS = 0.5
 
-_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # time and line at the start of xgrammar's messages
-
 _BACKENDS = {
     "xgrammar": "backend_xgrammar.XgrammarBackend",
     "guidance": "backend_guidance.GuidanceBackend",
@@ -95,12 +93,6 @@ class VllmCheck:
             self(sample)
 
     def __call__(self, structured_output: StructuredOutput) -> None:
-        try:
-            self._try(structured_output)
-        except Exception as error:  # xgrammar's or vLLM's own classes, which the host may not be able to import
-            raise ValueError(_PLACE.sub("", str(error).strip())) from None
-
-    def _try(self, structured_output: StructuredOutput) -> None:
         self._check_keywords(structured_output)
         began = time.process_time()
         params = self._verify(structured_output)
