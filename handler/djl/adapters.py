@@ -18,7 +18,7 @@ from handler.core.errors import InvalidPayload, ServingError
 from handler.core.event_loop import run_in_daemon_thread
 from handler.djl.batches import Item
 from handler.djl.wire import is_of_http, one_line
-from handler.scheduler.lora.calls import Order, read_order, required
+from handler.scheduler.lora.calls import AdapterCall, read_adapter_call, required
 from handler.scheduler.lora.registry import AdapterRegistry, Change, Registered, Then
 from handler.serving.model import ServedModel
 
@@ -29,7 +29,7 @@ _DONE = {"register": "registered", "update": "updated", "unregister": "unregiste
 
 
 class AdapterCalls:
-    """Does calls one after another, in the order in which they came."""
+    """Makes changes one after another, in the order of the calls."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -89,18 +89,18 @@ def _requested(adapters: AdapterRegistry, inputs: Input, what: str, *, refuse_un
     """
     _check_caller(inputs)
     adapters.check()
-    order = _order(inputs, refuse_unknown=refuse_unknown)
-    name = required(order.name, "name")
+    call = _read_call(inputs, refuse_unknown=refuse_unknown)
+    name = required(call.name, "name")
     done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
     if what == "unregister":
         return functools.partial(_unregister, adapters, name), done
     if what == "update":
-        path = adapters.path(adapters.get(name).adapter.path if order.src is None else order.src)
-        return functools.partial(adapters.update, name, path=path, preload=order.preload), done
-    path = adapters.path(required(order.src, "src"))
+        path = adapters.path(adapters.get(name).adapter.path if call.src is None else call.src)
+        return functools.partial(adapters.update, name, path=path, preload=call.preload), done
+    path = adapters.path(required(call.src, "src"))
     if (there := _loaded_at_start(adapters, name, str(path))) is not None:
         return functools.partial(_nothing, there), done
-    return functools.partial(adapters.register, name, path, preload=order.preload is not False), done
+    return functools.partial(adapters.register, name, path, preload=call.preload is not False), done
 
 
 def _unregister(adapters: AdapterRegistry, name: str, then: Then) -> None:
@@ -126,7 +126,7 @@ def _check_caller(inputs: Input) -> None:
         raise InvalidPayload("property handler: a request cannot choose the function that answers it")
 
 
-def _order(inputs: Input, *, refuse_unknown: bool) -> Order:
+def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
     """
     Raises:
         BadRequest: a value cannot be used.
@@ -138,7 +138,7 @@ def _order(inputs: Input, *, refuse_unknown: bool) -> Order:
     }
     values.pop("alias", None)
     values |= {name: properties[name] for name in ("name", "src", "pin") if name in properties}
-    order = read_order(values, refuse_unknown=refuse_unknown)
-    if order.ignored:
-        log.warning("an adapter's call: without effect: %s", one_line(", ".join(map(repr, order.ignored))))
-    return order
+    call = read_adapter_call(values, refuse_unknown=refuse_unknown)
+    if call.ignored:
+        log.warning("an adapter's call: without effect: %s", one_line(", ".join(map(repr, call.ignored))))
+    return call

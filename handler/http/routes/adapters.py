@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingError
 from handler.http.asgi import Endpoint, read_body, send_error, send_json
 from handler.protocols.readers.body import decode
-from handler.scheduler.lora.calls import Order, read_order, required
+from handler.scheduler.lora.calls import AdapterCall, read_adapter_call, required
 from handler.scheduler.lora.registry import Registered
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
@@ -82,30 +82,30 @@ class AdapterRoutes:
         return _description(self._adapters.get(scope["path_params"]["adapter"])), ()
 
     async def _register(self, scope: Scope, receive: Receive) -> Values | None:
-        order = await self._order(scope, receive)
-        if order is None:
+        call = await self._read_call(scope, receive)
+        if call is None:
             return None
-        name = required(order.name, "name")
-        src, preload = required(order.src, "src"), order.preload is not False
+        name = required(call.name, "name")
+        src, preload = required(call.src, "src"), call.preload is not False
         settled = await self._model.register_adapter(name, src, preload=preload)
-        return {**_status(scope, name, "registered"), "id": settled.number}, order.ignored
+        return {**_status(scope, name, "registered"), "id": settled.number}, call.ignored
 
     async def _update(self, scope: Scope, receive: Receive) -> Values | None:
-        order = await self._order(scope, receive)
-        if order is None:
+        call = await self._read_call(scope, receive)
+        if call is None:
             return None
         name = scope["path_params"]["adapter"]
-        if order.name not in (None, name):
-            raise BadRequest(f"name={order.name}: an adapter cannot be renamed")
-        await self._model.update_adapter(name, order.src, preload=order.preload)
-        return _status(scope, name, "updated"), order.ignored
+        if call.name not in (None, name):
+            raise BadRequest(f"name={call.name}: an adapter cannot be renamed")
+        await self._model.update_adapter(name, call.src, preload=call.preload)
+        return _status(scope, name, "updated"), call.ignored
 
     async def _unregister(self, scope: Scope, receive: Receive) -> Values:
         name = scope["path_params"]["adapter"]
         self._adapters.unregister(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
-    async def _order(self, scope: Scope, receive: Receive) -> Order | None:
+    async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:
         """From the query or the body, in either of which a name may stand; None when the client went away."""
         values: dict[str, Any] = dict(_query(scope))
         config = self._model.config
@@ -116,7 +116,7 @@ class AdapterRoutes:
             for name, value in _object(body).items():
                 if values.setdefault(name, value) != value:
                     raise BadRequest(f"{name} has one value in the query and another in the body")
-        return read_order(values, refuse_unknown=config.unknown_parameters == "refuse")
+        return read_adapter_call(values, refuse_unknown=config.unknown_parameters == "refuse")
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from handler.core.errors import BadRequest
 _KNOWN = {"name", "src", "preload", "pin"}
 
 
-class Order(NamedTuple):
+class AdapterCall(NamedTuple):
     """A call about an adapter; None where it says nothing. `ignored` lists its unknown names."""
 
     name: str | None = None
@@ -19,7 +19,7 @@ class Order(NamedTuple):
     ignored: tuple[str, ...] = ()
 
 
-def read_order(values: Mapping[str, Any], *, refuse_unknown: bool) -> Order:
+def read_adapter_call(values: Mapping[str, Any], *, refuse_unknown: bool) -> AdapterCall:
     """Read a call: `name`, `src`, `preload`, `pin`.
 
     Raises:
@@ -30,7 +30,7 @@ def read_order(values: Mapping[str, Any], *, refuse_unknown: bool) -> Order:
         raise BadRequest(f"unknown parameter {ignored[0]!r}; there are name, src, preload and pin")
     if _boolean(values, "pin"):
         raise BadRequest("pin=true: no engine here keeps an adapter from making room for others")
-    return Order(_text(values, "name"), _text(values, "src"), _boolean(values, "preload"), ignored)
+    return AdapterCall(_text(values, "name"), _text(values, "src"), _boolean(values, "preload"), ignored)
 
 
 def required(value: str | None, name: str) -> str:
