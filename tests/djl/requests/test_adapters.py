@@ -190,7 +190,7 @@ def test_what_cannot_be_registered_is_refused_with_its_reason(
     if case.answers_first:
         assert response.status_code == 200
         assert name in listed(server)
-        wait_for(lambda: f"the call to register {name!r} failed: " in server.log, 5, "the reason is not in the log")
+        wait_for(lambda: f"the call to register {name!r} failed: " in server.log, 30, "the reason is not in the log")
         assert words in server.log
     else:
         assert (response.status_code, words in response.json()["message"]) == (status, True), response.text
@@ -242,7 +242,7 @@ def test_a_killed_engines_successor_knows_them_all(server: DjlServer, files: Pat
     assert register(server, "a", files / "a").status_code == 200
     id = id_of(generate(server, "a"))
     os.kill(server.engine_pid(), signal.SIGKILL)
-    wait_for(lambda: generate(server, "a").status_code == 200, 20, "no engine")
+    wait_for(lambda: generate(server, "a").status_code == 200, 60, "no engine")
     assert [id_of(generate(server, name)) for name in ("", "first", "a")] == [0, 1, id]
 
 
@@ -314,4 +314,5 @@ def test_028_does_not_ask_for_enable_lora_and_the_handler_refuses(version: str, 
         assert register(server, "a", files / "a").status_code == 200
         refused = generate(server, "a")
         assert (refused.status_code, "serves no LoRA adapters" in refused.text) == (424, True), refused.text
-        assert "the call to register 'a' failed: LoRA is not enabled" in server.log
+        line = "the call to register 'a' failed: LoRA is not enabled"
+        wait_for(lambda: line in server.log, 30, "the log does not say why")  # 0.28 does not wait for the call
