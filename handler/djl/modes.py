@@ -9,7 +9,7 @@ from typing import Protocol
 
 from djl_python import Input, Output
 
-from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, ServingError, serving_error
+from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
 from handler.core.framing import JSON, dumps
 from handler.djl.adapters import AdapterCalls
 from handler.djl.batches import DynamicBatch, Item, RollingBatch, open_item
@@ -80,10 +80,10 @@ class _Stepped:
                 call = asyncio.wait_for(self._adapters.answer(inputs, what), self._seconds)
                 done, value = self._loop.run(call)
             return output(dumps(value), _JSON, message=one_line(done))
-        except ServingError as error:
-            return refusal(error)
         except asyncio.TimeoutError:
             return refusal(GenerationFailed(f"not finished within {self._seconds:g} s (option.predict_timeout)"))
+        except Exception as error:  # left to djl_python, it would be answered where nobody waits for an answer
+            return refusal(serving_error(error))
 
 
 class Rolling(_Stepped):
@@ -177,17 +177,19 @@ class Async:
         try:
             _, value = await self._adapters.answer(inputs, what)
             return output(self._writer.piece(dumps(value), last=True), _JSON)
-        except ServingError as error:
+        except Exception as bug:  # djl_python's own answer could not be read
+            error = serving_error(bug)
             return self._failed(HttpResponse(error.status, JSON.content_type, dumps(front_end_error(error))))
 
     async def _outputs(self, item: Item) -> AsyncIterator[Output]:
         """Ends with a last piece, whatever happens: without one, Java lets the client wait."""
         there_is_more = asyncio.Event()
-        await self._adapters.catch_up(item)
-        task = open_item(self._model, item, lambda task: there_is_more.set())
-        del item  # it is not kept while the answer is sent
+        task: RequestTask | None = None
         last = False
         try:
+            await self._adapters.catch_up(item)
+            task = open_item(self._model, item, lambda task: there_is_more.set())
+            del item  # it is not kept while the answer is sent
             while not last:
                 await there_is_more.wait()
                 there_is_more.clear()
@@ -199,8 +201,11 @@ class Async:
                     data = task.take(MAX_FIELD)
                     last = task.finished and not task.unsent
                     yield output(self._writer.piece(data, last=last), headers)
+        except Exception as error:  # djl_python would only log it
+            yield self._failed(self._model.refused(serving_error(error)).take_whole())
         finally:
-            task.cancel()
+            if task is not None:
+                task.cancel()
 
     def _failed(self, answer: HttpResponse) -> Output:
         return output(self._writer.failure(answer), {"Content-Type": answer.content_type})

@@ -223,8 +223,9 @@ class RequestTask:
         """The client is gone: nothing more is computed for it."""
         if not self.finished:
             self._end("cancelled")
-            if self._background is not None:
-                self._background.cancel()
+            background, self._background = self._background, None  # its traceback names this task: a cycle
+            if background is not None:
+                background.cancel()
 
     def _feed_and_flush(self, index: int, delta: Delta) -> None:
         """Feed a delta outside of the driver's steps."""

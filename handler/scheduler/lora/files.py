@@ -59,7 +59,10 @@ def _local(src: str, base: Path | None) -> Path:
         raise BadRequest(f"src={src!r}: must be a path")
     scheme, colon, _ = src.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
-        url = urllib.parse.urlsplit(src)
+        try:
+            url = urllib.parse.urlsplit(src)
+        except ValueError as error:
+            raise BadRequest(f"src={src}: {error}") from None
         if url.scheme != "file" or url.netloc not in ("", "localhost") or url.query or url.fragment:
             raise BadRequest(f"src={src}: adapters are read from directories of this machine: a path, or file:///path")
         path = Path(urllib.parse.unquote(url.path))

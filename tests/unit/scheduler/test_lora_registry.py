@@ -227,7 +227,17 @@ def test_a_path_may_be_written_in_several_ways(tmp_path: Path, weights: str) -> 
 
 @pytest.mark.parametrize(
     "src",
-    ["s3://bucket/a", "https://host/a.tar.gz", "hf:org/name", "file://host/a", "file:a", "file:///a?b", "a\nb", "a\0b"],
+    [
+        "s3://bucket/a",
+        "https://host/a.tar.gz",
+        "hf:org/name",
+        "file://host/a",
+        "file:a",
+        "file:///a?b",
+        "file://[a",
+        "a\nb",
+        "a\0b",
+    ],
 )
 def test_what_is_no_directory_of_this_machine_is_refused_by_name(src: str) -> None:
     with pytest.raises(BadRequest, match="src=") as caught:

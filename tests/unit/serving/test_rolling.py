@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
+import weakref
 from typing import Any
 
 import pytest
 
 from handler.core.errors import GenerationFailed
+from handler.core.text import Prompt
 from handler.djl.batches import Item
 from handler.engines.base import EngineInfo
+from handler.engines.echo import EchoTokenizer
 from tests.stepped import Bench, ask, benches, item, text_of
 
 __all__ = ["benches"]
@@ -183,3 +188,31 @@ def test_a_whole_batch_ends_in_time() -> None:
     assert [task.status for task in tasks] == [424, 424]
     assert "within 0.2 s" in json.loads(tasks[0].take())["error"]
     assert bench.batcher.idle
+
+
+def test_a_request_that_is_dropped_while_it_is_tokenized_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its body may be large, and in a crowd the garbage collector waits for minutes. Nothing is submitted later."""
+    bench = Bench()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def encode(text: str) -> Prompt:
+        reached.set()
+        assert go_on.wait(10)
+        return EchoTokenizer().encode(text)
+
+    monkeypatch.setattr(bench.model.preprocessor._tokenizer, "encode", encode)
+    gc.disable()
+    try:
+        (piece,) = bench.step(ask("word " * 2000, 2, stream=True))
+        assert reached.wait(10)
+        task = weakref.ref(piece.task)
+        bench.batch.reset()
+        del piece
+        bench.loop.poll()
+        assert task() is None
+        go_on.set()
+        bench.loop.wait(0.05)
+        assert bench.batcher.idle
+    finally:
+        go_on.set()
+        gc.enable()
