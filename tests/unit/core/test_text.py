@@ -112,6 +112,7 @@ def test_what_is_shown_holds_no_stop_string(text: str, stops: list[str]) -> None
 
 def test_what_is_included_is_never_held_back() -> None:
     assert match(["on", "e tw", "o three"], ["two"], include=True)[2] == ["on", "e tw", "o"]
+    assert match(["one tw"], ["two"], include=True) == ("one tw", False, ["one tw", ""]), "nor is it shown twice"
 
 
 WORDS = Vocabulary([b"Hi", b" you", "é".encode()[:1], "é".encode()[1:], b"<s>", b"\n"], special={4})
