@@ -53,6 +53,10 @@ def test_bytes_that_are_no_character_become_a_replacement_once() -> None:
     assert "".join(detokenize(b"a\xffb")) == "a\ufffdb"
 
 
+def test_a_character_that_breaks_off_is_no_part_of_a_later_one() -> None:
+    assert detokenize(b"\xc3a\xa9b") == ["", "\ufffda", "\ufffd", "b"]
+
+
 def test_special_tokens_show_only_when_asked() -> None:
     assert Detokenizer(BYTES).feed(256) == ""
     assert Detokenizer(BYTES, skip_special=False).feed(256) == "<|end|>"
