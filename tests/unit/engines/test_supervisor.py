@@ -1,4 +1,4 @@
-"""The supervisor with a scripted engine instance and a clock that jumps: failures, restarts and pauses, nobody waits."""
+"""The supervisor, with a scripted engine instance and a clock that jumps: failures, restarts and pauses."""
 
 from __future__ import annotations
 
