@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, SSE, around
 
 
 @given(st.text())
+@example("a\x85b\u2028c\u2029d")
 def test_what_is_framed_is_one_line_however_lines_are_split(text: str) -> None:
     for framing in (JSONLINES, SSE):
         lines = framing.encode({"text": text}).decode().splitlines()

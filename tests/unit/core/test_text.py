@@ -53,6 +53,10 @@ def test_bytes_that_are_no_character_become_a_replacement_once() -> None:
     assert "".join(detokenize(b"a\xffb")) == "a\ufffdb"
 
 
+def test_a_character_that_breaks_off_is_no_part_of_a_later_one() -> None:
+    assert detokenize(b"\xc3a\xa9b") == ["", "\ufffda", "\ufffd", "b"]
+
+
 def test_special_tokens_show_only_when_asked() -> None:
     assert Detokenizer(BYTES).feed(256) == ""
     assert Detokenizer(BYTES, skip_special=False).feed(256) == "<|end|>"
@@ -112,6 +116,7 @@ def test_what_is_shown_holds_no_stop_string(text: str, stops: list[str]) -> None
 
 def test_what_is_included_is_never_held_back() -> None:
     assert match(["on", "e tw", "o three"], ["two"], include=True)[2] == ["on", "e tw", "o"]
+    assert match(["one tw"], ["two"], include=True) == ("one tw", False, ["one tw", ""]), "nor is it shown twice"
 
 
 WORDS = Vocabulary([b"Hi", b" you", "é".encode()[:1], "é".encode()[1:], b"<s>", b"\n"], special={4})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -117,6 +118,7 @@ def test_cancel_reaches_the_engine_and_makes_room() -> None:
     first, second = submit(batcher, "a"), submit(batcher, "b", max_new_tokens=1)
     batcher.cancel(first)
     assert engine.cancelled == [1]
+    assert (batcher.num_active, batcher.num_queued) == (1, 0), "at once, not with the next step"
     assert list(run(batcher)) == [second]
 
 
@@ -164,6 +166,23 @@ def test_waiting_too_long_is_an_error_that_names_the_option() -> None:
     assert delta.id == id
     assert isinstance(delta.error, Unavailable)
     assert "predict_timeout" in str(delta.error)
+    assert batcher.idle, "it waits no longer"
+
+
+def test_a_request_that_has_begun_is_ended_by_its_time_limit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    engine = Scripted()
+    batcher = Batcher(engine, queue_timeout=1.0, time_limit=10.0)
+    id = submit(batcher, "a", max_new_tokens=30)
+    for _ in range(3):
+        now += 3.0
+        assert [(delta.id, delta.error) for delta in batcher.step()] == [(id, None)]
+    now += 3.0
+    *_, last = batcher.step()
+    assert (last.id, last.finish, engine.cancelled) == (id, Finish.ERROR, [1])
+    assert "option.request_time_limit" in str(last.error)
+    assert batcher.idle
 
 
 def test_several_sequences_have_seeds_and_numbers_of_their_own() -> None:
@@ -175,6 +194,18 @@ def test_several_sequences_have_seeds_and_numbers_of_their_own() -> None:
     assert {delta.sequence for delta in found} == {0, 1, 2}
     assert all(text([d for d in found if d.sequence == sequence]) == "ab" for sequence in range(3))
     assert batcher.idle
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted"), [({"n": 2, "best_of": 3}, (3, 3)), ({"n": 3}, (3, 3)), ({"num_beams": 3}, (1, 1))]
+)
+def test_best_of_and_n_are_requests_of_the_engine_and_beams_are_one(
+    sampling: dict[str, int], wanted: tuple[int, int]
+) -> None:
+    engine = Scripted()
+    batcher = Batcher(engine)
+    submit(batcher, "a", **sampling)
+    assert (batcher.num_active, len(engine.active)) == wanted
 
 
 def test_a_request_needs_a_place_for_each_sequence_but_a_large_one_still_runs_alone() -> None:
@@ -193,6 +224,31 @@ def test_a_stop_string_is_cancelled_in_the_engine() -> None:
     assert deltas[-1].finish is Finish.STOP
     assert text(deltas) == "ab"
     assert engine.cancelled == [1]
+
+
+class Detailed(Scripted):
+    """Says all about each token, and of the prompt's tokens whether asked or not."""
+
+    def step(self, timeout: float = 0.0) -> list[Step]:
+        (step,) = super().step()
+        columns = zip(step.keys, step.ids, step.logprobs, strict=True)
+        step.others[:0] = [Output(key, [id], [logprob], prompt_logprobs=[None]) for key, id, logprob in columns]
+        return [Step([], [], [], step.others)]
+
+
+def test_a_stop_string_in_a_detailed_output_is_cancelled_in_the_engine() -> None:
+    engine = Detailed()
+    batcher = Batcher(engine)
+    id = submit(batcher, "a", stop=("aa",), max_new_tokens=30)
+    deltas = run(batcher)[id]
+    assert (deltas[-1].finish, text(deltas), engine.cancelled) == (Finish.STOP, "", [1])
+
+
+def test_the_prompts_tokens_come_with_the_first_sequence_alone() -> None:
+    batcher = Batcher(Detailed())
+    id = submit(batcher, "a", n=2, prompt_logprobs=True, max_new_tokens=2)
+    found = [(delta.sequence, delta.prefill is not None) for delta in run(batcher)[id]]
+    assert sorted(found) == [(0, False), (0, True), (1, False), (1, False)]
 
 
 def test_an_unset_seed_is_drawn_for_each_request() -> None:

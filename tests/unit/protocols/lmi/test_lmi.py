@@ -309,6 +309,14 @@ def test_the_most_probable_sequence_comes_first_and_n_says_how_many() -> None:
     assert top > sum(token["log_prob"] for token in others[0]["tokens"])
 
 
+def test_the_prompts_tokens_stand_with_the_best_sequence_whichever_it_is() -> None:
+    script = [*deltas(0, prefill=True, shift=-9.0), *deltas(1)]
+    parameters = {"best_of": 2, "do_sample": True, "details": True, "decoder_input_details": True}
+    details = value("lmi", {"inputs": "a", "parameters": parameters}, script)["details"]
+    assert details["tokens"][0]["log_prob"] == -0.05
+    assert [token["text"] for token in details["prefill"]] == ["What", " is"]
+
+
 def test_best_of_alone_returns_all_of_them() -> None:
     found = value("lmi", {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True}})
     assert len(found["details"]["best_of_sequences"]) == 2
