@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request, Sampling
 from handler.engines.base import EngineInfo
@@ -154,10 +154,31 @@ def test_ids_beyond_the_vocabulary_are_refused_by_name(sampling: Sampling, wante
     assert refusal(Request("a", sampling)).startswith(wanted)
 
 
+def test_the_context_holds_prompt_and_answer_to_the_last_token() -> None:
+    """The engine of `intake` has 1000 tokens."""
+
+    def new_tokens(num_prompt: int, wanted: int, **request: Any) -> int:
+        found, _ = intake().encode(Request("a" * num_prompt, Sampling(max_new_tokens=wanted), **request))
+        return found.sampling.max_new_tokens
+
+    assert new_tokens(990, 10) == 10
+    assert new_tokens(990, 1, fill_context=True) == new_tokens(990, 30, fill_context=True) == 10
+    assert new_tokens(990, 30, min_free_tokens=10) == 10
+    assert new_tokens(999, 30, fill_context=True) == 1
+    for num_prompt, request in ((990, {}), (990, {"min_free_tokens": 11})):
+        with pytest.raises(AnswerTooLong):
+            new_tokens(num_prompt, 11, **request)
+    for fill in (False, True):
+        with pytest.raises(PromptTooLong, match="999"):
+            new_tokens(1000, 1, fill_context=fill)
+
+
 def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
     rows = MAX_LOGITS // len(BIG)
     generation = {"return_generation_logits": True}
     encode(Request("a", Sampling(max_new_tokens=rows, **generation)))
+    even = Vocabulary([b"a", b"b"] * (MAX_LOGITS // 64))
+    encode(Request("a", Sampling(max_new_tokens=32, **generation)), even)  # exactly as many
     message = refusal(Request("a", Sampling(max_new_tokens=rows + 1, **generation)))
     assert message == (
         f"parameters.outputs: {rows + 1} rows of 20000 logits are too many for an answer; at most {rows} "
