@@ -17,7 +17,7 @@ from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
-from handler.serving.preprocess import MAX_LOGITS, Preprocessor
+from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
 BIG = Vocabulary([b"a", b"b"] * 10_000)
@@ -192,3 +192,18 @@ def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
     (request,) = parse(intake(), json.dumps(body).encode()).requests
     with pytest.raises(InvalidParameter, match=r"^parameters\.return_context_logits: 60 rows"):
         encode(request)
+
+
+# -- ids of requests -----------------------------------------------------------------------------------------------
+
+
+def test_djls_id_goes_before_sagemakers_and_that_before_the_clients() -> None:
+    headers = {"x-request-id": "client", "x-amzn-sagemaker-inference-id": "sagemaker", "requestid": "djl"}
+    for name, wanted in (
+        ("requestid", "djl"),
+        ("x-amzn-sagemaker-inference-id", "sagemaker"),
+        ("x-request-id", "client"),
+    ):
+        assert request_id(headers) == wanted
+        headers[name] = "not\nharmless"
+    assert len({request_id(headers), request_id({})} - {"not\nharmless"}) == 2, "each gets one of its own"
