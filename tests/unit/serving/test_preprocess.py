@@ -206,4 +206,4 @@ def test_djls_id_goes_before_sagemakers_and_that_before_the_clients() -> None:
     ):
         assert request_id(headers) == wanted
         headers[name] = "not\nharmless"
-    assert len({request_id(headers), request_id({})} - {"not\nharmless"}) == 2, "each gets one of its own"
+    assert request_id(headers) != request_id(headers), "each gets one of its own"
