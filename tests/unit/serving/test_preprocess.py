@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request, Sampling
 from handler.engines.base import EngineInfo
 from handler.engines.echo import EchoTokenizer
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.registry import SCHEMAS
-from handler.serving.preprocess import MAX_LOGITS, Preprocessor
+from handler.serving.preprocess import MAX_LOGITS, Preprocessor, request_id
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
 BIG = Vocabulary([b"a", b"b"] * 10_000)
@@ -154,10 +154,31 @@ def test_ids_beyond_the_vocabulary_are_refused_by_name(sampling: Sampling, wante
     assert refusal(Request("a", sampling)).startswith(wanted)
 
 
+def test_the_context_holds_prompt_and_answer_to_the_last_token() -> None:
+    """The engine of `intake` has 1000 tokens."""
+
+    def new_tokens(num_prompt: int, wanted: int, **request: Any) -> int:
+        found, _ = intake().encode(Request("a" * num_prompt, Sampling(max_new_tokens=wanted), **request))
+        return found.sampling.max_new_tokens
+
+    assert new_tokens(990, 10) == 10
+    assert new_tokens(990, 1, fill_context=True) == new_tokens(990, 30, fill_context=True) == 10
+    assert new_tokens(990, 30, min_free_tokens=10) == 10
+    assert new_tokens(999, 30, fill_context=True) == 1
+    for num_prompt, request in ((990, {}), (990, {"min_free_tokens": 11})):
+        with pytest.raises(AnswerTooLong):
+            new_tokens(num_prompt, 11, **request)
+    for fill in (False, True):
+        with pytest.raises(PromptTooLong, match="999"):
+            new_tokens(1000, 1, fill_context=fill)
+
+
 def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
     rows = MAX_LOGITS // len(BIG)
     generation = {"return_generation_logits": True}
     encode(Request("a", Sampling(max_new_tokens=rows, **generation)))
+    even = Vocabulary([b"a", b"b"] * (MAX_LOGITS // 64))
+    encode(Request("a", Sampling(max_new_tokens=32, **generation)), even)  # exactly as many
     message = refusal(Request("a", Sampling(max_new_tokens=rows + 1, **generation)))
     assert message == (
         f"parameters.outputs: {rows + 1} rows of 20000 logits are too many for an answer; at most {rows} "
@@ -171,3 +192,18 @@ def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
     (request,) = parse(intake(), json.dumps(body).encode()).requests
     with pytest.raises(InvalidParameter, match=r"^parameters\.return_context_logits: 60 rows"):
         encode(request)
+
+
+# -- ids of requests -----------------------------------------------------------------------------------------------
+
+
+def test_djls_id_goes_before_sagemakers_and_that_before_the_clients() -> None:
+    headers = {"x-request-id": "client", "x-amzn-sagemaker-inference-id": "sagemaker", "requestid": "djl"}
+    for name, wanted in (
+        ("requestid", "djl"),
+        ("x-amzn-sagemaker-inference-id", "sagemaker"),
+        ("x-request-id", "client"),
+    ):
+        assert request_id(headers) == wanted
+        headers[name] = "not\nharmless"
+    assert request_id(headers) != request_id(headers), "each gets one of its own"

@@ -95,8 +95,15 @@ def test_an_engine_that_died_in_between_takes_no_newcomer_along() -> None:
 
 @pytest.mark.parametrize(
     ("size", "new"),
-    [(1, {}), (3, {}), (0, {}), (2, {0: item(ask("z", 2))}), (4, {2: item(ask("z", 2))})],
-    ids=["one lost", "one too many", "all lost", "a live one is new", "a hole"],
+    [
+        (1, {}),
+        (3, {}),
+        (0, {}),
+        (2, {0: item(ask("z", 2))}),
+        (3, {0: item(ask("z", 2))}),
+        (4, {2: item(ask("z", 2))}),
+    ],
+    ids=["one lost", "one too many", "all lost", "a live one is new", "a new one before the live ones", "a hole"],
 )
 def test_places_that_disagree_end_all_and_cross_nothing(size: int, new: dict[int, Item]) -> None:
     bench = Bench()

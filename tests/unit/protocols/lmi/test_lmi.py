@@ -212,6 +212,19 @@ def test_aliases_that_contradict_each_other_are_refused() -> None:
     assert request(stop_sequences=["a"], stop=["a"]).sampling.stop == ("a",)
 
 
+def test_an_engines_limit_is_allowed_and_what_is_above_it_refused_unless_it_has_no_effect() -> None:
+    context = replace(CONTEXT, engine="able", limits={"temperature": 2.0})
+
+    def read(**parameters: Any) -> float:
+        (found,) = SCHEMAS["lmi"].parse({"inputs": "hi", "parameters": parameters}, context).requests
+        return found.sampling.temperature
+
+    assert read(temperature=2, do_sample=True) == 2
+    assert read(temperature=2.5) == 2.5
+    with pytest.raises(InvalidParameter, match=r"^parameters\.temperature=2\.5: the engine able takes at most 2$"):
+        read(temperature=2.5, do_sample=True)
+
+
 def test_n_and_best_of_and_beams_must_agree() -> None:
     assert "at least n=3" in refusal(n=3, best_of=2)
     assert "does not sample" in refusal(num_beams=2, do_sample=True)
