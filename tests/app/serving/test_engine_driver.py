@@ -70,8 +70,15 @@ def test_an_engine_that_died_is_started_again_without_waiting_for_the_long_tick(
     assert asyncio.run(story()) < 10
 
 
-@pytest.mark.parametrize("phase", [0.0, 0.35, 0.7])  # of the driver's ticks
-def test_who_waits_too_long_is_told_though_the_engine_says_nothing(phase: float) -> None:
+@pytest.mark.parametrize(
+    ("phase", "tick"),  # when it comes between the driver's ticks, and the long tick, which may be under way by then
+    [(0.0, 60.0), (0.35, 1.0), (0.7, 1.0)],
+)
+def test_who_waits_too_long_is_told_though_the_engine_says_nothing(
+    phase: float, tick: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._TICK", tick)
+
     class Silent(Scripted):
         def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
             return []
@@ -88,3 +95,18 @@ def test_who_waits_too_long_is_told_though_the_engine_says_nothing(phase: float)
         return time.monotonic() - began
 
     assert asyncio.run(story()) < 8  # at most a tick late, on a busy machine too
+
+
+def test_only_the_engines_present_descriptor_is_watched() -> None:
+    async def story() -> None:
+        driver = EngineDriver(Batcher(Scripted()))
+        first, second = socket.socketpair()
+        with first, second:
+            driver.watch(first.fileno())
+            driver.watch(second.fileno())
+            assert not driver.loop.remove_reader(first.fileno()), "it is no longer watched"
+            driver.watch(None)
+            assert not driver.loop.remove_reader(second.fileno())
+        driver.close()
+
+    asyncio.run(story())
