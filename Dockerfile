@@ -45,7 +45,7 @@ ARG DEMO_MODEL=false
 RUN mkdir /opt/lmi-handler/models \
     && if [ "${DEMO_MODEL}" = true ]; then \
         LMI_CACHE=/opt/lmi-handler/models /opt/lmi-handler/venv/bin/python -c \
-            'from handler.engines.openvino.model import prepared; print(prepared("demo", "auto"))'; \
+            'from handler.engines.openvino.model import prepare_model; print(prepare_model("demo", "auto"))'; \
     fi
 ENV LMI_FRONT=embedded \
     LMI_DEFAULT_MODEL=/opt/lmi-handler/models/SmolLM2-135M-Instruct.Q4_1.gguf \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -142,3 +143,9 @@ def test_constraints_pin_what_the_package_needs(file: str, extras: tuple[str, ..
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_dockerfile_imports_names_that_exist() -> None:
+    names = re.findall(r"from (handler[\w.]*) import (\w+)", (ROOT / "Dockerfile").read_text())
+    assert names
+    assert [name for module, name in names if not hasattr(importlib.import_module(module), name)] == []
