@@ -75,13 +75,13 @@ test-model: dev ## 4 min: the demo model on OpenVINO
 	$(PYTEST) --timeout 300 -m 'model and not clients and not djl and not vllm and not hypothesis' \
 		tests/unit tests/app tests/process tests/model tests/deploy
 
-test-deploy: dev ## 2 min: `lmi deploy` on doubles of AWS's control plane and SageMaker's runtime, on loopback
+test-deploy: dev ## 1 min: `lmi deploy` on doubles of AWS's control plane and SageMaker's runtime, on loopback
 	$(PYTEST) $(QUICK) tests/deploy --ignore tests/deploy/unit
 
-test-fuzz: dev ## 3 min: request bodies and cuts of text at random, many of each
+test-fuzz: dev ## 2 min: request bodies and cuts of text at random, many of each
 	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
 
-test-tools: dev ## 3 min: tests of the doubles, the benchmarks, the container's programs, conversion, the wheel
+test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the container's programs, conversion, the wheel
 	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl
 
 test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)
@@ -95,7 +95,7 @@ test-python: test-python-3.10 test-python-3.13 ## 4 min: units and the app on Py
 test-python-%: $(VENV)-%/.dev
 	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) -p no:cacheprovider tests/unit tests/app
 
-test-djl: dev ## 6 min: under DJL's Java engine; needs a JDK and Maven
+test-djl: dev ## 7 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
 
 test-browser: $(VENV)/.browser ## 2 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
@@ -141,7 +141,7 @@ format: dev ## what lint would have
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: dev ## a minute of load on an echo server
+bench: dev ## 7 min: the load generator on the demo model, and the host's CPU
 	$(BIN)/python bench/run.py
 
 clean:

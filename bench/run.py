@@ -20,7 +20,7 @@ OUT = Path(__file__).parent / "out"
 
 
 def served_over_engine(model: str, repeat: int) -> dict[str, object]:
-    """The issue's first figure; prints its table, returns its part of the JSON line."""
+    """Compare the server with the engine alone; print the table, return its part of the JSON line."""
     plan = compare.Plan(
         [Closed(clients, requests=4) for clients in (1, 8, 32)], tokens=128, engine="auto", model=model, repeat=repeat
     )
