@@ -134,3 +134,17 @@ def decision(case: str, **changes: Any) -> Decision:
 
 
 CASES = tuple(_SPECS)
+
+LLAMA_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""config.json of Meta-Llama-3-8B, as far as its size is computed from it."""

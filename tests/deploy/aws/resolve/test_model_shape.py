@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from deploy.aws import Aws
 from deploy.resolve.model_shape import shape_in_s3
+from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import Cloud
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 
 
 def test_a_prefix_in_s3(cloud: Cloud) -> None:
     aws = Aws("us-east-1")
     s3 = aws.client("s3")
     s3.create_bucket(Bucket="models")
-    s3.put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA).encode())
+    s3.put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA_CONFIG).encode())
     s3.put_object(Bucket="models", Key="llama/model.safetensors", Body=b"0" * 1600)
     s3.put_object(Bucket="models", Key="llama/original/consolidated.safetensors", Body=b"0" * 99)
     shape = shape_in_s3(aws, "s3://models/llama/")

@@ -12,8 +12,8 @@ from deploy.errors import SpecError
 from deploy.resolve.resolver import find_size, resolve
 from deploy.spec import Spec
 from tests.deploy.aws.resolve.test_images import push
+from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import Cloud
-from tests.deploy.unit.resolve.test_model_shape import LLAMA
 
 GIVEN: dict[str, Any] = {
     "name": "llama",
@@ -33,7 +33,7 @@ def test_with_aws_the_account_the_digest_and_the_config_are_its_answers(cloud: C
     aws.client("ecr").create_repository(repositoryName="lmi")
     digest = push(aws, "1-cu130")
     aws.client("s3").create_bucket(Bucket="models")
-    aws.client("s3").put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA).encode())
+    aws.client("s3").put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA_CONFIG).encode())
     given = spec(model={"s3": "s3://models/llama/"})
     found = resolve(given, "us-east-1", aws=aws).decision
     assert found.account == "123456789012"

@@ -12,26 +12,13 @@ import pytest
 from deploy.data import table
 from deploy.errors import SpecError
 from deploy.resolve.model_shape import known_model, read_shape, shape_in_directory, shape_of_config
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-
+from tests.deploy.cases import LLAMA_CONFIG
 
 _LLAMA_BYTES = 16_060_522_496  # of the index of Meta-Llama-3-8B
 
 
 def test_llama_by_its_config_alone() -> None:
-    shape = shape_of_config(LLAMA)
+    shape = shape_of_config(LLAMA_CONFIG)
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.heads, shape.context) == (32, 8, 128, 32, 8192)
     assert shape.parameters == pytest.approx(8_030_261_248, rel=1e-4)  # but for norms
     assert shape.embeddings == 2 * 128256 * 4096
@@ -39,7 +26,7 @@ def test_llama_by_its_config_alone() -> None:
 
 
 def test_the_checkpoints_bytes_tell_it_exactly() -> None:
-    shape = shape_of_config(LLAMA, _LLAMA_BYTES)
+    shape = shape_of_config(LLAMA_CONFIG, _LLAMA_BYTES)
     assert (shape.parameters, shape.stored) == (8_030_261_248, _LLAMA_BYTES)
 
 
@@ -94,9 +81,9 @@ def test_names_of_other_models(
 
 
 def test_of_a_multimodal_model_the_text_counts_with_the_wholes_precision() -> None:
-    whole = {"model_type": "gemma3", "torch_dtype": "float16", "text_config": LLAMA | {"torch_dtype": "float16"}}
+    whole = {"model_type": "gemma3", "torch_dtype": "float16", "text_config": LLAMA_CONFIG | {"torch_dtype": "float16"}}
     assert shape_of_config(whole, 18_000_000_000).model_dump() == {
-        **shape_of_config(LLAMA, 18_000_000_000).model_dump(),
+        **shape_of_config(LLAMA_CONFIG, 18_000_000_000).model_dump(),
         "dtype": "fp16",
     }
 
@@ -137,7 +124,7 @@ def compressed(bits: int, kind: str) -> dict[str, Any]:
     ids=lambda value: json.dumps(value)[:60],
 )  # fmt: skip
 def test_quantized_checkpoints_say_their_precision(quantization: dict[str, Any], dtype: str) -> None:
-    shape = shape_of_config(LLAMA | {"quantization_config": quantization}, 9_000_000_000)
+    shape = shape_of_config(LLAMA_CONFIG | {"quantization_config": quantization}, 9_000_000_000)
     assert shape.dtype == dtype
     assert shape.parameters == pytest.approx(8_030_261_248, rel=1e-4)  # of its dimensions, not of its bytes
     assert shape.stored == 9_000_000_000
@@ -145,11 +132,11 @@ def test_quantized_checkpoints_say_their_precision(quantization: dict[str, Any],
 
 def test_what_a_config_lacks_is_named() -> None:
     with pytest.raises(SpecError, match=r"config\.json has no num_hidden_layers"):
-        shape_of_config({key: value for key, value in LLAMA.items() if key != "num_hidden_layers"})
+        shape_of_config({key: value for key, value in LLAMA_CONFIG.items() if key != "num_hidden_layers"})
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"0" * 1000)
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"0" * 600)
     (tmp_path / "consolidated.safetensors").write_bytes(b"0" * 1600)
@@ -164,7 +151,7 @@ def test_a_directory(tmp_path: Path) -> None:
 
 
 def test_modelopts_own_file_says_the_precision(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     shape = shape_in_directory(tmp_path)
     assert shape is not None

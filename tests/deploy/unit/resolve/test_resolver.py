@@ -14,7 +14,7 @@ from deploy.resolve.decision import Decision
 from deploy.resolve.resolver import Candidates, find_size, resolve
 from deploy.spec import Spec
 from deploy.spec.sections import Shape
-from tests.deploy.unit.resolve.test_model_shape import LLAMA
+from tests.deploy.cases import LLAMA_CONFIG
 
 GIVEN: dict[str, Any] = {
     "name": "llama",
@@ -68,7 +68,7 @@ def test_what_is_said_is_not_decided() -> None:
 
 
 def test_a_directory_is_uploaded_and_served_from_there(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     found = decision(model={"path": str(tmp_path), "upload": "s3://models/llama/"})
     assert (found.model_data, found.instance_type) == ("s3://models/llama/", "ml.g6.2xlarge")
     assert found.download == 660
