@@ -18,6 +18,12 @@ from handler.protocols.base import ParsedRequest, Schema
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_guide
 
+T = TypeVar("T")
+
+TOKENIZER_THREADS = 2
+_PARSE_INLINE = 1 << 16  # bytes of a body, from which on it is parsed off the event loop
+_TOKENIZE_INLINE = 1 << 13  # bytes of a body, from which on it is tokenized off a stepped loop
+
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 """The configured dialect's routes."""
 
@@ -77,15 +83,8 @@ def _pattern(template: str) -> str:
     return re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template)
 
 
-T = TypeVar("T")
-
-TOKENIZER_THREADS = 2
-_PARSE_INLINE = 1 << 16  # bytes of a body, from which on it is parsed off the event loop
-_TOKENIZE_INLINE = 1 << 13  # bytes of a body, from which on it is tokenized off a stepped loop
-
-
 class Admission:
-    """Belongs to the event loop's thread, and uses the tokenizer on others.
+    """Decodes, parses and tokenizes requests. Belongs to the event loop's thread, and uses the tokenizer on others.
 
     Args:
         stepped: the loop runs in a host's steps only, so tokens of small bodies are made inline: a thread's result

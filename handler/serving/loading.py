@@ -63,7 +63,7 @@ async def load_model(
 
 
 def choose_engine(config: Config) -> str:
-    """The engine's name, installed and able to run the model.
+    """Return the name of an engine that is installed and can run the model.
 
     Raises:
         ConfigError: the options contradict each other, or the engine is not installed.
@@ -82,7 +82,7 @@ def choose_engine(config: Config) -> str:
 
 
 def engine_spec(config: Config) -> Spec:
-    """What a worker is to load; fetches or converts the model's files where that is needed.
+    """Return what the engine's process loads; fetch or convert the model's files where that is needed.
 
     Raises:
         ConfigError: there is no such engine or model.
@@ -118,7 +118,7 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor:
 
 
 def make_validator(spec: Spec, engine: EngineSupervisor | None = None) -> StructuredOutputValidator | None:
-    """What tries clients' guides; None where the engine takes none, or none can harm it."""
+    """Return the validator of clients' structured output; None where the engine takes none, or none can harm it."""
     if (
         not engines.checks_structured_output(spec.engine)
         or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
@@ -133,7 +133,7 @@ def make_validator(spec: Spec, engine: EngineSupervisor | None = None) -> Struct
 
 
 def load_tokenizer(spec: Spec) -> Tokenizer:
-    """The tokenizer of what a worker loads.
+    """Load the tokenizer of the engine's model.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -147,7 +147,7 @@ def load_tokenizer(spec: Spec) -> Tokenizer:
 
 
 def _one_line(error: Exception) -> str:
-    """What an error says: OpenVINO says it last, after its own source files' names, others at once."""
+    """Return the line that says most: the last one of OpenVINO, after its own source files, the first one of others."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
 
