@@ -78,7 +78,7 @@ class WorkerLoop:
             self._set_timer()
 
     def look_after(self, period: float) -> None:
-        """From now on poll every `period` seconds.
+        """Poll every `period` seconds from now on.
 
         So an engine that dies between DJL's calls is started again before the next request comes, not after.
         """
