@@ -85,3 +85,4 @@ def djl(
             yield server
         finally:
             server.stop()
+            print(server.log)  # pytest shows it where a test fails

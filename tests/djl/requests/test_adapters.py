@@ -17,6 +17,7 @@ import pytest
 
 from tests.adapter_files import write_adapter
 from tests.djl.launch import StartFailed
+from tests.djl.processes import group_members
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import wait_for
 
@@ -282,7 +283,10 @@ def test_before_028_a_call_is_a_request_in_the_rolling_batch_and_changes_nothing
 
 @pytest.mark.parametrize("version", versions("0.29"))
 def test_a_call_during_a_rolling_batch_loses_the_step_in_java_and_crosses_nothing(version: str, files: Path) -> None:
-    """DJL's own loss, which nothing here can mend (docs/adapters.md): it gives the worker up and starts it again."""
+    """DJL's own loss, which nothing here can mend (docs/adapters.md): it gives the worker up.
+
+    It starts another one, or two at once of which none remains: the call and the step may both miss their answer.
+    """
     short = {"option.predict_timeout": "4"}
     with djl(version, {**OPTIONS, **MODES["rolling"], **short}, FILES) as server, ThreadPoolExecutor(6) as threads:
         worker = server.worker_pid()
@@ -293,10 +297,9 @@ def test_a_call_during_a_rolling_batch_loses_the_step_in_java_and_crosses_nothin
         for stream in running:
             with contextlib.suppress(httpx.HTTPError):  # their clients wait in vain
                 assert stream.result().status_code != 200
-        wait_for(lambda: server.status({"inputs": PROMPT, "parameters": {"max_new_tokens": 3}}) == 200, 40, "no worker")
-        assert server.worker_pid() != worker
+        wait_for(lambda: worker not in group_members(server.process.pid), 10, "Java keeps the worker")
         assert "came while requests were under way" in server.log
-        assert [id_of(generate(server, name)) for name in ("", "first", "second")] == [0, 1, 2]
+        wait_for(lambda: "Restart python process" in server.log, 10, "Java starts no other worker")
 
 
 @pytest.mark.parametrize("version", versions())
