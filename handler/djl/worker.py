@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
     return _started()
 
 
-async def _load_async(properties: Mapping[str, Any]) -> Output:
-    """On djl_python's own loop, which is not ours to stop."""
+async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[Output]:
+    """On djl_python's own loop, which is not ours to stop. Where it succeeds, the answer has those to all requests."""
     global _mode
     try:
         config, formatters = prepare(properties, asynchronous=True)
@@ -82,7 +82,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output:
         _mode = Async(model, installed_version())
     except Exception as error:  # Java is told of it, whatever it is
         return _cannot_start(error)
-    return _started()
+    return _mode.outputs(_started())
 
 
 def _started() -> Output:
