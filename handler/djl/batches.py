@@ -123,10 +123,13 @@ class RollingBatch:
         """Run the loop until somebody has something to say; where it matters, until each new request has."""
         now = time.monotonic()
         begin, idle = now + _BEGIN, now + _IDLE
-        if any(task.unsent for task in tasks):
-            self._loop.poll()
+        seconds = 0.0 if any(task.unsent for task in tasks) else _IDLE
+        if all(task.begun for task in tasks):  # only the engine has more to say
+            self._loop.step(self._model.driver, seconds)
+        elif seconds:
+            self._loop.wait(seconds)
         else:
-            self._loop.wait(_IDLE)
+            self._loop.poll()
         while True:
             now = time.monotonic()
             if self._commits_early and now < begin and not all(task.begun for task in opened):

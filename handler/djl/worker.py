@@ -86,7 +86,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
 
 
 def _started() -> Output:
-    read_ahead()
+    read_ahead(installed_version())
     garbage.keep_collecting()
     return Output()
 

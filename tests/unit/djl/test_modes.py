@@ -77,7 +77,8 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     vars(stand_in).update(__version__="0.34.0", Input=Input, Output=Output)
     monkeypatch.setitem(sys.modules, "djl_python", stand_in)
     module = importlib.import_module("handler.djl.modes")
-    vars(module).update(installed_version=importlib.import_module("handler.djl.versions").installed_version)
+    versions = importlib.import_module("handler.djl.versions")
+    vars(module).update(installed_version=versions.installed_version, Reader=versions.Reader)
     yield module
     for name in ours:
         sys.modules.pop(name, None)
