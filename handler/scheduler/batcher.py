@@ -13,7 +13,7 @@ from handler.core.errors import GenerationFailed, Overloaded, ServingError
 from handler.core.sequence import SequenceState, alternatives
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Token
-from handler.engines.base import Output, Step, SteppedEngine
+from handler.engines.base import Output, Step, SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 
 log = logging.getLogger("handler.batcher")
@@ -155,7 +155,8 @@ class Batcher:
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
             return self._fail_all(error)
         deltas: list[Delta] = []
-        for step in steps:
+        if steps:
+            step = join(steps)
             self._deliver_columns(step, deltas)
             for output in step.others:
                 self._deliver(output, deltas)
