@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON, Framing
+from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing, dumps, template
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, front_end_error
 from handler.protocols.lmi.answers import LmiError, LmiFailedLine
-from handler.protocols.reply import SequenceOutput
+from handler.protocols.reply import LineEncoder, SequenceOutput
 
 
 class LmiFormat:
@@ -32,11 +32,18 @@ class LmiFormat:
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
         """Render a line of a stream that is not the last."""
-        if beside is not None:
-            return {"token": self.token(token), **beside}
-        if token.special:
-            return {"token": self.token(token)}
-        return {"token": {"id": token.id, "text": token.text, "log_prob": token.logprob}}  # the hot path, spelt out
+        return {"token": self.token(token), **(beside or {})}
+
+    def line_encoder(self, framing: Framing) -> LineEncoder:
+        ordinary, special = [
+            template(framing.encode(self.chunk(TOKEN_SLOTS._replace(special=special), 0))) for special in (False, True)
+        ]
+
+        def encode(token: Token, index: int) -> bytes:
+            event = special if token.special else ordinary
+            return event % (token.id, JSON_TEXTS[token.text], dumps(token.logprob))
+
+        return encode
 
     def last_chunk(
         self,

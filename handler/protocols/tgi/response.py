@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import ServingError
-from handler.core.framing import Framing
+from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, TOKEN_SLOTS, Framing, dumps, template
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, ServerContext
+from handler.protocols.reply import LineEncoder
 
 
 class TgiFormat:
@@ -23,14 +24,17 @@ class TgiFormat:
         return [self.token(alternative) for alternative in token.top]
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        if beside is not None:
-            return {"index": index, "token": self.token(token), **beside, "generated_text": None, "details": None}
-        return {
-            "index": index,
-            "token": {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special},
-            "generated_text": None,
-            "details": None,
-        }
+        nothing = {"generated_text": None, "details": None}
+        return {"index": index, "token": self.token(token), **(beside or {}), **nothing}
+
+    def line_encoder(self, framing: Framing) -> LineEncoder:
+        event = template(framing.encode(self.chunk(TOKEN_SLOTS._replace(special=SLOT), NUMBER)))
+
+        def encode(token: Token, index: int) -> bytes:
+            special = b"true" if token.special else b"false"
+            return event % (index, token.id, JSON_TEXTS[token.text], dumps(token.logprob), special)
+
+        return encode
 
     def last_chunk(
         self,
