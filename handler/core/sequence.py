@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from handler.core.text import Detokenizer, Prompt, StopMatcher, Vocabulary
-from handler.core.values import Finish, Sampling, Token
+from handler.core.values import Finish, Sampling, Token, new_token
 
 
 class SequenceState:
@@ -15,10 +15,10 @@ class SequenceState:
     engine. The texts of all tokens add up to the answer.
     """
 
-    __slots__ = ("_detokenize", "_ending", "_special", "_stops", "_vocabulary", "_watched", "stopped")
+    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "_vocabulary", "_watched", "stopped")
 
     def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
-        self._detokenize = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens).feed
+        self._detokenizer = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens)
         self._vocabulary = prompt.vocabulary
         self._special = prompt.vocabulary.special
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
@@ -29,11 +29,13 @@ class SequenceState:
 
     def push(self, id: int, logprob: float | None) -> Token:
         """Add a token that is not the engine's last; `stopped` may become true."""
-        text = self._watch(id) if self._watched else self._detokenize(id)
-        return Token(id, text, logprob, id in self._special)
+        text = self._detokenizer.texts[id]
+        if text is None or self._watched or self._detokenizer.pending:
+            text = self._watch(id)
+        return new_token((id, text, logprob, id in self._special, ()))
 
     def _watch(self, id: int) -> str:
-        text = "" if id in self._ending else self._detokenize(id)
+        text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
             text = self._stops.feed(text)
             self.stopped = self._stops.matched

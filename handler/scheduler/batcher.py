@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from handler.core.errors import GenerationFailed, Overloaded, ServingError
 from handler.core.sequence import SequenceState, alternatives
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request, Token
+from handler.core.values import Delta, Finish, Request, Token, new_delta
 from handler.engines.base import Output, Step, SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 
@@ -38,10 +38,11 @@ class _Active:
 class _EngineRequest:
     """A request in the engine: one sequence, or a beam search with several."""
 
-    __slots__ = ("active", "first", "sequences", "single")
+    __slots__ = ("active", "first", "id", "sequences", "single")
 
     def __init__(self, active: _Active, first: int, sequences: list[SequenceState]) -> None:
         self.active = active
+        self.id = active.id
         self.first = first  # number of its first sequence
         self.sequences: list[SequenceState | None] = list(sequences)  # None: the sequence has ended
         self.single = sequences[0]
@@ -182,7 +183,7 @@ class Batcher:
                 deltas.append(Delta(request.active.id, request.first, (token,), Finish.STOP))
                 self._end_sequence(request, key, 0)
             else:
-                deltas.append(Delta(request.active.id, request.first, (token,)))
+                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
 
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         request = self._in_engine.get(output.key)

@@ -27,7 +27,7 @@ class Notified(Protocol):
     """A request whose host wants to know of new bytes.
 
     Attributes:
-        notified: it is among those whose hosts are told next.
+        notified: it is in `EngineDriver.notified`.
     """
 
     notified: bool
@@ -49,6 +49,7 @@ class EngineDriver:
     Attributes:
         loop: the event loop.
         sinks: who gets a delta, by the batcher's id.
+        notified: the requests whose hosts are told at the end of this step.
         num_tokens: that have come so far.
     """
 
@@ -58,7 +59,7 @@ class EngineDriver:
         self._rest: asyncio.TimerHandle | None = None  # while it rests
         self.sinks: dict[int, Sink] = {}
         self.num_tokens = 0
-        self._notified: list[Notified] = []
+        self.notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
         self._fd: int | None = None
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
@@ -103,11 +104,12 @@ class EngineDriver:
         """
         if not task.notified:
             task.notified = True
-            self._notified.append(task)
+            self.notified.append(task)
 
     def flush(self) -> None:
         """Tell the hosts now. A step does so at its end; whoever notifies at another time calls this."""
-        tasks, self._notified = self._notified, []
+        tasks = self.notified.copy()
+        self.notified.clear()
         for task in tasks:
             task.notified = False
             try:
