@@ -129,17 +129,16 @@ class Stream:
         if delta.error is not None:
             self.finished = True
             return self._failure(delta.error)
-        tokens = delta.tokens or ((NO_TOKEN,) if delta.finish is not None else ())
-        last = len(tokens) - 1 if delta.finish is not None else -1
-        chunks = [
-            self._next(choice, token, delta.finish if index == last else None, delta.prefill or ())
-            for index, token in enumerate(tokens)
-        ]
-        if delta.finish is not None:
-            self._unfinished -= 1
-            self.finished = not self._unfinished
-            if self.finished:
-                chunks.append(self._end())
+        prefill = delta.prefill or ()
+        if delta.finish is None:
+            return b"".join([self._next(choice, token, None, prefill) for token in delta.tokens])
+        *tokens, last = delta.tokens or (NO_TOKEN,)
+        chunks = [self._next(choice, token, None, prefill) for token in tokens]
+        chunks.append(self._next(choice, last, delta.finish, prefill))
+        self._unfinished -= 1
+        self.finished = not self._unfinished
+        if self.finished:
+            chunks.append(self._end())
         return b"".join(chunks)
 
     def _next(self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]) -> bytes:
@@ -182,7 +181,10 @@ class Stream:
 
     def _chunk(self, part: bytes) -> bytes:
         """Put a choice's part into a chunk."""
-        return self._event % ((part, *self._count().values()) if self._usage.always else part)
+        if not self._usage.always:
+            return self._event % part
+        num_prompt_tokens, num_tokens = self._num_prompt_tokens, self._num_tokens
+        return self._event % (part, num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens)
 
     def _end(self) -> bytes:
         chunk = b""
