@@ -74,7 +74,8 @@ _COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "to
 class Choice:
     """The state of one choice in a stream.
 
-    `text_event` is the template of a chunk, or of its choice beside counts, once nothing but the text changes.
+    `text_event` is the template of a chunk that brings nothing but text, or of its part where chunks have counts.
+    It is None until the choice has begun, and where more than the text changes.
     """
 
     __slots__ = ("begun", "index", "text_event")
@@ -112,7 +113,7 @@ class Stream:
         self._usage = wanted
         counts = {} if not (wanted.always or wanted.null) else {"usage": _COUNTS if wanted.always else None}
         self._event = template(framing.encode({**head.value(self.kind, [SLOT]), **counts}))
-        self._is_text = not wanted.always  # each token's text is a chunk, which has nothing else that changes
+        self._is_text = not wanted.always  # a token's text alone makes its chunk, by `Choice.text_event`
         self._unfinished = len(choices)
         self._num_prompt_tokens = 0
         self._num_tokens = 0  # of all choices
@@ -123,9 +124,10 @@ class Stream:
 
     def feed(self, index: int, delta: Delta) -> bytes:
         choice = self._choices[index * self._num_sequences + delta.sequence]
-        if choice.text_event is not None and delta.finish is None and self._is_text:  # nearly all
+        event = choice.text_event
+        if event is not None and delta.finish is None and self._is_text:  # nearly all
             self._num_tokens += len(delta.tokens)
-            return fill(choice.text_event, delta.tokens)
+            return fill(event, delta.tokens)
         if delta.error is not None:
             self.finished = True
             return self._failure(delta.error)
