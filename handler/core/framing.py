@@ -1,4 +1,4 @@
-"""Framings: values as JSON, JSON lines or server-sent events. Dialects make values, framings make bytes."""
+"""Framings: values as JSON, JSON lines or server-sent events; and templates of events that differ in few values."""
 
 from __future__ import annotations
 

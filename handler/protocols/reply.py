@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, Framing
+from handler.core.framing import JSON, NUMBER, Framing, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.protocols.base import HttpResponse
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
 LineEncoder = Callable[[Token, int], bytes]
 """Encode a token and its index as a line of a stream."""
+
+
+@functools.lru_cache
+def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: Token) -> bytes:
+    """Return the template of the lines that `chunk` renders; the index may have the first slot."""
+    return template(framing.encode(chunk(slots, NUMBER)))
 
 
 class ResponseFormat(Protocol):

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing, dumps, template
+from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, front_end_error
 from handler.protocols.lmi.answers import LmiError, LmiFailedLine
-from handler.protocols.reply import LineEncoder, SequenceOutput
+from handler.protocols.reply import LineEncoder, SequenceOutput, line_template
+
+_SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 
 
 class LmiFormat:
@@ -35,13 +37,12 @@ class LmiFormat:
         return {"token": self.token(token), **(beside or {})}
 
     def line_encoder(self, framing: Framing) -> LineEncoder:
-        ordinary, special = [
-            template(framing.encode(self.chunk(TOKEN_SLOTS._replace(special=special), 0))) for special in (False, True)
-        ]
+        ordinary = line_template(self.chunk, framing, TOKEN_SLOTS)
+        special = line_template(self.chunk, framing, _SPECIAL_SLOTS)
 
         def encode(token: Token, index: int) -> bytes:
-            event = special if token.special else ordinary
-            return event % (token.id, JSON_TEXTS[token.text], dumps(token.logprob))
+            line = special if token.special else ordinary
+            return line % (token.id, JSON_TEXTS[token.text], dumps(token.logprob))
 
         return encode
 

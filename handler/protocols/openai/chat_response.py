@@ -97,12 +97,12 @@ class ChatStream(Stream):
         choices = [ChatChoice(index, format.parser()) for index in range(num_sequences)]
         super().__init__(head, choices, num_sequences, wanted, framing)
         self._format = format
-        self._calls = choices[0].parser is not None
-        self._is_text = self._is_text and not self._calls
+        self._reads_calls = choices[0].parser is not None
+        self._is_text = self._is_text and not self._reads_calls
 
     @property
     def _is_plain(self) -> bool:
-        return not self._format.logprobs.chosen and not (self._calls and self._usage.always)
+        return not self._format.logprobs.chosen and not (self._reads_calls and self._usage.always)
 
     def _text_part(self, choice: Choice, text: str) -> OpenAiChatPart:
         return self._choice_part(choice, {"content": text}, [], None)

@@ -74,7 +74,8 @@ _COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "to
 class Choice:
     """The state of one choice in a stream.
 
-    `text_event` is the template of a chunk, or of its choice beside counts, once nothing but the text changes.
+    `text_event` is the template of a chunk that brings nothing but text, or of its part where chunks have counts.
+    It is None until the choice has begun, and where more than the text changes.
     """
 
     __slots__ = ("begun", "index", "text_event")
@@ -112,7 +113,7 @@ class Stream:
         self._usage = wanted
         counts = {} if not (wanted.always or wanted.null) else {"usage": _COUNTS if wanted.always else None}
         self._event = template(framing.encode({**head.value(self.kind, [SLOT]), **counts}))
-        self._is_text = not wanted.always  # each token's text is a chunk, which has nothing else that changes
+        self._is_text = not wanted.always  # a token's text alone makes its chunk, by `Choice.text_event`
         self._unfinished = len(choices)
         self._num_prompt_tokens = 0
         self._num_tokens = 0  # of all choices
@@ -123,23 +124,23 @@ class Stream:
 
     def feed(self, index: int, delta: Delta) -> bytes:
         choice = self._choices[index * self._num_sequences + delta.sequence]
-        if choice.text_event is not None and delta.finish is None and self._is_text:  # nearly all
+        event = choice.text_event
+        if event is not None and delta.finish is None and self._is_text:  # nearly all
             self._num_tokens += len(delta.tokens)
-            return fill(choice.text_event, delta.tokens)
+            return fill(event, delta.tokens)
         if delta.error is not None:
             self.finished = True
             return self._failure(delta.error)
-        tokens = delta.tokens or ((NO_TOKEN,) if delta.finish is not None else ())
-        last = len(tokens) - 1 if delta.finish is not None else -1
-        chunks = [
-            self._next(choice, token, delta.finish if index == last else None, delta.prefill or ())
-            for index, token in enumerate(tokens)
-        ]
-        if delta.finish is not None:
-            self._unfinished -= 1
-            self.finished = not self._unfinished
-            if self.finished:
-                chunks.append(self._end())
+        prefill = delta.prefill or ()
+        if delta.finish is None:
+            return b"".join([self._next(choice, token, None, prefill) for token in delta.tokens])
+        *tokens, last = delta.tokens or (NO_TOKEN,)
+        chunks = [self._next(choice, token, None, prefill) for token in tokens]
+        chunks.append(self._next(choice, last, delta.finish, prefill))
+        self._unfinished -= 1
+        self.finished = not self._unfinished
+        if self.finished:
+            chunks.append(self._end())
         return b"".join(chunks)
 
     def _next(self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]) -> bytes:
@@ -182,7 +183,10 @@ class Stream:
 
     def _chunk(self, part: bytes) -> bytes:
         """Put a choice's part into a chunk."""
-        return self._event % ((part, *self._count().values()) if self._usage.always else part)
+        if not self._usage.always:
+            return self._event % part
+        num_prompt_tokens, num_tokens = self._num_prompt_tokens, self._num_tokens
+        return self._event % (part, num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens)
 
     def _end(self) -> bytes:
         chunk = b""

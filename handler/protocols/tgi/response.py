@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, TOKEN_SLOTS, Framing, dumps, template
+from handler.core.framing import JSON_TEXTS, SLOT, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, ServerContext
-from handler.protocols.reply import LineEncoder
+from handler.protocols.reply import LineEncoder, line_template
+
+_SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
 
 class TgiFormat:
@@ -28,11 +30,11 @@ class TgiFormat:
         return {"index": index, "token": self.token(token), **(beside or {}), **nothing}
 
     def line_encoder(self, framing: Framing) -> LineEncoder:
-        event = template(framing.encode(self.chunk(TOKEN_SLOTS._replace(special=SLOT), NUMBER)))
+        line = line_template(self.chunk, framing, _SLOTS)
 
         def encode(token: Token, index: int) -> bytes:
             special = b"true" if token.special else b"false"
-            return event % (index, token.id, JSON_TEXTS[token.text], dumps(token.logprob), special)
+            return line % (index, token.id, JSON_TEXTS[token.text], dumps(token.logprob), special)
 
         return encode
 
