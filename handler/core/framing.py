@@ -1,11 +1,13 @@
-"""Framings: values as JSON, JSON lines or server-sent events. Dialects make values, framings make bytes."""
+"""Framings: values as JSON, JSON lines or server-sent events; and templates of events that differ in few values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import orjson
+
+from handler.core.values import Token
 
 dumps = orjson.dumps
 """Compact UTF-8 JSON, non-ASCII raw; NaN and infinities become null, so every body is valid JSON."""
@@ -38,16 +40,49 @@ SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
 SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
 """Chat's events, as OpenAI ends them."""
 
-_MARK = "\0text\0"
+
+# -- templates: events that differ in few values -----------------------------------------------------------------
+
+NUMBER: Any = orjson.Fragment(b"\0d")
+"""A value to encode in the place of an integer."""
+
+SLOT: Any = orjson.Fragment(b"\0b")
+"""A value to encode in the place of one that is encoded later."""
+
+TOKEN_SLOTS = Token(NUMBER, SLOT, SLOT, False)
 
 
-def around(make: Callable[[str], bytes]) -> tuple[bytes, bytes]:
-    """Split an encoded chunk into the bytes before and after its text, so that later chunks only encode the text.
+def template(data: bytes) -> bytes:
+    """Return a format for `%` from an encoded event with slots: integers and JSON take their places in order.
 
-    The bytes after the text must be fixed; those before it may hold clients' text, even the mark itself.
+    JSON holds no zero byte, so that no client's text is mistaken for a slot.
     """
-    before, _, after = make(_MARK).rpartition(JSON.encode(_MARK))
-    return before, after
+    return data.replace(b"%", b"%%").replace(b"\0", b"%")
+
+
+class _JsonTexts(dict[str, bytes]):
+    """The JSON of short texts. Tokens repeat, so that most texts are encoded once."""
+
+    _MOST_TEXTS = 16384
+    _MOST_CHARACTERS = 64
+
+    def __missing__(self, text: str) -> bytes:
+        data = JSON.encode(text)
+        if len(text) <= self._MOST_CHARACTERS:
+            if len(self) >= self._MOST_TEXTS:
+                self.clear()
+            self[text] = data
+        return data
+
+
+JSON_TEXTS = _JsonTexts()
+
+
+def fill(event: bytes, tokens: Sequence[Token]) -> bytes:
+    """Return an event a token from a template whose only slot is the text."""
+    if len(tokens) == 1:
+        return event % JSON_TEXTS[tokens[0].text]
+    return b"".join([event % JSON_TEXTS[token.text] for token in tokens])
 
 
 KEEP_ALIVE = b":\n\n"

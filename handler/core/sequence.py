@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from handler.core.text import Detokenizer, Prompt, StopMatcher, Vocabulary
-from handler.core.values import Finish, Sampling, Token
+from handler.core.values import Finish, Sampling, Token, new_token
 
 
 class SequenceState:
@@ -29,8 +29,10 @@ class SequenceState:
 
     def push(self, id: int, logprob: float | None) -> Token:
         """Add a token that is not the engine's last; `stopped` may become true."""
-        text = self._watch(id) if self._watched else self._detokenizer.feed(id)
-        return Token(id, text, logprob, id in self._special)
+        text = self._detokenizer.texts[id]
+        if text is None or self._watched or self._detokenizer.pending:
+            text = self._watch(id)
+        return new_token((id, text, logprob, id in self._special, ()))
 
     def _watch(self, id: int) -> str:
         text = "" if id in self._ending else self._detokenizer.feed(id)

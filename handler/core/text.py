@@ -102,20 +102,26 @@ class Detokenizer:
     """Turns the ids of one sequence into text.
 
     A character whose bytes lie in several tokens comes with the last of them; an incomplete one never comes.
+
+    Attributes:
+        texts: what `feed` returns for an id while nothing is `pending`; None where it has to be fed.
+        pending: bytes of an incomplete character have come.
     """
+
+    __slots__ = ("_decoder", "_pieces", "pending", "texts")
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = True) -> None:
         self._pieces = vocabulary.pieces
-        self._texts = vocabulary.visible if skip_special else vocabulary.texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._pending = False
+        self.texts = vocabulary.visible if skip_special else vocabulary.texts
+        self.pending = False
 
     def feed(self, id: int) -> str:
-        text = self._texts[id]
-        if text is not None and (not self._pending or not text):
+        text = self.texts[id]
+        if text is not None and (not self.pending or not text):
             return text
         text = self._decoder.decode(self._pieces[id])
-        self._pending = bool(self._decoder.getstate()[0])
+        self.pending = bool(self._decoder.getstate()[0])
         return text
 
 

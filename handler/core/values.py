@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
@@ -152,6 +153,9 @@ class Token(NamedTuple):
     top: Sequence[Token] = ()
 
 
+new_token: Callable[[tuple[int, str, float | None, bool, Sequence[Token]]], Token] = partial(tuple.__new__, Token)
+"""Make a token of all its fields, in half the time of `Token(...)`: for the hot path."""
+
 NO_TOKEN = Token(-1, "", None, True)
 """Replaces the last token where an engine ends a sequence without one."""
 
@@ -173,3 +177,7 @@ class Delta(NamedTuple):
     error: ServingError | None = None
     prefill: Sequence[Token] | None = None  # the prompt's tokens, with the first delta, on request
     logits: Logits | None = None
+
+
+new_delta: Callable[[tuple[int, int, Sequence[Token], None, None, None, None]], Delta] = partial(tuple.__new__, Delta)
+"""Make a delta of tokens alone, in half the time of `Delta(...)`: for the hot path."""

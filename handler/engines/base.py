@@ -58,6 +58,30 @@ class Step(NamedTuple):
     others: list[Output]
 
 
+def join(steps: Sequence[Step]) -> Step:
+    """Join steps that waited together: several tokens of a sequence become one output."""
+    if len(steps) == 1:
+        return steps[0]
+    ids: dict[int, list[int]] = {}
+    logprobs: dict[int, list[float | None]] = {}
+    others: list[Output] = []
+    for step in steps:
+        for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
+            if key in ids:
+                ids[key].append(id)
+                logprobs[key].append(logprob)
+            else:
+                ids[key], logprobs[key] = [id], [logprob]
+        for output in step.others:
+            if output.key in ids:  # its earlier tokens come first
+                others.append(Output(output.key, ids.pop(output.key), logprobs.pop(output.key)))
+            others.append(output)
+    later = {output.key for output in others}  # whose tokens in columns come after these outputs
+    others += [Output(key, ids[key], logprobs[key]) for key in ids if len(ids[key]) > 1 or key in later]
+    single = [key for key in ids if len(ids[key]) == 1 and key not in later]
+    return Step(single, [ids[key][0] for key in single], [logprobs[key][0] for key in single], others)
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Configuration of an engine. None leaves a value to the engine; `options` are its own, already validated."""

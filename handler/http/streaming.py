@@ -14,10 +14,12 @@ _MAX_BACKLOG = 16 << 20
 """Bytes that are kept for a client that reads too slowly; one that lets more gather is dropped."""
 
 
-class Writer(Protocol):
-    """Where the bytes of a streamed answer go."""
+class Source(Protocol):
+    """A request's answer (`serving.request_task.RequestTask`)."""
 
-    def write(self, data: bytes, *, last: bool = False) -> None: ...
+    finished: bool
+
+    def take(self) -> bytes: ...
 
 
 class BodyWriter:
@@ -42,6 +44,18 @@ class BodyWriter:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolves when the client cannot be written to any more."""
 
+    def pull(self, source: Source) -> None:
+        """Write what a request has to send: the hot path, once a token."""
+        data = source.take()
+        if self._task is None and not source.finished and not self.broken.done():
+            try:
+                if self._chunk(data):
+                    self.written_at = time.monotonic()
+                    return
+            except Exception:  # the connection is closed, though nobody has said so
+                return self._break()
+        self.write(data, last=source.finished)
+
     def write(self, data: bytes, *, last: bool = False) -> None:
         self.ended, self.written_at = last, time.monotonic()
         if self._task is not None:
@@ -53,8 +67,6 @@ class BodyWriter:
         if self.broken.done():
             return
         try:
-            if not last and self._chunk(data):
-                return
             message = {"type": "http.response.body", "body": data, "more_body": not last}
             sending = cast(Coroutine[Any, Any, None], self._send(message))
             waiting = sending.send(None)
@@ -94,9 +106,11 @@ class WholeBody:
         self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         """Resolves to the whole; to None when it becomes more than is kept for a client."""
 
-    def write(self, data: bytes, *, last: bool = False) -> None:
+    def pull(self, source: Source) -> None:
+        """Take what a request has to send."""
         if self.done.done():
             return
+        data, last = source.take(), source.finished
         self._parts.append(data)
         self._size += len(data)
         if self._size > _MAX_BACKLOG:

@@ -133,6 +133,10 @@ def front_end_error(error: ServingError) -> FrontEndError:
     return {"code": error.status, "type": error.type, "message": error.message, "error": error.message}
 
 
+TokenLine = Callable[[Token], bytes]
+"""Encodes a token as the next bytes of a stream."""
+
+
 class Reply(Protocol):
     """The answer to one client, in progress.
 
@@ -148,6 +152,12 @@ class Reply(Protocol):
 
     def feed(self, index: int, delta: Delta) -> bytes:
         """Return the bytes for the next delta of request number `index`."""
+
+    def token_line(self) -> TokenLine | None:
+        """Return an encoder of the only sequence's next tokens; None where, or while, `feed` has to be asked.
+
+        It does what `feed` does with a delta of one token and nothing else, at less cost.
+        """
 
     def refused(self, error: ServingError) -> HttpResponse:
         """Render a failure before anything has been sent."""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, Framing
+from handler.core.framing import JSON, NUMBER, Framing, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.protocols.base import HttpResponse
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
+
+LineEncoder = Callable[[Token, int], bytes]
+"""Encode a token and its index as a line of a stream."""
+
+
+@functools.lru_cache
+def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: Token) -> bytes:
+    """Return the template of the lines that `chunk` renders; the index may have the first slot."""
+    return template(framing.encode(chunk(slots, NUMBER)))
 
 
 class ResponseFormat(Protocol):
@@ -29,6 +39,9 @@ class ResponseFormat(Protocol):
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
         """Render a line of a stream that is not the last; `beside` holds the fields beside its token."""
+
+    def line_encoder(self, framing: Framing) -> LineEncoder:
+        """Return a fast encoder of the chunks with nothing beside their token."""
 
     def last_chunk(
         self,
@@ -99,10 +112,9 @@ class StreamReply:
     ) -> None:
         self._format = format
         self._request = request
-        self._chunk = format.chunk
         self._special_in_text = format.special_in_text
         self._framing = framing
-        self._encode = framing.encode
+        self._encode_line = format.line_encoder(framing)
         self._texts: list[str] = []
         self._num_tokens = 0
         self._num_prompt_tokens = 0
@@ -116,31 +128,27 @@ class StreamReply:
         self._num_prompt_tokens = num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        if delta.error is not None:
-            self.finished = True
-            return self._encode(self._format.stream_failure(delta.error))
-        if self._bare and delta.finish is None and len(delta.tokens) == 1 and delta.prefill is None:  # nearly all
-            token = delta.tokens[0]
-            self._num_tokens += 1
-            if self._special_in_text or not token.special:
-                self._texts.append(token.text)
-            return self._encode(self._chunk(token, self._num_tokens))
         if delta.prefill is not None:
             self._prefill = delta.prefill
         if self._outputs is not None:
             self._outputs.take(delta)
-        finish = finish_of(self._request, delta)
-        if finish is None:
-            return b"".join([self._line(token) for token in delta.tokens])
-        *tokens, last = delta.tokens or (NO_TOKEN,)
-        lines = [self._line(token) for token in tokens]
-        return b"".join([*lines, self._encode(self._last(last, finish))])
+        tokens = delta.tokens
+        if delta.finish is None:
+            return self._line(tokens[0]) if len(tokens) == 1 else b"".join(map(self._line, tokens))
+        if delta.error is not None:
+            self.finished = True
+            return self._framing.encode(self._format.stream_failure(delta.error))
+        *tokens, last = tokens or (NO_TOKEN,)
+        finish = finish_of(self._request, delta) or delta.finish
+        return b"".join([*map(self._line, tokens), self._framing.encode(self._last(last, finish))])
 
     def _line(self, token: Token) -> bytes:
         self._num_tokens += 1
         if self._special_in_text or not token.special:
             self._texts.append(token.text)
-        return self._encode(self._chunk(token, self._num_tokens, self._beside(token)))
+        if self._bare:
+            return self._encode_line(token, self._num_tokens)
+        return self._framing.encode(self._format.chunk(token, self._num_tokens, self._beside(token)))
 
     def _beside(self, token: Token) -> dict[str, Any] | None:
         """Return the fields beside a token."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from handler.core.errors import GenerationFailed, Overloaded, ServingError
 from handler.core.sequence import SequenceState, alternatives
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request, Token
-from handler.engines.base import Output, Step, SteppedEngine
+from handler.core.values import Delta, Finish, Request, Token, new_delta
+from handler.engines.base import Output, Step, SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 
 log = logging.getLogger("handler.batcher")
@@ -38,10 +38,11 @@ class _Active:
 class _EngineRequest:
     """A request in the engine: one sequence, or a beam search with several."""
 
-    __slots__ = ("active", "first", "sequences", "single")
+    __slots__ = ("active", "first", "id", "sequences", "single")
 
     def __init__(self, active: _Active, first: int, sequences: list[SequenceState]) -> None:
         self.active = active
+        self.id = active.id
         self.first = first  # number of its first sequence
         self.sequences: list[SequenceState | None] = list(sequences)  # None: the sequence has ended
         self.single = sequences[0]
@@ -155,7 +156,8 @@ class Batcher:
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
             return self._fail_all(error)
         deltas: list[Delta] = []
-        for step in steps:
+        if steps:
+            step = join(steps)
             self._deliver_columns(step, deltas)
             for output in step.others:
                 self._deliver(output, deltas)
@@ -181,7 +183,7 @@ class Batcher:
                 deltas.append(Delta(request.active.id, request.first, (token,), Finish.STOP))
                 self._end_sequence(request, key, 0)
             else:
-                deltas.append(Delta(request.active.id, request.first, (token,)))
+                deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
 
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         request = self._in_engine.get(output.key)

@@ -17,6 +17,8 @@ log = logging.getLogger("handler.driver")
 
 Sink = Callable[[Delta], None]
 
+_SHORT_STEP = 0.002  # seconds; after a longer one the others have their turn
+_MAX_REST = 0.05  # seconds
 _TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too long
 _SHORT_TICK = 0.2  # while no engine is ready, or requests wait
 
@@ -25,7 +27,7 @@ class Notified(Protocol):
     """A request whose host wants to know of new bytes.
 
     Attributes:
-        notified: it is among those whose hosts are told next.
+        notified: it is in `EngineDriver.notified`.
     """
 
     notified: bool
@@ -38,17 +40,26 @@ class Notified(Protocol):
 class EngineDriver:
     """All methods belong to the event loop's thread.
 
+    After a long step the driver rests for as long as the step took: new connections, requests and `/ping` come in
+    between. Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
+
+    Args:
+        rests: the loop has others to serve; False where it only runs in a host's calls.
+
     Attributes:
         loop: the event loop.
         sinks: who gets a delta, by the batcher's id.
+        notified: the requests whose hosts are told at the end of this step.
         num_tokens: that have come so far.
     """
 
-    def __init__(self, batcher: Batcher) -> None:
+    def __init__(self, batcher: Batcher, *, rests: bool = True) -> None:
         self._batcher = batcher
+        self._rests = rests
+        self._rest: asyncio.TimerHandle | None = None  # while it rests
         self.sinks: dict[int, Sink] = {}
         self.num_tokens = 0
-        self._notified: list[Notified] = []
+        self.notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
         self._fd: int | None = None
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
@@ -57,9 +68,12 @@ class EngineDriver:
         """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
         if self._fd is not None:
             self.loop.remove_reader(self._fd)
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
         self._fd = fd
         if fd is not None:
-            self.loop.add_reader(fd, self._step)
+            self.loop.add_reader(fd, self._wake_up)
         else:  # the next one is started by a tick
             self._tick_in(_SHORT_TICK)
 
@@ -99,11 +113,12 @@ class EngineDriver:
         """
         if not task.notified:
             task.notified = True
-            self._notified.append(task)
+            self.notified.append(task)
 
     def flush(self) -> None:
         """Tell the hosts now. A step does so at its end; whoever notifies at another time calls this."""
-        tasks, self._notified = self._notified, []
+        tasks = self.notified.copy()
+        self.notified.clear()
         for task in tasks:
             task.notified = False
             try:
@@ -123,6 +138,15 @@ class EngineDriver:
     def _tick_in(self, seconds: float) -> None:
         self._timer.cancel()
         self._timer = self.loop.call_later(seconds, self._tick)
+
+    def _wake_up(self) -> None:
+        """Step, and rest after a long one."""
+        began = self.loop.time()
+        self._step()
+        took = self.loop.time() - began
+        if took > _SHORT_STEP and self._rests and self._fd is not None:
+            self.loop.remove_reader(self._fd)
+            self._rest = self.loop.call_later(min(took, _MAX_REST), self.watch, self._fd)
 
     def _step(self) -> None:
         sinks = self.sinks

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from handler.core.values import Delta
 from handler.protocols.base import ParsedRequest, Timing
 
 log = logging.getLogger("handler.request")
@@ -80,6 +79,10 @@ class RequestStats:
         request_id: as the client knows it.
         metrics: where they are counted; None where only the log gets them.
         log_prompts: `option.log_prompts`.
+
+    Attributes:
+        engine_answered: a delta has come, be it a failure.
+        num_prompt_tokens, num_tokens: so far.
     """
 
     def __init__(self, request_id: str, metrics: Metrics | None = None, *, log_prompts: bool = False) -> None:
@@ -91,8 +94,9 @@ class RequestStats:
         self._encoded_at = 0.0
         self._started_at = 0.0
         self._first_at = 0.0
-        self._num_tokens = 0
+        self.engine_answered = False
         self.num_prompt_tokens = 0
+        self.num_tokens = 0
         self.error = ""
 
     def note_accepted(self, parsed: ParsedRequest) -> None:
@@ -108,16 +112,10 @@ class RequestStats:
         """The engine got a request."""
         self._started_at = time.perf_counter()
 
-    def note(self, delta: Delta) -> None:
-        """Count a delta: the hot path, once a token."""
-        if not self._first_at:
-            self._first_at = time.perf_counter()
-        self._num_tokens += len(delta.tokens)
-
-    @property
-    def engine_answered(self) -> bool:
-        """Whether a delta has come, be it a failure."""
-        return self._first_at > 0
+    def note_first(self) -> None:
+        """The first delta has come, be it a failure."""
+        self.engine_answered = True
+        self._first_at = time.perf_counter()
 
     def timing(self) -> Timing:
         """Return the times of an answer whose last token has come."""
@@ -126,19 +124,19 @@ class RequestStats:
             queue=self._started_at - self._encoded_at,
             inference=time.perf_counter() - self._started_at,
             num_prompt_tokens=self.num_prompt_tokens,
-            num_tokens=self._num_tokens,
+            num_tokens=self.num_tokens,
         )
 
     def close(self, outcome: str) -> None:
         """Write the figures down; `outcome` is ok, failed, refused, overloaded or cancelled."""
         seconds = time.perf_counter() - self._accepted_at if self._accepted_at else 0.0
-        first = self._first_at - self._accepted_at if self._num_tokens else 0.0
+        first = self._first_at - self._accepted_at if self.num_tokens else 0.0
         if self._metrics is not None:
             self._count(self._metrics, outcome, seconds, first)
         ignored = self._parsed.ignored if self._parsed is not None else ()
         log.info(
             "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
-            self._request_id, outcome, self.num_prompt_tokens, self._num_tokens, first, seconds,
+            self._request_id, outcome, self.num_prompt_tokens, self.num_tokens, first, seconds,
             f" ignored={','.join(name[:64] for name in ignored[:32])!r}" if ignored else "",
             f" error={self.error!r}" if self.error else "",
         )  # fmt: skip
@@ -150,7 +148,7 @@ class RequestStats:
         metrics.requests.labels(outcome).inc()
         metrics.duration.observe(seconds)
         metrics.prompt_tokens.inc(self.num_prompt_tokens)
-        if self._num_tokens:
+        if self.num_tokens:
             metrics.first_token.observe(first)
-        if self._num_tokens > 1:
-            metrics.per_token.observe((seconds - first) / (self._num_tokens - 1))
+        if self.num_tokens > 1:
+            metrics.per_token.observe((seconds - first) / (self.num_tokens - 1))

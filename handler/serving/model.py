@@ -86,7 +86,7 @@ class ServedModel:
             queue_timeout=config.predict_timeout,
             time_limit=config.request_time_limit or 0.0,
         )
-        self._driver = EngineDriver(self._batcher)
+        self._driver = EngineDriver(self._batcher, rests=not stepped)
         self._adapters_at_start = adapters.at_start
         self.adapters = adapters.registry
         self.metrics = Metrics(

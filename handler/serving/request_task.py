@@ -44,8 +44,8 @@ class RequestTask:
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver", "_headers", "_ids",
-        "_in_batch", "_notify", "_reply", "_schema", "_size", "_stats", "_threaded", "begun", "committed", "error",
+        "__weakref__", "_admission", "_all_notified", "_background", "_batches", "_content_type", "_driver", "_headers", "_ids",
+        "_in_batch", "_reply", "_schema", "_size", "_stats", "_threaded", "begun", "committed", "error",
         "finished", "notified", "on_bytes", "parsed", "status", "unsent",
     )  # fmt: skip
 
@@ -71,8 +71,8 @@ class RequestTask:
         self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []  # the batcher's
-        self._notify = driver.notify
-        self.notified = False  # the driver's
+        self._all_notified = driver.notified
+        self.notified = False  # it is among them
         self._content_type = ""
         self.on_bytes = on_bytes
         self.parsed: ParsedRequest | None = None
@@ -190,7 +190,10 @@ class RequestTask:
 
     def feed(self, index: int, delta: Delta) -> None:
         """Write one delta of request number `index`: the hot path, once a token. Belongs to the driver's step."""
-        self._stats.note(delta)
+        stats = self._stats
+        stats.num_tokens += len(delta.tokens)
+        if not stats.engine_answered:
+            stats.note_first()
         reply = self._reply
         if delta.error is not None or reply is None:
             return self._fail(index, delta)
@@ -199,11 +202,12 @@ class RequestTask:
             self.unsent.append(data)
         if reply.finished:
             self._end("ok")
-            self._notify(self)
-        elif data or not self.begun:
-            self.begun = True
-            if not self.notified:
-                self._notify(self)
+        elif not data and self.begun:
+            return
+        self.begun = True
+        if not self.notified:
+            self.notified = True
+            self._all_notified.append(self)
 
     def fail(self, error: ServingError) -> None:
         """End the request with `error`, in the way that what was sent so far allows."""
@@ -245,7 +249,7 @@ class RequestTask:
             return self._refuse(delta.error)
         self._stats.error = delta.error.public
         self._end("failed")
-        self._notify(self)
+        self._driver.notify(self)
         self.unsent.append(self._reply.feed(index, delta))
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
@@ -260,7 +264,7 @@ class RequestTask:
         self._stats.error = error.public
         failed = "failed" if self._stats.engine_answered else "refused"
         self._end("overloaded" if isinstance(error, Unavailable) else failed)
-        self._notify(self)
+        self._driver.notify(self)
 
     def _end(self, outcome: str) -> None:
         """Write the figures down; what is still in the engine leaves it."""

@@ -56,7 +56,7 @@ class MessageReader:
 
     def __init__(self) -> None:
         # One buffer for all calls: allocating it each time would cost more than everything else here.
-        self._buffer = memoryview(bytearray(1 << 16))
+        self._buffer = memoryview(bytearray(1 << 18))
         self._rest = bytearray()  # of an incomplete message
         self._needed = 0  # least bytes that complete it
 

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
 from handler.http.asgi import Headers, read_body, send_answer, send_start
 from handler.http.protocol import CHUNK, WHOLE
-from handler.http.streaming import BodyWriter, WholeBody, Writer
+from handler.http.streaming import BodyWriter, WholeBody
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
@@ -139,14 +139,10 @@ async def _send(
         await _keep_alive(writer, gone, parsed.keep_alive)
 
 
-def stream_to(task: RequestTask, writer: Writer) -> None:
+def stream_to(task: RequestTask, writer: BodyWriter | WholeBody) -> None:
     """Have the task's bytes written in the call that makes them, first those that have gathered."""
-
-    def write(task: RequestTask) -> None:
-        writer.write(task.take(), last=task.finished)
-
-    task.on_bytes = write
-    write(task)
+    task.on_bytes = writer.pull
+    writer.pull(task)
 
 
 async def _start_stream(scope: Scope, send: Send, parsed: ParsedRequest, extra: Headers) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.framing import JSON, JSONLINES
+from handler.core.framing import JSON, JSONLINES, SLOT, fill, template
 from handler.core.values import Delta, Request
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
 from handler.protocols.lmi.answers import BatchError, BatchFailure, BatchLine, BatchText
@@ -94,6 +94,10 @@ class BatchDocument(WholeReply):
         return self._schema.refused(error)
 
 
+_line: BatchLine = {"outputs": [SLOT]}
+_LINE = template(JSONLINES.encode(_line))
+
+
 class BatchStream:
     content_type = JSONLINES.content_type
 
@@ -109,12 +113,11 @@ class BatchStream:
         self.finished = delta.finish is not None
         if delta.error is not None:
             return JSONLINES.encode(self._schema.failure(delta.error))
-        lines = []
-        for token in delta.tokens:
-            line: BatchLine = {"outputs": [self._prompt + token.text]}
-            lines.append(JSONLINES.encode(line))
+        tokens = delta.tokens
+        if self._prompt and tokens:
+            tokens = [tokens[0]._replace(text=self._prompt + tokens[0].text), *tokens[1:]]
             self._prompt = ""
-        return b"".join(lines)
+        return fill(_LINE, tokens)
 
     def refused(self, error: ServingError) -> HttpResponse:
         return self._schema.refused(error)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from handler.core.framing import Framing
 from handler.core.values import Token
-from handler.protocols.reply import ResponseFormat
+from handler.protocols.reply import LineEncoder, ResponseFormat
 
 
 class Postprocessor:
@@ -25,6 +26,9 @@ class Postprocessor:
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> Any:
         return self._change(self._format.chunk(token, index, beside))
+
+    def line_encoder(self, framing: Framing) -> LineEncoder:
+        return lambda token, index: framing.encode(self.chunk(token, index))
 
     def last_chunk(
         self,

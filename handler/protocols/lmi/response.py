@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON, Framing
+from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, front_end_error
 from handler.protocols.lmi.answers import LmiError, LmiFailedLine
-from handler.protocols.reply import SequenceOutput
+from handler.protocols.reply import LineEncoder, SequenceOutput, line_template
+
+_SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 
 
 class LmiFormat:
@@ -32,11 +34,17 @@ class LmiFormat:
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
         """Render a line of a stream that is not the last."""
-        if beside is not None:
-            return {"token": self.token(token), **beside}
-        if token.special:
-            return {"token": self.token(token)}
-        return {"token": {"id": token.id, "text": token.text, "log_prob": token.logprob}}  # the hot path, spelt out
+        return {"token": self.token(token), **(beside or {})}
+
+    def line_encoder(self, framing: Framing) -> LineEncoder:
+        ordinary = line_template(self.chunk, framing, TOKEN_SLOTS)
+        special = line_template(self.chunk, framing, _SPECIAL_SLOTS)
+
+        def encode(token: Token, index: int) -> bytes:
+            line = special if token.special else ordinary
+            return line % (token.id, JSON_TEXTS[token.text], dumps(token.logprob))
+
+        return encode
 
     def last_chunk(
         self,

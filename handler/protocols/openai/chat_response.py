@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from handler.core.framing import JSON, SSE_DONE, Framing, around
-from handler.core.values import Delta, Finish, Token
+from handler.core.framing import JSON, SSE_DONE, Framing
+from handler.core.values import Finish, Token
 from handler.protocols.openai.answers import (
     ChatLogprobs,
     ChosenLogprob,
@@ -79,13 +79,12 @@ def call_id() -> str:
 
 
 class ChatChoice(Choice):
-    __slots__ = ("beside", "called", "parser", "waiting")
+    __slots__ = ("called", "parser", "waiting")
 
     def __init__(self, index: int, parser: Parser | None) -> None:
         super().__init__(index)
         self.parser = parser
         self.called = False
-        self.beside: tuple[bytes, bytes] | None = None  # as `around`, for text beside calls
         self.waiting: list[Token] = []  # whose text is held back, for their log-probabilities
 
 
@@ -98,39 +97,28 @@ class ChatStream(Stream):
         choices = [ChatChoice(index, format.parser()) for index in range(num_sequences)]
         super().__init__(head, choices, num_sequences, wanted, framing)
         self._format = format
-        self._is_bare = not format.logprobs.chosen and not wanted.always
-        self._is_text = choices[0].parser is None and self._is_bare
+        self._reads_calls = choices[0].parser is not None
+        self._is_text = self._is_text and not self._reads_calls
 
     @property
     def _is_plain(self) -> bool:
-        return self._is_text
+        return not self._format.logprobs.chosen and not (self._reads_calls and self._usage.always)
 
     def _text_part(self, choice: Choice, text: str) -> OpenAiChatPart:
         return self._choice_part(choice, {"content": text}, [], None)
 
-    def _chunks(self, choice: Choice, delta: Delta) -> bytes:
-        """Encode plain text between tool calls once, and reuse the bytes around it."""
+    def _next(self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]) -> bytes:
         assert isinstance(choice, ChatChoice)
-        parser = choice.parser
-        if (
-            parser is None
-            or delta.finish is not None
-            or len(delta.tokens) != 1
-            or not choice.begun
-            or not self._is_bare
-        ):
-            return super()._chunks(choice, delta)
-        if choice.beside is None:
-            choice.beside = around(lambda text: self._chunk(self._text_part(choice, text)))
-        (token,) = delta.tokens
+        if choice.parser is None or choice.text_event is None or finish is not None:
+            return super()._next(choice, token, finish, prefill)
         self._num_tokens += 1
-        pieces = parser.feed(self._format.text(token))
+        pieces = choice.parser.feed(self._format.text(token))
         if not pieces:
             return b""
         if len(pieces) == 1 and isinstance(text := pieces[0], str):
-            return choice.beside[0] + JSON.encode(text) + choice.beside[1]
-        delta_part = self._message_delta(choice, pieces)
-        return self._chunk(self._choice_part(choice, delta_part, [], None)) if delta_part else b""
+            return self._text_chunk(choice.text_event, text)
+        delta = self._message_delta(choice, pieces)
+        return self._chunk(JSON.encode(self._choice_part(choice, delta, [], None))) if delta else b""
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]

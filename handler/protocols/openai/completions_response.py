@@ -73,7 +73,7 @@ class TextStream(Stream):
 
     @property
     def _is_plain(self) -> bool:
-        return self._format.logprobs is None and not self._usage.always
+        return self._format.logprobs is None
 
     def _text_part(self, choice: Choice, text: str) -> OpenAiTextChoice:
         return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}

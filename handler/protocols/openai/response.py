@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, SSE_DONE, Framing, around
+from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, fill, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai import errors
@@ -68,18 +68,22 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> TokenUsage:
     }
 
 
+_COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "total_tokens": NUMBER}
+
+
 class Choice:
     """The state of one choice in a stream.
 
-    `around` are the bytes before and after the text of a chunk, once nothing but the text changes.
+    `text_event` is the template of a chunk that brings nothing but text, or of its part where chunks have counts.
+    It is None until the choice has begun, and where more than the text changes.
     """
 
-    __slots__ = ("around", "begun", "index")
+    __slots__ = ("begun", "index", "text_event")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.begun = False
-        self.around: tuple[bytes, bytes] | None = None
+        self.text_event: bytes | None = None
 
 
 class Stream:
@@ -107,6 +111,9 @@ class Stream:
         self._choices = choices
         self._num_sequences = num_sequences
         self._usage = wanted
+        counts = {} if not (wanted.always or wanted.null) else {"usage": _COUNTS if wanted.always else None}
+        self._event = template(framing.encode({**head.value(self.kind, [SLOT]), **counts}))
+        self._is_text = not wanted.always  # a token's text alone makes its chunk, by `Choice.text_event`
         self._unfinished = len(choices)
         self._num_prompt_tokens = 0
         self._num_tokens = 0  # of all choices
@@ -116,39 +123,52 @@ class Stream:
         self._num_prompt_tokens += num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
+        choice = self._choices[index * self._num_sequences + delta.sequence]
+        event = choice.text_event
+        if event is not None and delta.finish is None and self._is_text:  # nearly all
+            self._num_tokens += len(delta.tokens)
+            return fill(event, delta.tokens)
         if delta.error is not None:
             self.finished = True
             return self._failure(delta.error)
-        choice = self._choices[index * self._num_sequences + delta.sequence]
-        around = choice.around
-        if around is not None and delta.finish is None and len(delta.tokens) == 1:  # the hot path: all but the text is
-            self._num_tokens += 1  # always the same
-            return around[0] + JSON.encode(delta.tokens[0].text) + around[1]
-        return self._chunks(choice, delta)
-
-    def _chunks(self, choice: Choice, delta: Delta) -> bytes:
-        tokens = delta.tokens or ((NO_TOKEN,) if delta.finish is not None else ())
-        last = len(tokens) - 1
-        chunks = []
-        for index, token in enumerate(tokens):
-            self._num_tokens += token.id >= 0
-            prefill = delta.prefill or () if not choice.begun else ()
-            part = self._part(choice, token, delta.finish if index == last else None, prefill)
-            if part is not None:
-                chunks.append(self._chunk(part))
-                choice.begun = True
-        if delta.finish is not None:
-            self._unfinished -= 1
-            self.finished = not self._unfinished
-            if self.finished:
-                chunks.append(self._end())
-        elif choice.begun and choice.around is None and self._is_plain:
-            choice.around = around(lambda text: self._chunk(self._text_part(choice, text)))
+        prefill = delta.prefill or ()
+        if delta.finish is None:
+            return b"".join([self._next(choice, token, None, prefill) for token in delta.tokens])
+        *tokens, last = delta.tokens or (NO_TOKEN,)
+        chunks = [self._next(choice, token, None, prefill) for token in tokens]
+        chunks.append(self._next(choice, last, delta.finish, prefill))
+        self._unfinished -= 1
+        self.finished = not self._unfinished
+        if self.finished:
+            chunks.append(self._end())
         return b"".join(chunks)
+
+    def _next(self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]) -> bytes:
+        """Encode the chunk of a token; possibly none.
+
+        Args:
+            finish: why the choice ends with it.
+            prefill: the prompt's tokens, when the client asks for them.
+        """
+        self._num_tokens += token.id >= 0
+        if choice.text_event is not None and finish is None:
+            return self._text_chunk(choice.text_event, token.text)
+        part = self._part(choice, token, finish, () if choice.begun else prefill)
+        if part is None:
+            return b""
+        choice.begun = True
+        if self._is_plain and finish is None:
+            text_part = JSON.encode(self._text_part(choice, SLOT))
+            choice.text_event = template(text_part if self._usage.always else self._chunk(text_part))
+        return self._chunk(JSON.encode(part))
+
+    def _text_chunk(self, event: bytes, text: str) -> bytes:
+        data = event % JSON_TEXTS[text]
+        return self._chunk(data) if self._usage.always else data
 
     @property
     def _is_plain(self) -> bool:
-        """Whether every part is text, and nothing else differs."""
+        """Whether parts with text differ in nothing else."""
         raise NotImplementedError
 
     def _text_part(self, choice: Choice, text: str) -> Mapping[str, Any]:
@@ -158,20 +178,15 @@ class Stream:
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
     ) -> Mapping[str, Any] | None:
-        """Render the part of a choice; None: nothing yet.
-
-        Args:
-            prefill: the prompt's tokens, on a choice's first part, when the client asks for them.
-        """
+        """Render the part of a choice; None: nothing yet. Only its first part shows `prefill`."""
         raise NotImplementedError
 
-    def _chunk(self, part: Mapping[str, Any]) -> bytes:
-        value = self._head.value(self.kind, [part])
-        if self._usage.always:
-            value["usage"] = self._count()
-        elif self._usage.null:
-            value["usage"] = None
-        return self._framing.encode(value)
+    def _chunk(self, part: bytes) -> bytes:
+        """Put a choice's part into a chunk."""
+        if not self._usage.always:
+            return self._event % part
+        num_prompt_tokens, num_tokens = self._num_prompt_tokens, self._num_tokens
+        return self._event % (part, num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens)
 
     def _end(self) -> bytes:
         chunk = b""

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON
+from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.parameters import PARAMETERS as LMI
 from handler.protocols.parameters import Parameter, Table, read_all
 from handler.protocols.readers.values import integer
-from handler.protocols.reply import SequenceOutput
+from handler.protocols.reply import LineEncoder, SequenceOutput, line_template
 from handler.protocols.tgi.errors import failure
 from handler.protocols.tgi.native import DEFAULTS, Document, Stream
 from handler.protocols.tgi.request import (
@@ -111,6 +111,10 @@ class Mindie(TgiFormat):
             "generated_text": None,
             "details": None,
         }
+
+    def line_encoder(self, framing: Framing) -> LineEncoder:
+        line = line_template(self.chunk, framing, TOKEN_SLOTS)
+        return lambda token, index: line % (token.id, JSON_TEXTS[token.text])
 
     def stream_details(
         self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int

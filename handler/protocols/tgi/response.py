@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import ServingError
-from handler.core.framing import Framing
+from handler.core.framing import JSON_TEXTS, SLOT, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
 from handler.protocols.base import HttpResponse, ServerContext
+from handler.protocols.reply import LineEncoder, line_template
+
+_SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
 
 class TgiFormat:
@@ -23,14 +26,17 @@ class TgiFormat:
         return [self.token(alternative) for alternative in token.top]
 
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
-        if beside is not None:
-            return {"index": index, "token": self.token(token), **beside, "generated_text": None, "details": None}
-        return {
-            "index": index,
-            "token": {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special},
-            "generated_text": None,
-            "details": None,
-        }
+        nothing = {"generated_text": None, "details": None}
+        return {"index": index, "token": self.token(token), **(beside or {}), **nothing}
+
+    def line_encoder(self, framing: Framing) -> LineEncoder:
+        line = line_template(self.chunk, framing, _SLOTS)
+
+        def encode(token: Token, index: int) -> bytes:
+            special = b"true" if token.special else b"false"
+            return line % (index, token.id, JSON_TEXTS[token.text], dumps(token.logprob), special)
+
+        return encode
 
     def last_chunk(
         self,

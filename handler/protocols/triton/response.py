@@ -17,7 +17,7 @@ from handler.core.errors import (
     TooSlow,
     Unavailable,
 )
-from handler.core.framing import JSON, SSE, around
+from handler.core.framing import JSON, SLOT, SSE, fill, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.base import HttpResponse
 from handler.protocols.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
@@ -174,15 +174,17 @@ class StreamReply(_Events):
         self._lines = None if options.tensors is None else Lines(options.tensors)
         self._num_prompt_tokens = 0
         self._logprob = 0.0
-        self._around: tuple[bytes, bytes] | None = None  # bytes before and after the text, where nothing else changes
+        self._text_event: bytes | None = None  # the template of an event where nothing but the text changes
         if self._lines is None and options.extras <= {"finish_reason"}:
-            self._around = around(lambda text: EVENTS.encode(options.response(text, {})))
+            self._text_event = template(EVENTS.encode(options.response(SLOT, {})))
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.finish is None and self._text_event is not None and not self._before:
+            return fill(self._text_event, delta.tokens)
         self.finished = delta.finish is not None
         if delta.error is not None:
             return EVENTS.encode({"error": delta.error.message})
@@ -199,9 +201,6 @@ class StreamReply(_Events):
         if self._before:
             text, self._before = self._before + text, ""
         extras = self._options.extras
-        if self._around is not None and (finish is None or not extras):  # nearly all
-            before, after = self._around
-            return before + JSON.encode(text) + after
         self._logprob += token.logprob or 0.0
         values: dict[str, Any] = {} if self._lines is None else self._lines.line(token)
         beside = {

@@ -7,7 +7,8 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handler.core.framing import FRAMINGS, JSON, JSONLINES, SSE, around
+from handler.core.framing import FRAMINGS, JSON, JSON_TEXTS, JSONLINES, NUMBER, SLOT, SSE, fill, template
+from handler.core.values import Token
 
 
 @given(st.text())
@@ -28,10 +29,25 @@ def test_what_json_cannot_say_is_null() -> None:
         assert b'{"logprob":null}' in framing.encode({"logprob": float("-inf")})
 
 
-@given(st.text(), st.sampled_from(["", "\0text\0", '"']))
-def test_what_stands_about_a_text_is_the_same_for_every_text(text: str, name: str) -> None:
-    def make(text: str) -> bytes:
-        return SSE.encode({"model": name, "text": text, "end": None})
+@given(st.text(), st.integers(-1, 1 << 40), st.sampled_from(["", "\0b", "\0d", '"', "%", "%b", "%%d", "\u2028"]))
+def test_a_template_makes_the_same_event(text: str, number: int, name: str) -> None:
+    def encode(text: str, number: int) -> bytes:
+        return SSE.encode({"model": name, "text": text, "number": number, name: None})
 
-    before, after = around(make)
-    assert before + JSON.encode(text) + after == make(text)
+    assert template(encode(SLOT, NUMBER)) % (JSON.encode(text), number) == encode(text, number)
+
+
+@given(st.lists(st.text()))
+def test_each_text_fills_an_event_of_its_own(texts: list[str]) -> None:
+    tokens = [Token(1, text, None, False) for text in texts]
+    expected = b"".join([SSE.encode(["%", text]) for text in texts])
+    assert fill(template(SSE.encode(["%", SLOT])), tokens) == expected
+
+
+def test_few_texts_are_kept() -> None:
+    for number in range(20_000):
+        assert JSON_TEXTS[f"{number}"] == b'"%d"' % number
+    assert 0 < len(JSON_TEXTS) <= 16384
+    long = "x" * 1000
+    assert JSON_TEXTS[long] == JSON.encode(long)
+    assert long not in JSON_TEXTS

@@ -20,7 +20,7 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.values import Finish, Request, StructuredOutput
+from handler.core.values import Delta, Finish, Request, StructuredOutput
 from handler.protocols.base import ServerContext, Timing
 from handler.protocols.registry import ROUTES, routes
 from handler.protocols.tgi.errors import OutOfRange, WrongType
@@ -339,7 +339,7 @@ def test_an_answer_that_the_server_cannot_finish_is_incomplete() -> None:
     assert (call.reply.refused(stopping).status, call.reply.refused(stopping).body) == (500, incomplete)
     stream = STREAM.parse({"inputs": "a"}, ABLE).reply
     stream.feed(0, deltas()[0])
-    assert stream.feed(0, deltas()[0]._replace(tokens=(), error=stopping)) == b"data: " + incomplete + b"\n\n"
+    assert stream.feed(0, Delta(1, 0, (), Finish.ERROR, stopping)) == b"data: " + incomplete + b"\n\n"
     assert stream.finished
 
 
