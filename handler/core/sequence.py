@@ -13,33 +13,45 @@ class SequenceState:
 
     Stop strings are found here, so that they mean the same with all engines. The caller cancels such a sequence in the
     engine. The texts of all tokens add up to the answer.
+
+    Attributes:
+        texts: the text of each id while `pushes` is false; None where it has to be pushed.
+        pushes: every id has to be pushed: stop strings are looked for, or part of a character has come.
+        special: ids that are control marks.
+        stopped: a stop string has ended the sequence.
     """
 
-    __slots__ = ("_detokenizer", "_ending", "_special", "_stops", "_vocabulary", "_watched", "stopped")
+    __slots__ = (
+        "_detokenizer",
+        "_ending",
+        "_stops",
+        "_vocabulary",
+        "_watched",
+        "pushes",
+        "special",
+        "stopped",
+        "texts",
+    )
 
     def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
         self._detokenizer = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens)
         self._vocabulary = prompt.vocabulary
-        self._special = prompt.vocabulary.special
+        self.special = prompt.vocabulary.special
+        self.texts = self._detokenizer.texts
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
         self._watched = self._stops is not None or bool(self._ending)
+        self.pushes = self._watched
         self.stopped = False
-        """Whether a stop string has ended the sequence."""
 
     def push(self, id: int, logprob: float | None) -> Token:
         """Add a token that is not the engine's last; `stopped` may become true."""
-        text = self._detokenizer.texts[id]
-        if text is None or self._watched or self._detokenizer.pending:
-            text = self._watch(id)
-        return new_token((id, text, logprob, id in self._special, ()))
-
-    def _watch(self, id: int) -> str:
         text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
             text = self._stops.feed(text)
             self.stopped = self._stops.matched
-        return text
+        self.pushes = self._watched or self._detokenizer.pending
+        return new_token((id, text, logprob, id in self.special, ()))
 
     def feed(
         self,
@@ -80,3 +92,19 @@ class SequenceState:
 def alternatives(vocabulary: Vocabulary, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
     """Make tokens of the most likely alternatives to one."""
     return tuple(Token(id, vocabulary.text(id), logprob, id in vocabulary.special) for id, logprob in top)
+
+
+def prompt_tokens(
+    prompt: Prompt, logprobs: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]]] | None
+) -> list[Token]:
+    """Make tokens of a prompt's ids.
+
+    Args:
+        logprobs: one for each id.
+        tops: for each id the most likely alternatives.
+    """
+    vocabulary = prompt.vocabulary
+    return [
+        Token(id, vocabulary.text(id), logprob, id in vocabulary.special, alternatives(vocabulary, top))
+        for id, logprob, top in zip(prompt.ids, logprobs, tops or [()] * len(prompt.ids), strict=True)
+    ]

@@ -45,16 +45,21 @@ class BodyWriter:
         """Resolves when the client cannot be written to any more."""
 
     def pull(self, source: Source) -> None:
-        """Write what a request has to send: the hot path, once a token."""
-        data = source.take()
-        if self._task is None and not source.finished and not self.broken.done():
-            try:
-                if self._chunk(data):
-                    self.written_at = time.monotonic()
-                    return
-            except Exception:  # the connection is closed, though nobody has said so
-                return self._break()
-        self.write(data, last=source.finished)
+        """Write what a request has to send."""
+        data, last = source.take(), source.finished
+        if last or not self.write_chunk(data):
+            self.write(data, last=last)
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a chunk by the short way, where that is open: the hot path, once a token."""
+        if self._task is not None or self.broken.done():
+            return False
+        self.written_at = time.monotonic()
+        try:
+            return self._chunk(data)
+        except Exception:  # the connection is closed, though nobody has said so
+            self._break()
+            return False
 
     def write(self, data: bytes, *, last: bool = False) -> None:
         self.ended, self.written_at = last, time.monotonic()

@@ -96,6 +96,9 @@ class CustomReply:
             return self._encode(text)
         return b""
 
+    def token_line(self) -> None:
+        """Every delta goes to `feed`."""
+
     def _failure(self, error: ServingError) -> bytes:
         """Render the end of a stream that broke off, without the user's code, which might report it as a success."""
         self.finished = True

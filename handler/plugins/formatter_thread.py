@@ -165,6 +165,9 @@ class ThreadedReply:
         self.finished = True
         return self._reply.feed(index, delta)
 
+    def token_line(self) -> None:
+        """Every delta goes to `feed`."""
+
     def _submit(self) -> None:
         self._busy = True
         formatted: _Formatted = []

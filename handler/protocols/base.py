@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypedDic
 
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
-from handler.core.values import Adapter, Delta, Request
+from handler.core.values import Adapter, Delta, Request, Token
 
 
 class AdapterLookup(Protocol):

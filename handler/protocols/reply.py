@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, NUMBER, Framing, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Token
-from handler.protocols.base import HttpResponse
+from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
 LineEncoder = Callable[[Token, int], bytes]
@@ -142,6 +142,9 @@ class StreamReply:
         finish = finish_of(self._request, delta) or delta.finish
         return b"".join([*map(self._line, tokens), self._framing.encode(self._last(last, finish))])
 
+    def token_line(self) -> TokenLine | None:
+        return self._line if self._bare else None
+
     def _line(self, token: Token) -> bytes:
         self._num_tokens += 1
         if self._special_in_text or not token.special:
@@ -205,6 +208,9 @@ class WholeReply:
         self._unfinished -= 1
         self.finished = not self._unfinished
         return JSON.encode(self._document()) if self.finished else b""
+
+    def token_line(self) -> None:
+        """Every delta goes to `feed`."""
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence of a delta of request number `index`."""

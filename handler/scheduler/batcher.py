@@ -8,11 +8,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from handler.core.errors import GenerationFailed, Overloaded, ServingError
-from handler.core.sequence import SequenceState, alternatives
+from handler.core.sequence import SequenceState, prompt_tokens
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request, Token, new_delta
+from handler.core.values import Delta, Finish, Request, Token, new_delta, new_token
 from handler.engines.base import Output, Step, SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
 
@@ -38,7 +39,7 @@ class _Active:
 class _EngineRequest:
     """A request in the engine: one sequence, or a beam search with several."""
 
-    __slots__ = ("active", "first", "id", "sequences", "single")
+    __slots__ = ("active", "first", "id", "receiver", "sequences", "single")
 
     def __init__(self, active: _Active, first: int, sequences: list[SequenceState]) -> None:
         self.active = active
@@ -46,6 +47,7 @@ class _EngineRequest:
         self.first = first  # number of its first sequence
         self.sequences: list[SequenceState | None] = list(sequences)  # None: the sequence has ended
         self.single = sequences[0]
+        self.receiver: Any = None  # of its tokens; None: they come as deltas
 
 
 class Batcher:
@@ -61,6 +63,9 @@ class Batcher:
         max_queued: requests that may wait (`job_queue_size`).
         queue_timeout: seconds that a request may wait for its first step (`option.predict_timeout`).
         time_limit: seconds that a request may take from its arrival (`option.request_time_limit`); 0 is no limit.
+
+    Attributes:
+        tokens: of the last step, after the receivers that `send_tokens` named; they precede the step's deltas.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Batcher:
         self._queue_timeout = queue_timeout
         self._time_limit = time_limit or math.inf
         self._expire_at = 0.0  # time of the next check for requests past their time
+        self.tokens: list[tuple[Any, Token]] = []
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
         self._queue: dict[int, _Active] = {}  # in order of arrival
@@ -132,6 +138,15 @@ class Batcher:
         self._admit()
         return active.id
 
+    def send_tokens(self, id: int, receiver: Any) -> None:
+        """Give the tokens of a running request with one sequence to `receiver`, where nothing comes with them.
+
+        All else still comes as deltas. Requests with several sequences, and unknown ids, are left as they are.
+        """
+        active = self._running.get(id)
+        if active is not None and active.request.sampling.num_sequences == 1:
+            self._in_engine[active.keys[0]].receiver = receiver
+
     def cancel(self, id: int) -> None:
         """Forget a request, without a further delta; unknown ids are ignored."""
         active = self._running.get(id)
@@ -151,6 +166,7 @@ class Batcher:
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of the engine's steps, waiting up to `timeout` seconds for one."""
+        self.tokens.clear()
         try:
             steps = self._engine.step(timeout)
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
@@ -172,16 +188,24 @@ class Batcher:
 
     def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:
         """Deliver one token to each of many sequences; the hot path."""
-        in_engine = self._in_engine
+        in_engine, tokens = self._in_engine, self.tokens
         for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
             request = in_engine.get(key)
             if request is None:  # cancelled during the step
                 continue
-            token = request.single.push(id, logprob)
-            if request.single.stopped:
-                self._engine.cancel(key)  # a stop string, which the engine does not know
-                deltas.append(Delta(request.active.id, request.first, (token,), Finish.STOP))
-                self._end_sequence(request, key, 0)
+            sequence = request.single
+            text = sequence.texts[id]
+            if text is None or sequence.pushes:
+                token = sequence.push(id, logprob)
+                if sequence.stopped:
+                    self._engine.cancel(key)  # a stop string, which the engine does not know
+                    deltas.append(Delta(request.id, request.first, (token,), Finish.STOP))
+                    self._end_sequence(request, key, 0)
+                    continue
+            else:
+                token = new_token((id, text, logprob, id in sequence.special, ()))
+            if request.receiver is not None:
+                tokens.append((request.receiver, token))
             else:
                 deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
 
@@ -201,7 +225,7 @@ class Batcher:
         tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
         prefill = None
         if output.prompt_logprobs is not None and sequence == 0:
-            prefill = _prompt_tokens(request.active.prompt, output)
+            prefill = prompt_tokens(request.active.prompt, output.prompt_logprobs, output.prompt_tops)
         if finish is not None:
             if output.finish is None:
                 self._engine.cancel(output.key)
@@ -272,13 +296,3 @@ class Batcher:
         return [Delta(active.id, 0, (), Finish.ERROR, not_started) for active in late] + [
             Delta(active.id, 0, (), Finish.ERROR, not_finished) for active in overdue
         ]
-
-
-def _prompt_tokens(prompt: Prompt, output: Output) -> list[Token]:
-    vocabulary = prompt.vocabulary
-    assert output.prompt_logprobs is not None
-    tops = output.prompt_tops or [()] * len(prompt.ids)
-    return [
-        Token(id, vocabulary.text(id), logprob, id in vocabulary.special, alternatives(vocabulary, top))
-        for id, logprob, top in zip(prompt.ids, output.prompt_logprobs, tops, strict=True)
-    ]

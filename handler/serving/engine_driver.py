@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from handler.core.errors import InternalError
+from handler.core.errors import InternalError, ServingError
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request
+from handler.core.values import Delta, Finish, Request, Token
+from handler.protocols.base import TokenLine
 from handler.scheduler.batcher import Batcher
+from handler.serving.metrics import RequestStats
 
 log = logging.getLogger("handler.driver")
 
@@ -35,6 +37,24 @@ class Notified(Protocol):
     @property
     def on_bytes(self) -> Callable[[Any], object]:
         """The host's callback; gets the request."""
+
+
+class Receiver(NamedTuple):
+    """Takes the tokens of one stream in two passes, so that all of a step's lines are written in a row.
+
+    Attributes:
+        stats: counts the tokens.
+        line: encodes a token.
+        write: writes a line; False where it has to be kept.
+        keep: keeps a line for `on_bytes`.
+        fail: ends the request, whose token could not be encoded.
+    """
+
+    stats: RequestStats
+    line: TokenLine
+    write: Callable[[bytes], bool]
+    keep: Callable[[bytes], None]
+    fail: Callable[[ServingError], None]
 
 
 class EngineDriver:
@@ -101,6 +121,10 @@ class EngineDriver:
         self.sinks[id] = sink
         return id
 
+    def send_tokens(self, id: int, receiver: Receiver) -> None:
+        """Give a request's tokens to `receiver`, where nothing comes with them; its sink gets all else."""
+        self._batcher.send_tokens(id, receiver)
+
     def cancel(self, id: int) -> None:
         if self.sinks.pop(id, None) is not None:
             self._batcher.cancel(id)
@@ -150,8 +174,10 @@ class EngineDriver:
 
     def _step(self) -> None:
         sinks = self.sinks
-        num_tokens = 0
-        for delta in self._batcher.step():
+        deltas = self._batcher.step()
+        lines = self._encode(self._batcher.tokens)
+        num_tokens = len(lines)
+        for delta in deltas:
             num_tokens += len(delta.tokens)
             sink = sinks.get(delta.id)
             if sink is None:
@@ -165,4 +191,18 @@ class EngineDriver:
                 with contextlib.suppress(Exception):  # it has been logged, and its request is ended
                     sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
         self.num_tokens += num_tokens
+        for receiver, line in lines:
+            if not receiver.write(line):
+                receiver.keep(line)
         self.flush()
+
+    def _encode(self, tokens: Sequence[tuple[Receiver, Token]]) -> list[tuple[Receiver, bytes]]:
+        lines = []
+        for receiver, token in tokens:
+            try:
+                lines.append((receiver, receiver.line(token)))
+                receiver.stats.num_tokens += 1
+            except Exception as error:  # one client's answer must not stop the others'
+                log.exception("a token could not be written: a bug")
+                receiver.fail(InternalError.of(error))
+        return lines

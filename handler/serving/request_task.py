@@ -16,7 +16,7 @@ from handler.protocols.base import Headers as ResponseHeaders
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
-from handler.serving.engine_driver import EngineDriver
+from handler.serving.engine_driver import EngineDriver, Receiver
 from handler.serving.metrics import RequestStats
 from handler.serving.preprocess import Headers
 
@@ -44,9 +44,9 @@ class RequestTask:
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_all_notified", "_background", "_batches", "_content_type", "_driver", "_headers", "_ids",
-        "_in_batch", "_reply", "_schema", "_size", "_stats", "_threaded", "begun", "committed", "error",
-        "finished", "notified", "on_bytes", "parsed", "status", "unsent",
+        "__weakref__", "_admission", "_all_notified", "_background", "_batches", "_content_type", "_driver",
+        "_headers", "_ids", "_in_batch", "_reply", "_schema", "_size", "_stats", "_threaded", "begun",
+        "committed", "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -188,6 +188,16 @@ class RequestTask:
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
+    def write_tokens_to(self, write: Callable[[bytes], bool]) -> None:
+        """Pass the lines of tokens with nothing beside them to `write` from now on, where the answer is such a stream.
+
+        Args:
+            write: returns False where it cannot write; the line then waits in `unsent`, and `on_bytes` is called.
+        """
+        line = None if self._reply is None or self.finished else self._reply.token_line()
+        if line is not None and len(self._ids) == 1:
+            self._driver.send_tokens(self._ids[0], Receiver(self._stats, line, write, self.keep, self.fail))
+
     def feed(self, index: int, delta: Delta) -> None:
         """Write one delta of request number `index`: the hot path, once a token. Belongs to the driver's step."""
         stats = self._stats
@@ -208,6 +218,12 @@ class RequestTask:
         if not self.notified:
             self.notified = True
             self._all_notified.append(self)
+
+    def keep(self, line: bytes) -> None:
+        """Keep a line that could not be written: it comes before all that this step brings."""
+        self.unsent.insert(0, line)
+        if not self.finished:
+            self._driver.notify(self)
 
     def fail(self, error: ServingError) -> None:
         """End the request with `error`, in the way that what was sent so far allows."""

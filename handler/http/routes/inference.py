@@ -136,6 +136,7 @@ async def _send(
             await _start_stream(scope, send, parsed, _bytes([*task.dialect_headers(), *ignored]))
         writer = BodyWriter(send, scope["extensions"][CHUNK])
         stream_to(task, writer)
+        task.write_tokens_to(writer.write_chunk)
         await _keep_alive(writer, gone, parsed.keep_alive)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.framing import JSON, JSONLINES, SLOT, fill, template
+from handler.core.framing import JSON, JSON_TEXTS, JSONLINES, SLOT, fill, template
 from handler.core.values import Delta, Request
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, front_end_error
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, TokenLine, front_end_error
 from handler.protocols.lmi.answers import BatchError, BatchFailure, BatchLine, BatchText
 from handler.protocols.lmi.body import read_object, read_parameters_field, read_stream, unknown_names
 from handler.protocols.lmi.request import Lmi
@@ -118,6 +118,9 @@ class BatchStream:
             tokens = [tokens[0]._replace(text=self._prompt + tokens[0].text), *tokens[1:]]
             self._prompt = ""
         return fill(_LINE, tokens)
+
+    def token_line(self) -> TokenLine | None:
+        return None if self._prompt else lambda token: _LINE % JSON_TEXTS[token.text]
 
     def refused(self, error: ServingError) -> HttpResponse:
         return self._schema.refused(error)

@@ -148,3 +148,6 @@ class PromptOnly:
         data = self._reply.feed(index, delta)
         self.finished = self._reply.finished
         return data
+
+    def token_line(self) -> None:
+        """Every delta goes to `feed`."""

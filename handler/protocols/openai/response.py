@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, fill, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.protocols.base import HttpResponse
+from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.openai import errors
 from handler.protocols.openai.answers import TokenUsage
 from handler.protocols.reply import SequenceOutput, WholeReply
@@ -142,6 +142,17 @@ class Stream:
         if self.finished:
             chunks.append(self._end())
         return b"".join(chunks)
+
+    def token_line(self) -> TokenLine | None:
+        event = self._choices[0].text_event
+        if event is None or not self._is_text or len(self._choices) > 1:
+            return None
+
+        def line(token: Token) -> bytes:
+            self._num_tokens += 1
+            return event % JSON_TEXTS[token.text]
+
+        return line
 
     def _next(self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]) -> bytes:
         """Encode the chunk of a token; possibly none.

@@ -17,9 +17,9 @@ from handler.core.errors import (
     TooSlow,
     Unavailable,
 )
-from handler.core.framing import JSON, SLOT, SSE, fill, template
+from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE, fill, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.base import HttpResponse
+from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
@@ -195,6 +195,10 @@ class StreamReply(_Events):
         *tokens, last = delta.tokens or (NO_TOKEN,)
         finish = finish_of(self._options.request, delta)
         return b"".join([*map(self._event, tokens), self._event(last, finish)])
+
+    def token_line(self) -> TokenLine | None:
+        event = self._text_event
+        return None if event is None or self._before else lambda token: event % JSON_TEXTS[token.text]
 
     def _event(self, token: Token, finish: Finish | None = None) -> bytes:
         text = token.text

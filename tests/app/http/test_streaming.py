@@ -11,6 +11,17 @@ from handler.http import streaming
 from handler.http.streaming import BodyWriter, WholeBody
 
 
+class Answer:
+    """A request with one piece to send."""
+
+    def __init__(self, data: bytes, *, last: bool = False) -> None:
+        self._data = data
+        self.finished = last
+
+    def take(self) -> bytes:
+        return self._data
+
+
 class Socket:
     """A `send` that waits while it is full, as uvicorn's does."""
 
@@ -81,12 +92,28 @@ def test_the_short_way_is_taken_while_it_is_open_and_never_for_the_end() -> None
             return is_open
 
         writer = BodyWriter(socket.send, chunk)
-        writer.write(b"a")
+        writer.pull(Answer(b"a"))
         is_open = False
-        writer.write(b"b")
+        writer.pull(Answer(b"b"))
         is_open = True
-        writer.write(b"c", last=True)
+        writer.pull(Answer(b"c", last=True))
         assert (short, socket.sent) == ([b"a"], [(b"b", True), (b"c", False)])
+
+    asyncio.run(story())
+
+
+def test_the_short_way_is_closed_while_what_came_before_waits() -> None:
+    async def story() -> None:
+        socket, short = Socket(), list[bytes]()
+        writer = BodyWriter(socket.send, lambda data: bool(short.append(data)) or True)
+        socket.room.clear()
+        writer.write(b"a")
+        assert not writer.write_chunk(b"b")
+        writer.pull(Answer(b"b"))
+        socket.room.set()
+        await asyncio.sleep(0.01)
+        assert (short, socket.sent) == ([], [(b"a", True), (b"b", True)])
+        assert writer.write_chunk(b"c")
 
     asyncio.run(story())
 
@@ -98,9 +125,9 @@ def test_a_short_way_that_is_cut_ends_the_writer() -> None:
 
         socket = Socket()
         writer = BodyWriter(socket.send, chunk)
-        writer.write(b"a")
+        writer.pull(Answer(b"a"))
         assert writer.broken.done()
-        writer.write(b"b", last=True)
+        writer.pull(Answer(b"b", last=True))
         assert socket.sent == []
 
     asyncio.run(story())
@@ -110,11 +137,11 @@ def test_a_whole_that_grows_without_end_is_given_up(monkeypatch: pytest.MonkeyPa
     async def story() -> None:
         monkeypatch.setattr(streaming, "_MAX_BACKLOG", 3)
         small, large = WholeBody(), WholeBody()
-        small.write(b"ab")
-        small.write(b"c", last=True)
-        large.write(b"ab")
-        large.write(b"cd")
-        large.write(b"e", last=True)
+        small.pull(Answer(b"ab"))
+        small.pull(Answer(b"c", last=True))
+        large.pull(Answer(b"ab"))
+        large.pull(Answer(b"cd"))
+        large.pull(Answer(b"e", last=True))
         assert (small.done.result(), large.done.result()) == (b"abc", None)
 
     asyncio.run(story())

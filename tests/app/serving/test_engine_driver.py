@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 
 import pytest
 
 from handler.core.errors import InternalError, Overloaded
-from handler.core.values import Delta, Finish, Request, Sampling
+from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.serving.engine_driver import EngineDriver
+from handler.serving.engine_driver import EngineDriver, Receiver
+from handler.serving.metrics import RequestStats
 from tests.unit.scheduler.test_batcher import Scripted, prompt
 
 
@@ -110,3 +112,67 @@ def test_only_the_engines_present_descriptor_is_watched() -> None:
         driver.close()
 
     asyncio.run(story())
+
+
+def receiver(line: Callable[[Token], bytes], write: Callable[[bytes], bool]) -> tuple[Receiver, list[bytes], list[str]]:
+    """A receiver, the lines that it kept, and the failures that it was told."""
+    kept: list[bytes] = []
+    failed: list[str] = []
+    stats = RequestStats("-")
+    return Receiver(stats, line, write, kept.append, lambda error: failed.append(error.message)), kept, failed
+
+
+def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
+    written: list[bytes] = []
+    good, kept, failed = receiver(lambda token: token.text.encode(), lambda line: not written.append(line))
+    full, full_kept, _ = receiver(lambda token: token.text.encode(), lambda line: False)
+    bad, _, bad_failed = receiver(lambda token: 1 // 0, lambda line: True)  # type: ignore[arg-type, return-value]
+    ends: list[Delta] = []
+
+    async def story() -> int:
+        driver = EngineDriver(Batcher(Scripted()))
+        for one in (good, full, bad):
+            id = driver.submit(Request("abc", Sampling(max_new_tokens=3)), prompt("abc"), ends.append)
+            driver.send_tokens(id, one)
+        for _ in range(3):
+            driver._step()
+        driver.close()
+        return driver.num_tokens
+
+    assert asyncio.run(story()) == 7  # the third's two plain tokens could not be written
+    assert (written, kept, failed) == ([b"a", b"b"], [], [])
+    assert full_kept == [b"a", b"b"]
+    assert len(bad_failed) == 2
+    assert (good.stats.num_tokens, bad.stats.num_tokens) == (2, 0)
+    assert [(delta.finish, delta.tokens[0].text) for delta in ends] == [(Finish.LENGTH, "c")] * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rests", "is_resting"), [(0.0, True, False), (0.01, True, True), (0.01, False, False)]
+)
+def test_the_driver_rests_after_a_long_step(seconds: float, rests: bool, is_resting: bool) -> None:
+    class Slow(Scripted):
+        num_steps = 0
+
+        def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
+            self.num_steps += 1
+            time.sleep(seconds)
+            return []
+
+    async def story() -> tuple[bool, bool]:
+        engine = Slow()
+        driver = EngineDriver(Batcher(engine), rests=rests)
+        first, second = socket.socketpair()
+        with first, second:
+            driver.watch(first.fileno())
+            second.send(b"x")  # never read: there is always something
+            while not engine.num_steps:
+                await asyncio.sleep(0)
+            before, resting = engine.num_steps, driver._rest is not None
+            while engine.num_steps < before + 2:
+                await asyncio.sleep(0.001)
+            driver.watch(None)
+        driver.close()
+        return resting, driver._rest is not None
+
+    assert asyncio.run(story()) == (is_resting, False)

@@ -18,11 +18,11 @@ from handler.djl.batches import Item, open_item
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.process.engine_loop import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.http.routes.inference import stream_to
 from handler.plugins.functions import Formatters
 from handler.serving import loading
 from handler.serving.loading import engine_spec, load_model, make_validator
 from handler.serving.model import ServedModel
+from handler.serving.request_task import RequestTask
 from tests.services import begin
 from tests.stepped import Bench, benches
 from tests.unit.engines import fake_guides
@@ -149,9 +149,10 @@ class Pace:
         self.times: list[float] = []
         self.ended = asyncio.Event()
 
-    def write(self, data: bytes, *, last: bool = False) -> None:
+    def pull(self, task: RequestTask) -> None:
+        task.take()
         self.times.append(time.monotonic())
-        if last:
+        if task.finished:
             self.ended.set()
 
     @property
@@ -170,7 +171,7 @@ def test_an_expression_that_takes_long_to_compile_stops_no_stream(
         body = item("a b", max_new_tokens=60).body.replace(b'"inputs"', b'"stream": true, "inputs"')
         (stream, begun), pace = begin(model, body), Pace()
         await begun
-        stream_to(stream, pace)
+        stream.on_bytes = pace.pull
         status, answer = await answered(model, hostile.body)
         if tried:
             assert status == 200, "to try it is the double's business"

@@ -91,6 +91,8 @@ CASES: dict[str, tuple[str, dict[str, Any], ServerContext]] = {
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call> So.'
 TEXTS = ["", " word", "é😀", "%", "%b%d", "\0b", "\x85\u2028", '"', "<tool_call>", CALL, *CALL.split(" ")]
 TRIALS = 60
+PLAIN = ("lmi lines", "lmi events", "tgi", "mindie", "triton", "dynamic_batch", "chat", "completions")
+"""Cases whose tokens have lines."""
 
 
 def tokens(rng: random.Random, count: int, alternatives: int = 2) -> list[Token]:
@@ -175,3 +177,22 @@ def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: py
             deltas = answer_deltas(rng, call)
             singles = [(index, single) for index, delta in deltas for single in one_a_token(delta)]
             assert render(copy.deepcopy(reply), deltas) == render(copy.deepcopy(reply), singles)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_line_of_a_token_is_what_feeding_it_returns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
+    schema, body, context = CASES[name]
+    call = DIALECTS[schema].parse(json.loads(json.dumps(body)), context)
+    call.reply.start(0, 2)
+    rng = random.Random(name)
+    for _ in range(TRIALS):
+        fed, passed = copy.deepcopy(call.reply), copy.deepcopy(call.reply)
+        line = None
+        for token in tokens(rng, 6):
+            delta = Delta(1, 0, (token,))
+            line = passed.token_line() if line is None else line
+            assert fed.feed(0, delta) == (passed.feed(0, delta) if line is None else line(token))
+        last = Delta(1, 0, (), Finish.LENGTH)
+        assert fed.feed(0, last) == passed.feed(0, last)  # with the counts and the text of all tokens
+        assert line is not None or name not in PLAIN
