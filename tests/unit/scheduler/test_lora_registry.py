@@ -164,6 +164,14 @@ def test_room_counts_those_that_are_loading() -> None:
     assert len(adapters) == 2
 
 
+def test_an_update_under_way_takes_no_room() -> None:
+    adapters = Registry(limit=2)
+    adapters.add("a")
+    adapters.begin("a", "/new", update=True)
+    adapters.add("b")
+    assert len(adapters) == 2
+
+
 def test_without_lora_every_change_is_refused_with_the_reason() -> None:
     adapters = AdapterRegistry(unavailable="echo: it was started without option.enable_lora=true")
     for change in (
