@@ -310,10 +310,11 @@ def test_a_config_that_would_harm_its_reader_is_refused_also_at_the_start(tmp_pa
 
 @pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
 @pytest.mark.timeout(10)
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, name: str, kind: str, link: bool) -> None:
-    path = write_adapter(tmp_path / "a", weights="adapter_model.bin")
+    other = "adapter_model.safetensors" if name == "adapter_model.bin" else "adapter_model.bin"
+    path = write_adapter(tmp_path / "a", weights=other)
     place = path / name
     place.unlink(missing_ok=True)
     odd = tmp_path / "odd" if link else place
