@@ -114,6 +114,9 @@ def test_a_load_is_lost_with_its_engine() -> None:
     assert rig.batcher.step() == []  # the next engine's answers have other keys
     assert len(rig.outcomes) == 1
     rig.load("a")  # the name is free again
+    rig.engine.fail = GenerationFailed("engine failure: so did this one")
+    assert rig.batcher.step() == []
+    assert [str(outcome) for outcome in rig.outcomes[1:]] == ["engine failure: so did this one"], "each load ends once"
 
 
 def test_an_adapter_is_dropped_when_the_last_request_for_it_has_ended() -> None:
