@@ -9,6 +9,8 @@ import pytest
 
 from handler.core.errors import GenerationFailed, ServingError, Unavailable
 from handler.core.framing import dumps
+from handler.protocols.base import Schema
+from handler.protocols.registry import ROUTES
 from handler.serving.request_task import RequestTask
 from tests.stepped import Bench, ask, benches, text_of
 
@@ -20,10 +22,10 @@ OUTCOMES = ("ok", "failed", "refused", "overloaded", "cancelled")
 class Begun:
     """A request that has begun: its first token has come. `told` counts the host's callbacks."""
 
-    def __init__(self, bench: Bench, body: Any) -> None:
+    def __init__(self, bench: Bench, body: Any, schema: Schema | None = None) -> None:
         self.bench = bench
         self.told = 0
-        self.task = bench.model.open({}, on_bytes=self._on_bytes)
+        self.task = bench.model.open({}, schema, on_bytes=self._on_bytes)
         self.task.start(body if isinstance(body, bytes) else dumps(body))
         while not self.task.begun:
             bench.loop.wait(0.05)
@@ -70,6 +72,13 @@ def test_a_refusal_takes_the_place_of_bytes_that_nobody_took() -> None:
     assert request.told == 2
     (line,) = request.end().splitlines()
     assert (json.loads(line)["error"], request.task.status) == ("gone", 424)
+
+
+def test_a_refusal_has_none_of_the_dialects_headers() -> None:
+    request = Begun(Bench(), ask("a b", 8), ROUTES["/generate"])
+    assert dict(request.task.dialect_headers())["x-compute-characters"] == "3"
+    request.task.fail(GenerationFailed("gone"))
+    assert request.task.dialect_headers() == ()
 
 
 @pytest.mark.parametrize(
