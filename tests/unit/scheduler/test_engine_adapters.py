@@ -161,6 +161,17 @@ def test_an_engine_that_died_has_nothing_to_drop() -> None:
     assert rig.engine.changes == [("drop", "b")]
 
 
+def test_an_engine_that_is_replaced_before_the_next_step_drops_nothing() -> None:
+    rig = Rig("a")
+    rig.submit("xyz", "a", 5)
+    rig.batcher.step()
+    rig.adapters.unregister("a")
+    rig.engine.fail = GenerationFailed("engine failure: it died")
+    rig.batcher.step()
+    assert run(rig.batcher) == {}
+    assert rig.engine.changes == []
+
+
 def test_a_drop_that_fails_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig("a", broken={"a"})
     rig.adapters.unregister("a")
