@@ -58,7 +58,7 @@ class Advice:
 def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
     """Find the load at which latency begins to grow.
 
-    By the bounds of closed systems: below the knee an answer takes as long as alone, beyond it throughput is at its
+    Closed systems have two bounds. Below the knee an answer takes as long as alone; beyond it throughput is at its
     maximum and only waiting grows. Both meet at (maximum throughput) x (latency alone). The latency of the lowest level
     is taken for that alone.
 
