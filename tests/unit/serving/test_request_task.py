@@ -74,6 +74,18 @@ def test_a_refusal_takes_the_place_of_bytes_that_nobody_took() -> None:
     assert (json.loads(line)["error"], request.task.status) == ("gone", 424)
 
 
+def test_a_refusal_while_the_body_is_parsed_on_a_thread_stands() -> None:
+    bench = Bench()
+    task = bench.model.open({})
+    task.start(dumps(ask("word " * 20_000, 2, stream=True)))
+    bench.loop.poll()
+    task.refuse(GenerationFailed("gone"))
+    assert task._background is not None
+    while not task._background.done():
+        bench.loop.wait(0.05)
+    assert (task.parsed, task.status, json.loads(task.take())["error"]) == (None, 424, "gone")
+
+
 def test_a_refusal_has_none_of_the_dialects_headers() -> None:
     request = Begun(Bench(), ask("a b", 8), ROUTES["/generate"])
     assert dict(request.task.dialect_headers())["x-compute-characters"] == "3"
