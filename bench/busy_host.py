@@ -7,7 +7,8 @@ with a mock engine core. Three measurements; run each with nothing else on the m
     python bench/busy_host.py --requests         # requests a second, on a whole core
     python bench/busy_host.py --full-speed       # how long a new client waits beside streams without a pace
 
-PATH: `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`. DIRECTORY: `python bench/dummy_model.py tiny DIRECTORY`.
+PATH: the wheel of `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`.
+DIRECTORY: `python bench/dummy_model.py tiny DIRECTORY` makes it.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from counting import Clients
+from counting import Clients, Count
 from cpu import cpu_seconds
-from front_ends import Start, chat, ours, rust, started
+from front_ends import OURS, FrontEnd, chat, rust, started
 from pings import Pings
 from throughput import Askers
 
 from handler.bench.machine import describe
-from handler.bench.metrics import percentiles, table
+from handler.bench.metrics import table
 
 PACE = 50
-_LONG = 100_000  # tokens; no stream ends while it is measured
+_LONG = 1_000_000  # tokens; no stream ends while it is measured
 _BEGIN_SECONDS = 20.0  # for all streams to begin
 _SETTLE = 1.5  # seconds between the last stream's begin and the window
-_PING_LIMIT = 10.0
+_ANSWER_LIMIT = 10.0  # seconds for a ping, and for a new client's first token
 _WARM_UP = 1.0
 _CLIENTS = 64  # of --requests
 _NEIGHBOURS = 200  # of --full-speed
-_NEW_CLIENTS = 10
+_NEW_CLIENTS = 5
 
 
 class Window(NamedTuple):
@@ -73,29 +74,56 @@ class Rate(NamedTuple):
     failed: int
 
 
-def measure_streams(start: Start, number: int, seconds: float, *, half: bool) -> Window:
-    with started(start, PACE, half=half) as server:
-        clients = Clients(server.url, chat(_LONG), number, heads=1)
+class NewClients(NamedTuple):
+    """Some clients, one after another, beside streams without a pace.
+
+    Attributes:
+        begun, begun_seconds: of those streams, as in `Window`.
+        wait_p50_ms, wait_max_ms: until a new client has its first token.
+    """
+
+    begun: int
+    begun_seconds: float
+    wait_p50_ms: float
+    wait_max_ms: float
+
+
+def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
+    with started(front_end, PACE, half=half) as server:
+        clients = Clients(server.url, chat(_LONG), number, heads=front_end.heads)
         with contextlib.closing(clients):
             counts = clients.wait(_BEGIN_SECONDS)
-            begun = sum(count.streaming for count in counts)
-            begun_seconds = max(count.last for count in counts) - min(count.first for count in counts)
+            begun = _streaming(counts)
             time.sleep(_SETTLE)
-            pings = Pings(server.url, seconds, _PING_LIMIT)
+            pings = Pings(server.url + front_end.ping, seconds, _ANSWER_LIMIT)
             before, cpu_before = clients.counts(), cpu_seconds(server.pid)
             time.sleep(seconds)
             after, cpu_after = clients.counts(), cpu_seconds(server.pid)
             took = pings.result()
+    if _streaming(after) < begun:
+        raise RuntimeError("a stream ended before it should")
     tokens = sum(count.tokens for count in after) - sum(count.tokens for count in before)
     segments = sum(count.segments for count in after) - sum(count.segments for count in before)
     span = statistics.mean(count.at - earlier.at for count, earlier in zip(after, before, strict=True))
     cpu_us = (cpu_after - cpu_before) / tokens * 1e6
     kept, writes = tokens / (number * PACE * span), segments / tokens
-    return Window(begun, begun_seconds, kept, cpu_us, writes, statistics.median(took) * 1e3, max(took) * 1e3)
+    return Window(begun, _begun_seconds(counts), kept, cpu_us, writes, statistics.median(took) * 1e3, max(took) * 1e3)
 
 
-def measure_requests(start: Start, tokens: int, seconds: float, *, stream: bool) -> Rate:
-    with started(start, 0, half=False) as server:
+def _streaming(counts: Sequence[Count]) -> int:
+    """Return the number of streams; raise RuntimeError if there is none."""
+    streams = sum(count.streaming for count in counts)
+    if not streams:
+        raise RuntimeError(f"no stream began within {_BEGIN_SECONDS:g} s: {counts}")
+    return streams
+
+
+def _begun_seconds(counts: Sequence[Count]) -> float:
+    return max(count.last for count in counts) - min(count.first for count in counts)
+
+
+def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream: bool) -> Rate:
+    with started(front_end, 0, half=False) as server:
         askers = Askers(server.url, chat(tokens, stream=stream), _CLIENTS)
         with contextlib.closing(askers):
             time.sleep(_WARM_UP)
@@ -106,24 +134,28 @@ def measure_requests(start: Start, tokens: int, seconds: float, *, stream: bool)
     return Rate(whole / (after.at - before.at), (cpu_after - cpu_before) / whole * 1e6, after.failed)
 
 
-def measure_new_clients(start: Start, *, half: bool) -> list[float]:
-    """Seconds until the first token of each of some clients, one after another, beside streams at full speed."""
-    with started(start, 0, half=half) as server:
-        clients = Clients(server.url, chat(_LONG * 100), _NEIGHBOURS, heads=1)
+def measure_new_clients(front_end: FrontEnd, *, half: bool) -> NewClients:
+    with started(front_end, 0, half=half) as server:
+        clients = Clients(server.url, chat(_LONG), _NEIGHBOURS, heads=front_end.heads)
         with contextlib.closing(clients):
-            clients.wait_streaming()
+            counts = clients.wait(_BEGIN_SECONDS)
+            begun = _streaming(counts)
             time.sleep(_SETTLE)
-            return [_first_token_seconds(server.url) for _ in range(_NEW_CLIENTS)]
+            waits = [_first_token_seconds(server.url) * 1e3 for _ in range(_NEW_CLIENTS)]
+    return NewClients(begun, _begun_seconds(counts), statistics.median(waits), max(waits))
 
 
 def _first_token_seconds(url: str) -> float:
     where = urllib.parse.urlsplit(url)
     begin = time.monotonic()
-    with socket.create_connection((where.hostname or "", where.port or 80)) as connection:
+    with socket.create_connection((where.hostname or "", where.port or 80), _ANSWER_LIMIT) as connection:
         connection.sendall(chat(1))
         received = b""
-        while b'"content":"' not in received.partition(b"}\n")[2]:  # the first event has the role
-            data = connection.recv(1 << 16)
+        while b'"content":"' not in received:
+            try:
+                data = connection.recv(1 << 16)
+            except TimeoutError:
+                return _ANSWER_LIMIT
             if not data:
                 raise RuntimeError(f"a new client got no token: {received[:500]!r}")
             received += data
@@ -134,24 +166,25 @@ def _medians(values: Sequence[tuple[float, ...]]) -> list[float]:
     return [statistics.median(column) for column in zip(*values, strict=True)]
 
 
-def run_streams(starts: dict[str, Start], clients: Sequence[int], seconds: float, repeat: int, half: bool) -> Any:
+def run_streams(
+    front_ends: dict[str, FrontEnd], clients: Sequence[int], seconds: float, repeat: int, half: bool
+) -> Any:
     rows, lines = [], []
     for number in clients:
-        windows: dict[str, list[Window]] = {name: [] for name in starts}
+        windows: dict[str, list[Window]] = {name: [] for name in front_ends}
         for _ in range(repeat):
-            for name, start in starts.items():
-                window = measure_streams(start, number, seconds, half=half)
+            for name, front_end in front_ends.items():
+                window = measure_streams(front_end, number, seconds, half=half)
                 print(f"{number:5} streams, {name}: {window}", file=sys.stderr, flush=True)
                 windows[name].append(window)
         for name, each in windows.items():
             middle = Window(*_medians(each))  # type: ignore[arg-type]
             rows.append({"clients": number, "server": name, **middle._asdict(), "each": each})
-            all_begun = middle.begun == number
             lines.append(
                 [
                     f"{number:,}",
                     name,
-                    f"{middle.begun_seconds:.1f}" if all_begun else f"{middle.begun:,.0f} in {_BEGIN_SECONDS:g}",
+                    _begun(middle.begun, number, middle.begun_seconds),
                     f"{middle.kept:.3f}",
                     f"{middle.ping_p50_ms:.0f} / {middle.ping_max_ms:.0f}",
                     f"{middle.cpu_us:.1f}",
@@ -159,19 +192,19 @@ def run_streams(starts: dict[str, Start], clients: Sequence[int], seconds: float
                 ]
             )
     head = ["streams", "server", "all begun, s", "pace kept", "/ping p50 / max ms", "CPU us/token", "writes/token"]
-    print(f"{'half a' if half else 'a whole'} core, {PACE} tokens/s a stream, {seconds:g} s, {repeat} times")
+    print(f"{_core(half)}, {PACE} tokens/s a stream, {seconds:g} s, {repeat} times")
     print(table(head, lines))
     return rows
 
 
-def run_requests(starts: dict[str, Start], lengths: Sequence[int], seconds: float, repeat: int) -> Any:
+def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], seconds: float, repeat: int) -> Any:
     rows, lines = [], []
     for stream in (True, False):
         for tokens in lengths:
-            rates: dict[str, list[Rate]] = {name: [] for name in starts}
+            rates: dict[str, list[Rate]] = {name: [] for name in front_ends}
             for _ in range(repeat):
-                for name, start in starts.items():
-                    rate = measure_requests(start, tokens, seconds, stream=stream)
+                for name, front_end in front_ends.items():
+                    rate = measure_requests(front_end, tokens, seconds, stream=stream)
                     print(f"{tokens} tokens, stream {stream}, {name}: {rate}", file=sys.stderr, flush=True)
                     rates[name].append(rate)
             for name, each in rates.items():
@@ -183,17 +216,28 @@ def run_requests(starts: dict[str, Start], lengths: Sequence[int], seconds: floa
                 answer = "streamed" if stream else "whole"
                 cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}", f"{ratio:.2f}"]
                 lines.append([str(tokens), answer, name, *cells])
-    print(f"{_CLIENTS} clients, a whole core, no pace, {seconds:g} s, {repeat} times")
+    print(f"{_CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
     print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", "ours of it"], lines))
     return rows
 
 
 def run_full_speed(repeat: int, half: bool) -> Any:
-    waits = [wait * 1e3 for _ in range(repeat) for wait in measure_new_clients(ours, half=half)]
-    found = {"neighbours": _NEIGHBOURS, **percentiles(waits), "max": max(waits)}
-    print(f"a new client beside {_NEIGHBOURS} streams without a pace, {len(waits)} times; first token after ms:")
-    print(table(["p50", "p90", "max"], [[f"{found[name]:,.0f}" for name in ("p50", "p90", "max")]]))
-    return found
+    each = [measure_new_clients(OURS, half=half) for _ in range(repeat)]
+    middle = NewClients(*_medians(each))  # type: ignore[arg-type]
+    print(f"{_NEIGHBOURS} streams without a pace, then {_NEW_CLIENTS} new clients, {_core(half)}, {repeat} times")
+    begun = _begun(middle.begun, _NEIGHBOURS, middle.begun_seconds)
+    print(
+        table(["all begun, s", "p50 ms", "max ms"], [[begun, f"{middle.wait_p50_ms:.0f}", f"{middle.wait_max_ms:.0f}"]])
+    )
+    return {"neighbours": _NEIGHBOURS, **middle._asdict(), "each": each}
+
+
+def _core(half: bool) -> str:
+    return "half a core" if half else "a whole core"
+
+
+def _begun(begun: float, number: int, seconds: float) -> str:
+    return f"{seconds:.1f}" if begun == number else f"{begun:,.0f} in {_BEGIN_SECONDS:g}"
 
 
 def main() -> int:
@@ -211,16 +255,16 @@ def main() -> int:
     given = parser.parse_args()
     if given.rust and not given.model:
         parser.error("--rust needs --model")
-    starts: dict[str, Start] = {"ours": ours}
+    front_ends: dict[str, FrontEnd] = {"ours": OURS}
     if given.rust:
-        starts["vllm-rs"] = rust(given.rust, given.model)
+        front_ends["vllm-rs"] = rust(given.rust, given.model)
     if given.requests:
-        found = {"requests": run_requests(starts, _numbers(given.tokens), given.seconds, given.repeat)}
+        found = {"requests": run_requests(front_ends, _numbers(given.tokens), given.seconds, given.repeat)}
     elif given.full_speed:
         found = {"full_speed": run_full_speed(given.repeat, not given.whole)}
     else:
         half = not given.whole
-        found = {"streams": run_streams(starts, _numbers(given.clients), given.seconds, given.repeat, half)}
+        found = {"streams": run_streams(front_ends, _numbers(given.clients), given.seconds, given.repeat, half)}
     print(json.dumps({**found, **describe()}))
     return 0
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 from peer import free_port, wait_ready
 
@@ -23,8 +24,19 @@ _PLACES = 4096  # requests that run at once
 _READY_SECONDS = 30.0
 _MOCK_CORE = Path(__file__).with_name("mock_core.py")
 
-Start = Callable[[float], AbstractContextManager[Server]]
-"""Starts a server for this pace, in tokens a second a request; 0: no limit."""
+
+class FrontEnd(NamedTuple):
+    """A server to compare.
+
+    Attributes:
+        start: starts it for this pace, in tokens a second a request; 0: no limit.
+        ping: path of its health check.
+        heads: events of a chat before its first token.
+    """
+
+    start: Callable[[float], AbstractContextManager[Server]]
+    ping: str
+    heads: int
 
 
 def chat(tokens: int, *, stream: bool = True) -> bytes:
@@ -53,17 +65,22 @@ def pinned(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def ours(pace: float) -> AbstractContextManager[Server]:
+def _ours(pace: float) -> AbstractContextManager[Server]:
     options = {
         "option.echo_tokens_per_second": f"{pace:g}",
         "option.max_rolling_batch_size": _PLACES,
         "job_queue_size": _PLACES,
     }
-    return lmi_serve(["--engine", "echo", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))])
+    return lmi_serve(
+        ["--engine", "echo", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
+    )
 
 
-def rust(binary: Path, model: Path) -> Start:
-    """vLLM's Rust front end. Its mock core runs on the clients' core.
+OURS = FrontEnd(_ours, "/ping", heads=0)
+
+
+def rust(binary: Path, model: Path) -> FrontEnd:
+    """Return vLLM's Rust front end. Its mock core runs on the clients' core.
 
     Args:
         binary: `vllm/vllm-rs` of vLLM's wheel.
@@ -89,7 +106,7 @@ def rust(binary: Path, model: Path) -> Start:
             wait_ready(server, url, _READY_SECONDS, log)
             yield Server(url, server.pid)
 
-    return start
+    return FrontEnd(start, "/health", heads=1)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -98,7 +115,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def started(start: Start, pace: float, *, half: bool) -> Iterator[Server]:
+def started(front_end: FrontEnd, pace: float, *, half: bool) -> Iterator[Server]:
     """Start a server on its core.
 
     Args:
@@ -106,7 +123,7 @@ def started(start: Start, pace: float, *, half: bool) -> Iterator[Server]:
     """
     with contextlib.ExitStack() as stack:
         with pinned(SERVER_CORE):
-            server = stack.enter_context(start(pace))
+            server = stack.enter_context(front_end.start(pace))
             if half:
                 stack.callback(Worker("a busy process", _spin).close)
         with pinned(CLIENT_CORE):

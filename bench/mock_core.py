@@ -18,7 +18,7 @@ _IDENTITY = b"\x00\x00"  # rank 0, two bytes, little endian
 _ADD, _ABORT, _UTILITY = b"\x00", b"\x01", b"\x03"
 _LENGTH = 1  # the finish reason
 _IDLE = 1.0  # seconds to wait for a request where no pace is set
-_TOKENS = range(300, 364)  # ids that are words or their parts in every byte-level vocabulary
+_TOKENS = range(257, 321)  # parts of words in the demo model's vocabulary: each becomes an event
 _STATE = {"local": True, "headless": True, "parallel_config_hash": None}
 _READY = {
     "max_model_len": 1 << 20,

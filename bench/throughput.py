@@ -92,7 +92,8 @@ def _run(pipe: Connection, url: str, request: bytes, number: int) -> None:
 async def _ask(pipe: Connection, url: str, request: bytes, number: int) -> None:
     loop = asyncio.get_running_loop()
     where = urllib.parse.urlsplit(url)
-    connections = [loop.create_connection(lambda: Asker(request), where.hostname, where.port) for _ in range(number)]
+    host, port = where.hostname or "", where.port or 80
+    connections = [loop.create_connection(lambda: Asker(request), host, port) for _ in range(number)]
     askers = [asker for _, asker in await asyncio.gather(*connections)]
     over = loop.create_future()
 
