@@ -14,152 +14,30 @@ DIRECTORY: `python bench/dummy_model.py tiny DIRECTORY` makes it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import socket
 import statistics
 import sys
-import time
-import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from counting import Clients, Count
-from cpu import cpu_seconds
-from front_ends import OURS, FrontEnd, chat, rust, started
-from pings import Pings
-from throughput import Askers
+from front_ends import OURS, FrontEnd, rust
+from measurements import (
+    BEGIN_SECONDS,
+    CLIENTS,
+    NEIGHBOURS,
+    NEW_CLIENTS,
+    PACE,
+    NewClients,
+    Rate,
+    Window,
+    measure_new_clients,
+    measure_requests,
+    measure_streams,
+)
 
 from handler.bench.machine import describe
 from handler.bench.metrics import table
-
-PACE = 50
-_LONG = 1_000_000  # tokens; no stream ends while it is measured
-_BEGIN_SECONDS = 20.0  # for all streams to begin
-_SETTLE = 1.5  # seconds between the last stream's begin and the window
-_ANSWER_LIMIT = 10.0  # seconds for a ping, and for a new client's first token
-_WARM_UP = 1.0
-_CLIENTS = 64  # of --requests
-_NEIGHBOURS = 200  # of --full-speed
-_NEW_CLIENTS = 5
-
-
-class Window(NamedTuple):
-    """Streams at a pace.
-
-    Attributes:
-        begun: streams that began within the time for it.
-        begun_seconds: from the first client's connecting to the begin of the last of them.
-        kept: share of the pace, over all clients.
-        cpu_us: of the server's process tree, a token.
-        writes: a token.
-        ping_p50_ms, ping_max_ms: no answer counts as the limit.
-    """
-
-    begun: int
-    begun_seconds: float
-    kept: float
-    cpu_us: float
-    writes: float
-    ping_p50_ms: float
-    ping_max_ms: float
-
-
-class Rate(NamedTuple):
-    """Requests a second, and CPU microseconds a request of the server's process tree."""
-
-    per_second: float
-    cpu_us: float
-    failed: int
-
-
-class NewClients(NamedTuple):
-    """Some clients, one after another, beside streams without a pace.
-
-    Attributes:
-        begun, begun_seconds: of those streams, as in `Window`.
-        wait_p50_ms, wait_max_ms: until a new client has its first token.
-    """
-
-    begun: int
-    begun_seconds: float
-    wait_p50_ms: float
-    wait_max_ms: float
-
-
-def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
-    with started(front_end, PACE, half=half) as server:
-        clients = Clients(server.url, chat(_LONG), number, heads=front_end.heads)
-        with contextlib.closing(clients):
-            counts = clients.wait(_BEGIN_SECONDS)
-            begun = _streaming(counts)
-            time.sleep(_SETTLE)
-            pings = Pings(server.url + front_end.ping, seconds, _ANSWER_LIMIT)
-            before, cpu_before = clients.counts(), cpu_seconds(server.pid)
-            time.sleep(seconds)
-            after, cpu_after = clients.counts(), cpu_seconds(server.pid)
-            took = pings.result()
-    if _streaming(after) < begun:
-        raise RuntimeError("a stream ended before it should")
-    tokens = sum(count.tokens for count in after) - sum(count.tokens for count in before)
-    segments = sum(count.segments for count in after) - sum(count.segments for count in before)
-    span = statistics.mean(count.at - earlier.at for count, earlier in zip(after, before, strict=True))
-    cpu_us = (cpu_after - cpu_before) / tokens * 1e6
-    kept, writes = tokens / (number * PACE * span), segments / tokens
-    return Window(begun, _begun_seconds(counts), kept, cpu_us, writes, statistics.median(took) * 1e3, max(took) * 1e3)
-
-
-def _streaming(counts: Sequence[Count]) -> int:
-    """Return the number of streams; raise RuntimeError if there is none."""
-    streams = sum(count.streaming for count in counts)
-    if not streams:
-        raise RuntimeError(f"no stream began within {_BEGIN_SECONDS:g} s: {counts}")
-    return streams
-
-
-def _begun_seconds(counts: Sequence[Count]) -> float:
-    return max(count.last for count in counts) - min(count.first for count in counts)
-
-
-def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream: bool) -> Rate:
-    with started(front_end, 0, half=False) as server:
-        askers = Askers(server.url, chat(tokens, stream=stream), _CLIENTS)
-        with contextlib.closing(askers):
-            time.sleep(_WARM_UP)
-            before, cpu_before = askers.answers(), cpu_seconds(server.pid)
-            time.sleep(seconds)
-            after, cpu_after = askers.answers(), cpu_seconds(server.pid)
-    whole = after.whole - before.whole
-    return Rate(whole / (after.at - before.at), (cpu_after - cpu_before) / whole * 1e6, after.failed)
-
-
-def measure_new_clients(front_end: FrontEnd, *, half: bool) -> NewClients:
-    with started(front_end, 0, half=half) as server:
-        clients = Clients(server.url, chat(_LONG), _NEIGHBOURS, heads=front_end.heads)
-        with contextlib.closing(clients):
-            counts = clients.wait(_BEGIN_SECONDS)
-            begun = _streaming(counts)
-            time.sleep(_SETTLE)
-            waits = [_first_token_seconds(server.url) * 1e3 for _ in range(_NEW_CLIENTS)]
-    return NewClients(begun, _begun_seconds(counts), statistics.median(waits), max(waits))
-
-
-def _first_token_seconds(url: str) -> float:
-    where = urllib.parse.urlsplit(url)
-    begin = time.monotonic()
-    with socket.create_connection((where.hostname or "", where.port or 80), _ANSWER_LIMIT) as connection:
-        connection.sendall(chat(1))
-        received = b""
-        while b'"content":"' not in received:
-            try:
-                data = connection.recv(1 << 16)
-            except TimeoutError:
-                return _ANSWER_LIMIT
-            if not data:
-                raise RuntimeError(f"a new client got no token: {received[:500]!r}")
-            received += data
-    return time.monotonic() - begin
 
 
 def _medians(values: Sequence[tuple[float, ...]]) -> list[float]:
@@ -216,7 +94,7 @@ def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], second
                 answer = "streamed" if stream else "whole"
                 cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}", f"{ratio:.2f}"]
                 lines.append([str(tokens), answer, name, *cells])
-    print(f"{_CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
+    print(f"{CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
     print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", "ours of it"], lines))
     return rows
 
@@ -224,12 +102,12 @@ def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], second
 def run_full_speed(repeat: int, half: bool) -> Any:
     each = [measure_new_clients(OURS, half=half) for _ in range(repeat)]
     middle = NewClients(*_medians(each))  # type: ignore[arg-type]
-    print(f"{_NEIGHBOURS} streams without a pace, then {_NEW_CLIENTS} new clients, {_core(half)}, {repeat} times")
-    begun = _begun(middle.begun, _NEIGHBOURS, middle.begun_seconds)
+    print(f"{NEIGHBOURS} streams without a pace, then {NEW_CLIENTS} new clients, {_core(half)}, {repeat} times")
+    begun = _begun(middle.begun, NEIGHBOURS, middle.begun_seconds)
     print(
         table(["all begun, s", "p50 ms", "max ms"], [[begun, f"{middle.wait_p50_ms:.0f}", f"{middle.wait_max_ms:.0f}"]])
     )
-    return {"neighbours": _NEIGHBOURS, **middle._asdict(), "each": each}
+    return {"neighbours": NEIGHBOURS, **middle._asdict(), "each": each}
 
 
 def _core(half: bool) -> str:
@@ -237,7 +115,7 @@ def _core(half: bool) -> str:
 
 
 def _begun(begun: float, number: int, seconds: float) -> str:
-    return f"{seconds:.1f}" if begun == number else f"{begun:,.0f} in {_BEGIN_SECONDS:g}"
+    return f"{seconds:.1f}" if begun == number else f"{begun:,.0f} in {BEGIN_SECONDS:g}"
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ It speaks the protocol of vLLM 0.33: ZeroMQ, msgpack. One message a step has the
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from typing import Any
 
@@ -95,7 +96,7 @@ class Core:
 
     def _receive(self, seconds: float) -> None:
         """Take what came; where nothing came, wait for it so long."""
-        if not self._input.poll(seconds * 1000):
+        if not self._input.poll(math.ceil(seconds * 1000)):
             return
         while True:
             try:
