@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -131,6 +132,7 @@ def main() -> int:
     add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
     add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
     if given.rust and not given.model:
         parser.error("--rust needs --model")
     front_ends: dict[str, FrontEnd] = {"ours": OURS}
