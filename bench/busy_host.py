@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
 import sys
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from front_ends import OURS, FrontEnd, rust
+from front_ends import CLIENT_CORE, OURS, SERVER_CORE, FrontEnd, rust
 from measurements import (
     BEGIN_SECONDS,
     CLIENTS,
@@ -133,6 +134,8 @@ def main() -> int:
     add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
+    if not {SERVER_CORE, CLIENT_CORE} <= os.sched_getaffinity(0):
+        parser.error(f"needs cores {SERVER_CORE} and {CLIENT_CORE}")
     if given.rust and not given.model:
         parser.error("--rust needs --model")
     front_ends: dict[str, FrontEnd] = {"ours": OURS}

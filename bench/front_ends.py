@@ -71,9 +71,8 @@ def _ours(pace: float) -> AbstractContextManager[Server]:
         "option.max_rolling_batch_size": _PLACES,
         "job_queue_size": _PLACES,
     }
-    return lmi_serve(
-        ["--engine", "echo", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
-    )
+    arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+    return lmi_serve(["--engine", "echo", *arguments])
 
 
 OURS = FrontEnd(_ours, "/ping", heads=0)
