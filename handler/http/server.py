@@ -71,6 +71,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=keep_alive_timeout,  # type: ignore[arg-type]  # it calls loop.call_later with it
                 timeout_graceful_shutdown=2,
