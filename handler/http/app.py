@@ -59,7 +59,7 @@ class App:
             *TritonRoutes(model).routes,
         ]
         self._router = Router(self.routes, default=_not_found, redirect_slashes=False)
-        self._plain = {route.path: route.app for route in self.routes if "{" not in route.path}
+        self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
 
@@ -85,7 +85,7 @@ class App:
                 refused = self._model.refused(error, id=scope["request_id"])
                 return await send_answer(scope, send, refused.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):
-            app = self._plain.get(scope["path"])  # most requests; the router tries one route after another
+            app = self._exact.get(scope["path"])  # nearly always; the router tries one route after another
             if app is None:
                 return await self._router(scope, receive, send)
             scope["path_params"] = {}

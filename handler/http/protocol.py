@@ -172,7 +172,8 @@ class Protocol(HttpToolsProtocol):
         if not self.pipeline:
             self._current = self.cycle
             self._unset_keepalive_if_required()
-        self.scope["extensions"] = {EXCHANGE: Exchange(self.cycle, self._end_at_eof)}  # type: ignore[typeddict-item]
+        extensions: dict[str, Any] = {EXCHANGE: Exchange(self.cycle, self._end_at_eof)}
+        self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
