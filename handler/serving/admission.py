@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 TOKENIZER_THREADS = 2
 _PARSE_INLINE = 1 << 16  # bytes of a body, from which on it is parsed off the event loop
-_TOKENIZE_INLINE = 1 << 11  # bytes of a body, from which on it is tokenized off the event loop
+_TOKENIZE_INLINE = 1 << 10  # bytes of a body, from which on it is tokenized off the event loop
 _TOKENIZE_STEPPED = 1 << 13  # and off a stepped one, where a thread's result comes a step later
 
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
