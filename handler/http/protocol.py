@@ -243,10 +243,11 @@ class Exchange:
             by which that could be found out. Without this call its answer is written to it until a write fails.
     """
 
-    __slots__ = ("_cycle", "send_whole", "wake")
+    __slots__ = ("_cycle", "_reads_on", "send_whole", "wake")
 
     def __init__(self, cycle: RequestResponseCycle, send_whole: Callable[[], None]) -> None:
         self._cycle = cycle
+        self._reads_on = False  # the connection has been read since the body's end
         self.wake = cycle.message_event.set
         self.send_whole = send_whole
 
@@ -258,7 +259,9 @@ class Exchange:
     async def wait(self, seconds: float | None = None) -> None:
         """Return at a `wake`, when the exchange is over, or after some seconds. The body must have been read."""
         event = self._cycle.message_event
-        self._cycle.flow.resume_reading()  # else the client's end would not be noticed
+        if not self._reads_on:
+            self._reads_on = True
+            self._cycle.flow.resume_reading()  # else the client's end would not be noticed
         timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.wake)
         await event.wait()
         event.clear()
