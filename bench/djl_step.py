@@ -1,7 +1,7 @@
 """Benchmark three handlers in DJL Serving's worker: ours, upstream's for TensorRT-LLM, and a minimal one.
 
-It measures the worker's CPU time per streamed token, then tokens a second through DJL's Java side. All handlers run in
-turns, on every version of DJL's Python engine on Maven Central. It needs Java and Maven.
+It measures the worker's CPU time per streamed token, then tokens a second and the time to the first token through DJL's
+Java side. All handlers run in turns, on every version of DJL's Python engine on Maven Central. It needs Java and Maven.
 
     python bench/djl_step.py [--versions 0.25.0,0.34.0] [--repeat 3] [--paces 0,200] [--only steps]
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.djl, which fetches and starts DJL's Java side
 
-from djl import served, steps
+from djl import first_token, served, steps
 
 from handler.bench import machine
 
@@ -40,21 +40,22 @@ def main() -> int:
     add("--clients", type=numbers, default="32,128", help="that stream (default %(default)s)")
     add("--seconds", type=float, default=4.0, help="of each measurement with clients (default %(default)s)")
     add("--processes", type=int, default=1, help="of the load generator (default %(default)s)")
-    add("--only", choices=("steps", "served"), help="one of the two parts")
+    add("--only", choices=("steps", "served", "first_token"), help="one of the parts; first_token takes the first pace")
     given = parser.parse_args()
     report = machine.describe()
     print(machine.summary(report))
     parts = {}
-    if given.only != "served":
+    if given.only in (None, "steps"):
         parts["steps"] = steps.run(
             steps.Plan(given.ours, given.versions, given.sizes, given.tokens, given.paces, given.repeat)
         )
-    if given.only != "steps":
-        parts["served"] = served.run(
-            served.Plan(
-                given.ours, given.versions, given.clients, given.tokens, given.seconds, given.processes, given.repeat
-            )
-        )
+    through_java = served.Plan(
+        given.ours, given.versions, given.clients, given.tokens, given.seconds, given.processes, given.repeat
+    )
+    if given.only in (None, "served"):
+        parts["served"] = served.run(through_java)
+    if given.only in (None, "first_token"):
+        parts["first_token"] = first_token.run(through_java, given.paces[0])
     print(json.dumps({**parts, **report}))
     return 0 if all(part["met"] for part in parts.values()) else 1
 

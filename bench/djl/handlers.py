@@ -47,7 +47,10 @@ class Handler(NamedTuple):
         return directory
 
 
+_ASYNC = {"option.rolling_batch": "disable", "option.async_mode": "true"}
+
 NULL = Handler("null", {"option.rolling_batch": "auto"}, _HERE / "null.py")
+NULL_ASYNC = Handler("null, async", _ASYNC, _HERE / "null_async.py")
 UPSTREAM = Handler("upstream", {"option.rolling_batch": "trtllm", "option.model_id": "none"}, _HERE / "upstream.py")
 
 
@@ -59,18 +62,19 @@ FREE = Handler(
 )
 
 
-def ours(isolation: str, pace: float = 0.0) -> Handler:
+def ours(isolation: str, pace: float = 0.0, *, asynchronous: bool = False) -> Handler:
     """Make our handler.
 
     Args:
         isolation: place of its engine, process or thread.
         pace: steps a second; 0: no limit.
+        asynchronous: in async mode, else in rolling batch.
     """
     own = {
         "option.entryPoint": "handler.entry",
-        "option.rolling_batch": "auto",
         "option.llm_engine": "echo",
         "option.engine_isolation": isolation,
         "option.echo_tokens_per_second": f"{pace:g}",
+        **(_ASYNC if asynchronous else {"option.rolling_batch": "auto"}),
     }
-    return Handler(f"ours, echo in a {isolation}", own, is_ours=True, paced=True)
+    return Handler(f"ours, echo in a {isolation}{', async' * asynchronous}", own, is_ours=True, paced=True)

@@ -56,12 +56,14 @@ class Turn(NamedTuple):
 
     Attributes:
         rate: tokens a second.
+        first_token: seconds to the first one; the requests' median.
         cpu: the worker's and its children's, in microseconds a token.
         joined: tokens that a client got in one read.
         others: cores that other processes kept busy.
     """
 
     rate: float
+    first_token: float
     cpu: float
     joined: float
     errors: dict[str, int]
@@ -73,9 +75,9 @@ def run(plan: Plan) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     compared = [NULL, UPSTREAM, FREE, *map(ours, plan.isolations)]
     for version in plan.versions:
-        with _servers(version, compared) as running:
+        with servers(version, compared) as running:
             for clients in plan.clients:
-                rows += _summarize(version, clients, compared, _measure(plan, version, clients, running))
+                rows += _summarize(version, clients, compared, measure_turns(plan, version, clients, running))
     print(
         f"Tokens/s through DJL's Java side, clients that stream, answers of {plan.tokens} tokens, {plan.repeat} times:"
     )
@@ -96,7 +98,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _servers(version: str, compared: Sequence[Handler]) -> Iterator[dict[str, DjlServer]]:
+def servers(version: str, compared: Sequence[Handler]) -> Iterator[dict[str, DjlServer]]:
     """A DJL for each handler. They live side by side so that they can be measured in turns; idle ones cost nothing."""
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djl-served-")))
@@ -112,7 +114,7 @@ def _servers(version: str, compared: Sequence[Handler]) -> Iterator[dict[str, Dj
         yield running
 
 
-def _measure(plan: Plan, version: str, clients: int, running: Mapping[str, DjlServer]) -> dict[str, list[Turn]]:
+def measure_turns(plan: Plan, version: str, clients: int, running: Mapping[str, DjlServer]) -> dict[str, list[Turn]]:
     turns: dict[str, list[Turn]] = {name: [] for name in running}
     for number in range(plan.repeat + 1):
         for name, server in running.items():
@@ -131,7 +133,9 @@ def _turn(plan: Plan, clients: int, server: DjlServer) -> Turn:
     tokens = sum(len(result.arrivals) for result in results)
     cpu = (cpu_seconds(worker) - before) / tokens * 1e6
     joined = tokens / sum(len(set(result.arrivals)) for result in results)
-    return Turn(metrics.tokens_per_second(results), cpu, joined, metrics.errors(results), meter.cores() or 0.0)
+    first = statistics.median(metrics.first_token_times(results))
+    rate, errors = metrics.tokens_per_second(results), metrics.errors(results)
+    return Turn(rate, first, cpu, joined, errors, meter.cores() or 0.0)
 
 
 def _summarize(

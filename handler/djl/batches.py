@@ -49,6 +49,21 @@ def open_item(model: ServedModel, item: Item, on_bytes: Callable[[RequestTask], 
     return task
 
 
+def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -> Piece:
+    """Take what a request has to say now.
+
+    Args:
+        limit: bytes of a piece; None is no limit.
+        commits: the Java side takes a first piece for the answer's beginning even where it has no bytes.
+    """
+    begun = task.committed
+    whole = not begun and task.error is not None  # an error's status comes with all of its body
+    data = task.take(None if whole else limit)
+    if commits:
+        task.committed = True
+    return Piece(task, data, task.committed and not begun, task.finished and not task.unsent)
+
+
 class RollingBatch:
     """Keeps the requests in DJL's order: every call names all live ones, and wants a piece for each.
 
@@ -94,7 +109,7 @@ class RollingBatch:
             opened = [open_item(self._model, new[index], self._loop.stop) for index in sorted(new)]
             tasks = self._tasks = tasks + opened
         self._wait(tasks, opened)
-        pieces = [self._piece(task) for task in tasks]
+        pieces = [next_piece(task, self._max_piece, commits=self._commits_early) for task in tasks]
         self._tasks = [piece.task for piece in pieces if not piece.last]
         return pieces
 
@@ -104,22 +119,17 @@ class RollingBatch:
         tasks = [self._model.refused(error) for _ in range(size)]
         return [Piece(task, task.take(), True, True) for task in tasks]
 
-    def _piece(self, task: RequestTask) -> Piece:
-        begun = task.committed
-        whole = not begun and task.error is not None  # an error's status comes with all of its body
-        data = task.take(None if whole else self._max_piece)
-        if self._commits_early:
-            task.committed = True
-        return Piece(task, data, task.committed and not begun, task.finished and not task.unsent)
-
     def _wait(self, tasks: Sequence[RequestTask], opened: Sequence[RequestTask]) -> None:
         """Run the loop until somebody has something to say; where it matters, until each new request has."""
         now = time.monotonic()
         begin, idle = now + _BEGIN, now + _IDLE
-        if any(task.unsent for task in tasks):
-            self._loop.poll()
+        seconds = 0.0 if any(task.unsent for task in tasks) else _IDLE
+        if all(task.begun for task in tasks):  # only the engine has more to say
+            self._loop.step(self._model.driver, seconds)
+        elif seconds:
+            self._loop.wait(seconds)
         else:
-            self._loop.wait(_IDLE)
+            self._loop.poll()
         while True:
             now = time.monotonic()
             if self._commits_early and now < begin and not all(task.begun for task in opened):

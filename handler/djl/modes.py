@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
@@ -12,7 +13,7 @@ from djl_python import Input, Output
 from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
 from handler.core.framing import JSON, dumps
 from handler.djl.adapters import AdapterCalls
-from handler.djl.batches import DynamicBatch, Item, RollingBatch, open_item
+from handler.djl.batches import DynamicBatch, Item, RollingBatch, next_piece, open_item
 from handler.djl.versions import MAX_FIELD, DjlVersion
 from handler.djl.wire import (
     PieceWriter,
@@ -173,15 +174,38 @@ class Dynamic(_Stepped):
 
 
 class Async:
-    """Every request is a task of its own on djl_python's event loop; each piece is an Output with a request's map."""
+    """A call opens a request; the first call's answer goes on for ever and holds the pieces of all requests.
+
+    djl_python puts Outputs into a queue without a limit and takes a switch between threads for each. So one Output has
+    a piece of every request that has bytes, and the next one is made when that is written: what comes meanwhile joins.
+    """
 
     def __init__(self, model: ServedModel, version: DjlVersion) -> None:
         self._model = model
         self._adapters = AdapterCalls(model)
         self._writer = PieceWriter(version)
+        self._ids: dict[RequestTask, str] = {}  # DJL's, of all that are not answered to the end
+        self._with_bytes: dict[RequestTask, None] = {}
+        self._wake_up = asyncio.Event()
+
+    async def outputs(self, started: Output) -> AsyncIterator[Output]:
+        """Answer the first call with `started`; then answer all requests."""
+        yield started
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake_up.wait()
+            self._wake_up.clear()
+            if pieces := self._take_pieces():
+                written = asyncio.Event()
+                yield Sent(pieces, functools.partial(loop.call_soon_threadsafe, written.set))
+                await written.wait()
 
     async def answer(self, inputs: Input) -> AsyncIterator[Output]:
-        return self._outputs(single(inputs))
+        """Open a request. It has no Outputs of its own."""
+        item = single(inputs)
+        await self._adapters.catch_up(item)
+        self._open(item)
+        return _no_outputs()
 
     async def change_adapter(self, inputs: Input, what: str) -> Output:
         try:
@@ -189,33 +213,47 @@ class Async:
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as bug:  # djl_python's own answer could not be read
             error = serving_error(bug)
-            return self._failed(HttpResponse(error.status, JSON.content_type, dumps(front_end_error(error))))
+            failure = HttpResponse(error.status, JSON.content_type, dumps(front_end_error(error)))
+            return output(self._writer.failure(failure), _JSON)
 
-    async def _outputs(self, item: Item) -> AsyncIterator[Output]:
-        """Ends with a last piece, whatever happens: without one, Java lets the client wait."""
-        there_is_more = asyncio.Event()
-        task: RequestTask | None = None
-        last = False
+    def _open(self, item: Item) -> None:
         try:
-            await self._adapters.catch_up(item)
-            task = open_item(self._model, item, lambda task: there_is_more.set())
-            del item  # it is not kept while the answer is sent
-            while not last:
-                await there_is_more.wait()
-                there_is_more.clear()
-                if task.error is not None and not task.committed:
-                    yield self._failed(task.take_whole())
-                    return
-                while not last and (task.unsent or task.finished):
-                    headers = {} if task.committed else headers_of(task)
-                    data = task.take(MAX_FIELD)
-                    last = task.finished and not task.unsent
-                    yield output(self._writer.piece(data, last=last), headers)
-        except Exception as error:  # djl_python would only log it
-            yield self._failed(self._model.refused(serving_error(error)).take_whole())
-        finally:
-            if task is not None:
-                task.cancel()
+            task = open_item(self._model, item, self._note)
+        except Exception as bug:  # djl_python would only log it
+            task = self._model.refused(serving_error(bug))
+        self._ids[task] = item.headers.get("request_tracking_id", "")
+        if task.begun:  # refused before it had its id
+            self._note(task)
 
-    def _failed(self, answer: HttpResponse) -> Output:
-        return output(self._writer.failure(answer), {"Content-Type": answer.content_type})
+    def _note(self, task: RequestTask) -> None:
+        self._with_bytes[task] = None
+        self._wake_up.set()
+
+    def _take_pieces(self) -> bytes:
+        """Take the bytes of all requests that have some."""
+        tasks, self._with_bytes = self._with_bytes, {}
+        return b"".join(message for task in tasks for message in self._messages(task))
+
+    def _messages(self, task: RequestTask) -> Iterator[bytes]:
+        """The last one ends the request, whatever happens: without it, Java lets the client wait."""
+        id = self._ids.get(task)
+        if id is None:
+            return  # it is answered
+        try:
+            while task.unsent or task.finished:
+                piece = next_piece(task, MAX_FIELD, commits=True)
+                yield self._writer.message(piece, id)
+                if piece.last:
+                    break
+            else:
+                return
+        except Exception as bug:
+            task.cancel()
+            failed = self._model.refused(serving_error(bug))
+            yield self._writer.message(next_piece(failed, None), id)
+        del self._ids[task]
+
+
+async def _no_outputs() -> AsyncIterator[Output]:
+    return
+    yield

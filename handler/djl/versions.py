@@ -6,7 +6,7 @@ import struct
 from typing import Any, NamedTuple
 
 import djl_python
-from djl_python import Output
+from djl_python import Input, Output
 
 from handler.config import environment
 
@@ -14,6 +14,8 @@ MAX_FIELD = environment.netty_buffer_bytes() // 2  # room for what is around it
 """Bytes of a field that Java takes; with a larger one it gives the worker up, and everybody in it."""
 
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
+
+_SHORT, _INT = struct.Struct(">h"), struct.Struct(">i")
 
 
 class DjlVersion(NamedTuple):
@@ -58,29 +60,106 @@ def installed_version() -> DjlVersion:
     )
 
 
-def read_ahead() -> None:
-    """Have djl_python receive what lies there at once, not each field of a request by itself.
+def read_ahead(version: DjlVersion) -> None:
+    """Have djl_python read an Input by a `Reader`."""
+    reader = Reader(version.length)
+    Input.read = lambda inputs, conn: reader.read(inputs, conn)
 
-    A continuing request has three fields and no bytes; 128 of them are 400 system calls a step. The meaning stays:
-    `length` bytes of the connection, in order; what came beyond them is the beginning of the next ones.
+
+class _Incomplete(Exception):
+    """A message has at least `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class _Message(NamedTuple):
+    """`size` is in bytes."""
+
+    properties: dict[str | None, str | None]
+    keys: list[str | None]
+    values: list[bytearray]
+    size: int
+
+
+class Reader:
+    """Receives what lies there at once, where djl_python receives each field of a request by itself.
+
+    A continuing request has three fields and no bytes; 128 of them are 400 system calls a step. While nobody joins or
+    leaves, a step's bytes are those of the step before: then they are not parsed.
+
+    Args:
+        length: of a string.
     """
-    received, at, source = bytearray(), 0, None
 
-    def retrieve_buffer(conn: Any, length: int) -> bytearray:
-        nonlocal received, at, source
-        end = at + length
-        if conn is not source or end > len(received):
-            if conn is not source:
-                received, at, source = bytearray(), 0, conn
-            del received[:at]
-            at, end = 0, length
-            while len(received) < length:
-                more = conn.recv(max(_RECEIVE_BYTES, length - len(received)))
-                if not more:
-                    raise ValueError("Connection disconnected")
-                received += more
-        field = received[at:end]
-        at = end
-        return field
+    def __init__(self, length: struct.Struct) -> None:
+        self._length = length
+        self._source: Any = None
+        self._received = bytearray()  # what lies after the last message
+        self._last = _Message({}, [], [], 0)
+        self._bytes_of_last = b""  # empty: they are not kept
 
-    djl_python.inputs.retrieve_buffer = retrieve_buffer
+    def read(self, inputs: Input, conn: Any) -> None:
+        """Fill an Input from the connection, as its own `read` does."""
+        if conn is not self._source:
+            self._source, self._received = conn, bytearray()
+        received = self._received
+        if not received:
+            self._receive(1)
+        if not (self._bytes_of_last and received.startswith(self._bytes_of_last)):
+            self._last = self._next_message()
+            self._bytes_of_last = bytes(received[: self._last.size]) if self._last.size <= _RECEIVE_BYTES else b""
+        message = self._last
+        del received[: message.size]
+        inputs.properties.update(message.properties)
+        inputs.content.keys, inputs.content.values = message.keys[:], message.values[:]
+        inputs.function_name = message.properties.get("handler")
+
+    def _next_message(self) -> _Message:
+        while True:
+            try:
+                return self._parse(self._received)
+            except _Incomplete as error:
+                self._receive(error.size)
+
+    def _receive(self, size: int) -> None:
+        """Receive until `size` bytes lie there."""
+        while (missing := size - len(self._received)) > 0:
+            more = self._source.recv(max(_RECEIVE_BYTES, missing))
+            if not more:
+                raise ValueError("Connection disconnected")
+            self._received += more
+
+    def _parse(self, data: bytearray) -> _Message:
+        try:
+            (count,), at = _SHORT.unpack_from(data), _SHORT.size
+            properties = {}
+            for _ in range(count):
+                key, at = self._string(data, at)
+                properties[key], at = self._string(data, at)
+            (count,) = _SHORT.unpack_from(data, at)
+            at += _SHORT.size
+            keys, values = [], []
+            for _ in range(count):
+                key, start = self._string(data, at)
+                start += _INT.size
+                at = start + _INT.unpack_from(data, start - _INT.size)[0]
+                if at > len(data):
+                    raise _Incomplete(at)
+                keys.append(key)
+                values.append(data[start:at])
+        except struct.error:  # it ends amid a number, or before it
+            raise _Incomplete(len(data) + 1) from None
+        return _Message(properties, keys, values, at)
+
+    def _string(self, data: bytearray, at: int) -> tuple[str | None, int]:
+        """Return a string, and where the next field begins."""
+        start = at + self._length.size
+        size = self._length.unpack_from(data, at)[0]
+        if size < 0:
+            return None, start
+        end = start + size
+        if end > len(data):
+            raise _Incomplete(end)
+        return data[start:end].decode(), end

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from djl_python import Input, Output
@@ -91,14 +91,20 @@ def batched(inputs: Input) -> dict[int, Item]:
 
 
 class Sent(Output):  # type: ignore[misc]
-    """An answer that is already in bytes, written at once: djl_python asks no more of it than `send`."""
+    """Answers that are already in bytes, written at once: djl_python asks no more of them than `send`.
 
-    def __init__(self, data: bytes) -> None:
+    Args:
+        then: called when they are written, on the thread that did.
+    """
+
+    def __init__(self, data: bytes, then: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self._data = data
+        self._then = then
 
     def send(self, cl_socket: Any) -> None:
         cl_socket.sendall(self._data)
+        self._then()
 
 
 class Unsent(Output):  # type: ignore[misc]
@@ -109,7 +115,7 @@ class Unsent(Output):  # type: ignore[misc]
 
 
 class PieceWriter:
-    """Makes the bytes of a step: a map of strings for each request, and the headers of those that begin."""
+    """Makes the bytes of answers: a map of strings for each piece, and the headers of requests that begin."""
 
     def __init__(self, version: DjlVersion) -> None:
         string = version.string
@@ -138,6 +144,14 @@ class PieceWriter:
                 num = len(data)
                 values += (key, size(around + num), self._map, length.pack(num), data, more)
         return b"".join((self._start, _COUNT.pack(len(headers)), *headers, _COUNT.pack(len(pieces)), *values))
+
+    def message(self, piece: Piece, id: str) -> bytes:
+        """A whole answer of async mode, where `id` is DJL's for the request."""
+        headers = {**(headers_of(piece.task) if piece.first else {}), "request_tracking_id": id}
+        string, value = self._version.string, self.value(piece)
+        properties = [string(name.encode()) + string(text.encode()) for name, text in headers.items()]
+        content = (_COUNT.pack(1), self._key, _SIZE.pack(len(value)), value)
+        return b"".join((self._start, _COUNT.pack(len(properties)), *properties, *content))
 
     def value(self, piece: Piece) -> bytes:
         """What Java reads of one request."""

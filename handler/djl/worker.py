@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +73,20 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
     return answer
 
 
-async def _load_async(properties: Mapping[str, Any]) -> Output:
-    """On djl_python's own loop, which is not ours to stop."""
+async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[Output]:
+    """On djl_python's own loop, which is not ours to stop. Where it succeeds, the answer has those to all requests."""
     global _mode
     with _start() as answer:
         config, formatters = prepare(properties, asynchronous=True)
         model = await load(config, formatters, Path(properties["model_dir"]), stepped=False)
         _mode = Async(model, installed_version())
         _prepare_process()
+        return _mode.outputs(answer)
     return answer
 
 
 def _prepare_process() -> None:
-    read_ahead()
+    read_ahead(installed_version())
     garbage.keep_collecting()
 
 

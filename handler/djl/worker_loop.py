@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from handler.serving.engine_driver import EngineDriver
+
 T = TypeVar("T")
+
+_PERIOD = 0.05  # seconds; the loop runs as often while the engine is stepped
 
 
 class WorkerLoop:
@@ -19,7 +24,9 @@ class WorkerLoop:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.SelectorEventLoop()
+        self._selector = selectors.DefaultSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
+        self._run_at = 0.0  # when it ran last
         self._until = 0.0  # by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
         self._closed = threading.Event()
@@ -30,20 +37,20 @@ class WorkerLoop:
         task = self._loop.create_task(coroutine)
         task.add_done_callback(self.stop)
         while not task.done():
-            self._loop.run_forever()
+            self._run()
         return task.result()
 
     def poll(self) -> None:
         """Run what is due, without waiting."""
         self._loop.stop()  # after one pass
-        self._loop.run_forever()
+        self._run()
 
     def wait(self, seconds: float) -> None:
         """Run the loop until somebody stops it, at most so long."""
         self._until = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._until:
             self._set_timer()
-        self._loop.run_forever()
+        self._run()
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Run the loop until `done`, which is asked whenever somebody stops it. False where that takes longer."""
@@ -55,6 +62,19 @@ class WorkerLoop:
             self.wait(left)
         return True
 
+    def step(self, driver: EngineDriver, seconds: float) -> None:
+        """Wait for the engine at most so long, and deliver what it says; run the loop only where something else is due.
+
+        To start and stop asyncio's loop costs as much as the tokens of 20 requests. Timers and callbacks are at most
+        50 ms late.
+        """
+        if driver.fd is None or time.monotonic() > self._run_at + _PERIOD:
+            return self.wait(seconds) if seconds else self.poll()
+        if [key.fd for key, _ in self._selector.select(seconds)] == [driver.fd]:
+            driver.step()
+        else:
+            self.poll()
+
     def stop(self, cause: object = None) -> None:
         """End the current run after this pass; a callback for whatever is waited for."""
         self._loop.stop()
@@ -63,6 +83,10 @@ class WorkerLoop:
         """End `look_after` too."""
         self._closed.set()
         self._loop.close()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._run_at = time.monotonic()
 
     def _set_timer(self) -> None:
         if self._timer is not None:

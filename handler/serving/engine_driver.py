@@ -97,6 +97,15 @@ class EngineDriver:
         else:  # the next one is started by a tick
             self._tick_in(_SHORT_TICK)
 
+    @property
+    def fd(self) -> int | None:
+        """What is watched; None while there is no engine."""
+        return self._fd
+
+    def step(self) -> None:
+        """Deliver what the engine has said; for a host that waits for `fd` itself."""
+        self._step()
+
     def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
         """Submit a request; return its id.
 

@@ -213,6 +213,11 @@ class ServedModel:
         return self._engine.reason
 
     @property
+    def driver(self) -> EngineDriver:
+        """For a host that waits for the engine itself."""
+        return self._driver
+
+    @property
     def healthy(self) -> bool:
         return self._engine.ready and self._is_open and not self.draining
 

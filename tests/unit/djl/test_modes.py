@@ -36,11 +36,33 @@ class Output:
         buffer += len(text).to_bytes(4, "big")
 
 
+class Content(dict[str, bytes]):
+    def size(self) -> int:
+        return len(self)
+
+
 class Input:
-    """A call about an adapter."""
+    """A call about an adapter, unless it is told otherwise."""
+
+    def __init__(self, properties: dict[str, str] | None = None, body: bytes = b"") -> None:
+        self._properties = properties or {"name": "a", "src": "a"}
+        self._content = Content(data=body)
 
     def get_properties(self) -> dict[str, str]:
-        return {"name": "a", "src": "a"}
+        return self._properties
+
+    def get_content(self) -> Content:
+        return self._content
+
+
+class Connection:
+    """The Java side's: keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def sendall(self, data: bytes) -> None:
+        self.written += data
 
 
 def fail(*arguments: object) -> NoReturn:
@@ -56,7 +78,8 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     vars(stand_in).update(__version__="0.34.0", Input=Input, Output=Output)
     monkeypatch.setitem(sys.modules, "djl_python", stand_in)
     module = importlib.import_module("handler.djl.modes")
-    vars(module).update(installed_version=importlib.import_module("handler.djl.versions").installed_version)
+    versions = importlib.import_module("handler.djl.versions")
+    vars(module).update(installed_version=versions.installed_version, Reader=versions.Reader)
     yield module
     for name in ours:
         sys.modules.pop(name, None)
@@ -78,16 +101,28 @@ def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyP
     bench = Bench()
     mode = modes.Async(bench.model, modes.installed_version())
 
-    async def outputs() -> list[Output]:
-        pieces = mode._outputs(item(ask("a b", 3, stream=True)))
-        return [piece async for piece in pieces]
+    async def answer(id: str) -> bytes:
+        """What Java gets when it asks with this id of its own."""
+        outputs, java = mode.outputs(Output()), Connection()
+        await anext(outputs)
+        call = Input({"request_tracking_id": id}, item(ask("a b", 3, stream=True)).body)
+        assert [output async for output in await mode.answer(call)] == []
+        while b"true" not in java.written:
+            (await anext(outputs)).send(java)
+        await outputs.aclose()
+        return java.written
 
-    assert [b"true" in piece.data for piece in bench.loop.run(outputs())][-1]
+    pieces = bench.loop.run(answer("one"))
+    assert pieces.count(b"request_tracking_id\0\0\0\3one") == pieces.count(b"\0\0\0\4last") > 0
+    assert b"error" not in pieces
     monkeypatch.setattr(AdapterRegistry, "check", fail)
     assert b"internal error: RuntimeError" in bench.loop.run(mode.change_adapter(Input(), "register")).data
-    monkeypatch.setattr(modes, "headers_of", fail)
-    (piece,) = bench.loop.run(outputs())
-    assert b"internal error: RuntimeError" in piece.data
+    wire = sys.modules["handler.djl.wire"]
+    headers_of = wire.headers_of
+    monkeypatch.setattr(wire, "headers_of", lambda task: fail() if task.error is None else headers_of(task))
+    failure = bench.loop.run(answer("two"))
+    assert b"internal error: RuntimeError" in failure
+    assert failure.count(b"\0\0\0\3two") == 1
     assert not bench.model._driver.sinks
 
 

@@ -1,0 +1,27 @@
+"""The minimal handler for DJL's async mode: an Output a token, until max_new_tokens.
+
+It is a worker's model.py. Its cost is djl_python's own: a queue, and a switch between threads for each Output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from djl_python import Output  # type: ignore[import-not-found, unused-ignore]
+
+LINE = '{"token": {"id": 1, "text": " word", "log_prob": -0.5}}\n'
+
+
+async def handle(inputs: Any) -> Any:
+    if inputs.is_empty():
+        return Output()
+    return _outputs(inputs.get_as_json()["parameters"]["max_new_tokens"])
+
+
+async def _outputs(tokens: int) -> AsyncIterator[Output]:
+    for left in range(tokens, 0, -1):
+        output = Output()
+        output.add_property("Content-Type", "application/jsonlines")
+        output.add(Output.binary_encode({"data": LINE, "last": left == 1}), key="data")
+        yield output
