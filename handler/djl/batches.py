@@ -56,7 +56,12 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
         limit: bytes of a piece; None is no limit.
         commits: the Java side takes a first piece for the answer's beginning even where it has no bytes.
     """
-    begun = task.committed
+    begun, unsent = task.committed, task.unsent
+    if begun and len(unsent) <= 1 and not task.finished:  # nearly always
+        data = unsent.pop() if unsent else b""
+        if limit is None or len(data) <= limit:
+            return Piece(task, data, False, False)
+        unsent.append(data)
     whole = not begun and task.error is not None  # an error's status comes with all of its body
     data = task.take(None if whole else limit)
     if commits:

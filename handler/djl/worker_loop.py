@@ -13,7 +13,7 @@ from handler.serving.engine_driver import EngineDriver
 
 T = TypeVar("T")
 
-_PERIOD = 0.05  # seconds; the loop runs as often while the engine is stepped
+_PERIOD = 0.1  # seconds; the loop runs as often while the engine is stepped
 
 
 class WorkerLoop:
@@ -66,7 +66,7 @@ class WorkerLoop:
         """Wait for the engine at most so long, and deliver what it says; run the loop only where something else is due.
 
         To start and stop asyncio's loop costs as much as the tokens of 20 requests. Timers and callbacks are at most
-        50 ms late.
+        100 ms late.
         """
         if driver.fd is None or time.monotonic() > self._run_at + _PERIOD:
             return self.wait(seconds) if seconds else self.poll()
