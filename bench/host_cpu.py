@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 
 from counting import Clients
 from cpu import cpu_seconds
+from front_ends import OURS
 
 from handler.bench.machine import OthersMeter, describe
 from handler.bench.metrics import table
-from handler.bench.server import Server, lmi_serve, process
+from handler.bench.server import Server, process
 
 TARGET = 2.5
 KEPT = 0.97  # of the tokens due in the window; below that the pace was not held and the figures do not count
@@ -65,16 +66,6 @@ def request_bytes(max_new_tokens: int = 1_000_000) -> bytes:
     return f"{head}content-length: {len(data)}".encode() + b"\r\n\r\n" + data
 
 
-def our_server(max_clients: int) -> AbstractContextManager[Server]:
-    options = {
-        "option.echo_tokens_per_second": PACE,
-        "option.max_rolling_batch_size": max_clients,
-        "job_queue_size": 2000,
-    }
-    arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-    return lmi_serve(["--engine", "echo", *arguments])
-
-
 def floor_server(chunks: Sequence[str], loop: str) -> AbstractContextManager[Server]:
     script = str(Path(__file__).with_name("floor.py"))
     return process([sys.executable, script, "--pace", str(PACE), "--loop", loop, "--chunks", json.dumps(chunks)])
@@ -83,7 +74,7 @@ def floor_server(chunks: Sequence[str], loop: str) -> AbstractContextManager[Ser
 def capture_chunks() -> list[str]:
     """The chunks of one round of the prompt's words, byte for byte as our server puts them on the wire."""
     number = len(_WORDS.split())
-    with our_server(32) as server, socket.create_connection(_address(server)) as connection:
+    with OURS.start(PACE) as server, socket.create_connection(_address(server)) as connection:
         connection.sendall(request_bytes(number + 2))
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
@@ -125,7 +116,7 @@ def measure_all(clients: Sequence[int], seconds: float, repeat: int, processes: 
     """Every server at every number of clients, in turns, so that a change of the machine's speed hits all alike."""
     chunks = capture_chunks()
     servers: dict[str, Start] = {
-        "served": functools.partial(our_server, max(32, *clients)),
+        "served": functools.partial(OURS.start, PACE),
         "floor": functools.partial(floor_server, chunks, "uvloop"),
         "stdlib floor": functools.partial(floor_server, chunks, "asyncio"),
     }

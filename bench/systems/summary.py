@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from handler.bench.metrics import errors, first_token_times, gaps, percentiles, table
+from handler.bench.load import percentiles
+from handler.bench.metrics import errors, first_token_times, gaps, table
 from systems.base import Sample
 from systems.turns import Point
 

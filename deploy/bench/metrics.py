@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handler.bench.load import Result
+from handler.bench.load import Result, percentiles
 
 HEADROOM = 0.7
 """Fraction of the knee: scaling out takes minutes, in which load grows further."""
 
 _STILL_RISING = 1.15  # ratio of throughput to that of the level before
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Return p50, p90 and p99 as values that occurred (nearest rank)."""
-    ordered = sorted(values)
-    return {
-        f"p{percent}": round(ordered[math.ceil(percent / 100 * len(ordered)) - 1], 2) if ordered else None
-        for percent in (50, 90, 99)
-    }
 
 
 def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
@@ -38,11 +28,16 @@ def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any
         "errors": dict(Counter(result.error for result in results if result.error)),
         "requests_per_second": round(len(good) / seconds, 3),
         "tokens_per_second": round(sum(result.num_tokens for result in good) / seconds, 1),
-        "ttft_ms": percentiles([1000 * (result.arrivals[0] - result.start) for result in good]),
-        "itl_ms": percentiles([1000 * gap for gap in gaps]),
-        "latency_ms": percentiles([1000 * (result.end - result.start) for result in good]),
+        "ttft_ms": _milliseconds([result.arrivals[0] - result.start for result in good]),
+        "itl_ms": _milliseconds(gaps),
+        "latency_ms": _milliseconds([result.end - result.start for result in good]),
         "mean_latency_ms": round(1000 * statistics.fmean(r.end - r.start for r in good), 2) if good else None,
     }
+
+
+def _milliseconds(seconds: Sequence[float]) -> dict[str, float | None]:
+    values = percentiles([1000 * value for value in seconds])
+    return {name: None if value is None else round(value, 2) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Advice:
 def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
     """Find the load at which latency begins to grow.
 
-    By the bounds of closed systems: below the knee an answer takes as long as alone, beyond it throughput is at its
+    Closed systems have two bounds. Below the knee an answer takes as long as alone; beyond it throughput is at its
     maximum and only waiting grows. Both meet at (maximum throughput) x (latency alone). The latency of the lowest level
     is taken for that alone.
 

@@ -1,7 +1,7 @@
 """Retry requests that have not started (`NotStarted`), within time limits.
 
-boto3's own retries are off: after a read timeout boto3 sends the request again while the model still works on the
-first, so that one answer can cost three generations.
+boto3's own retries are off. After a read timeout boto3 sends the request again while the model still works on the
+first. So one answer could cost three generations.
 """
 
 from __future__ import annotations

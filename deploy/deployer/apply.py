@@ -1,7 +1,7 @@
 """Apply a plan: one call after the other, waiting where the next call needs it.
 
-`up` can run again after any interruption: resources are found by name and tag (`live.py`), and a resource that AWS is
-still changing is waited for first.
+`up` can run again after any interruption: resources are found by name and tag (`live.py`). It first waits for a
+resource that AWS is still changing.
 """
 
 from __future__ import annotations

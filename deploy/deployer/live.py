@@ -1,7 +1,7 @@
 """Find what exists of a deployment in AWS. Changes nothing.
 
-Resources are found by their desired names, by names that begin with the deployment's (older versions of model and
-configuration), and by their place (components, scaling and alarms of the endpoint). Tags tell whether they are owned.
+Resources are found by their desired names. Older versions of model and configuration are found by names that begin with
+the deployment's, components, scaling and alarms by their endpoint. Tags tell whether they are owned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan the calls that bring AWS to the desired state. Pure.
 
-Order: first deletions of what failed (AWS allows only deletion), then creations and changes in the builders' order, at
-the end deletions of what is no longer desired, in reverse order of creation.
+Order: first deletions of what failed (AWS allows only deletion), then creations and changes in the builders' order. At
+the end come deletions of what is no longer desired, in reverse order of creation.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def leftovers(
     """Return the resources to delete, in that order. Pure.
 
     Without a serving endpoint these are all that this run created. Otherwise it is the failed resource, if this run
-    created it, and what was created only for it: everything that serves, and what that needs, stays.
+    created it, and what was created only for it. Everything that serves, and what that needs, stays.
 
     Args:
         desired: all resources, in the order of their creation.

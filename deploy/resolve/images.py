@@ -1,7 +1,7 @@
 """Resolve the container image to a URI in ECR, and choose the host's AMI for its CUDA version.
 
-SageMaker takes images from ECR in the endpoint's own region only. Any push can move a tag, so the tag of an image in
-the user's account is replaced by its digest if AWS is asked.
+SageMaker takes images from ECR in the endpoint's own region only. Any push can move a tag. So if AWS is asked, the
+digest replaces the tag of an image in the user's account.
 """
 
 from __future__ import annotations
@@ -118,8 +118,9 @@ def choose_ami(
 ) -> tuple[str | None, tuple[str, ...]]:
     """Return the InferenceAmiVersion, and warnings.
 
-    The default host's driver can be years old. With a driver too old for the image, or a CUDA 12 image on the newest
-    host, an endpoint stays in Creating without a line of log. The image's CUDA version therefore decides.
+    The default host's driver can be years old. With a driver too old for the image an endpoint stays in Creating
+    without a line of log. So it does with a CUDA 12 image on the newest host. The image's CUDA version therefore
+    decides.
 
     Args:
         setting: instance.ami; `auto` chooses.

@@ -1,7 +1,7 @@
 """Names and tags of resources, by which every run finds them again.
 
-AWS cannot change a model or an endpoint configuration: their names end in a digest of their content, so that a change
-creates a new one and an unchanged one is found again.
+AWS cannot change a model or an endpoint configuration. So their names end in a digest of their content: a change
+creates a new one, and an unchanged one is found again.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `build.py` builds them, `deployer/` compares them with AWS and applies the difference, `export.py` writes a template.
 
-They are sorted in the order of their creation, which follows from `needs`: alarms come before the endpoint, whose
-update names them; the alarm that wakes a sleeping component comes after the policy that it starts. A value that AWS
+They are sorted in the order of their creation, which follows from `needs`. Alarms come before the endpoint, whose
+update names them. The alarm that wakes a sleeping component comes after the policy that it starts. A value that AWS
 assigns on creation (a policy's ARN) is a `Ref` in a request; apply replaces it before the call.
 """
 

@@ -1,7 +1,7 @@
 """Check model data against what SageMaker and the engines can load, on this machine or in S3.
 
-SageMaker's rules for uncompressed model data (S3DataSource): no 0-byte objects that end in a slash, no key that is both
-file and directory, no name above 255 bytes. A directory and a prefix are both a list of `Entry`s and a `Read`.
+SageMaker has rules for uncompressed model data (S3DataSource). No 0-byte object ends in a slash, no key is both file
+and directory, no name has more than 255 bytes. A directory and a prefix are both a list of `Entry`s and a `Read`.
 """
 
 from __future__ import annotations

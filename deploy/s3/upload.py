@@ -75,11 +75,10 @@ class UploadProgress:
 
 @dataclass(frozen=True)
 class UploadResult:
-    """The result: files and bytes sent, and the number of files that were there already."""
+    """The result: the number of files sent, and of those that were there already."""
 
     prefix: str
     sent: int
-    sent_size: int
     kept: int
 
 
@@ -162,9 +161,7 @@ def upload(
     finally:
         pool.shutdown(cancel_futures=True)
     _verify(aws, planned)
-    return UploadResult(
-        str(planned.prefix), len(planned.missing), planned.size_to_send, len(planned.files) - len(planned.missing)
-    )
+    return UploadResult(str(planned.prefix), len(planned.missing), len(planned.files) - len(planned.missing))
 
 
 def human(size: int) -> str:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+
+PERCENTILES = (50, 90, 99)
 
 _PAUSE = 0.05  # seconds between a failure and the client's next request
 
@@ -122,3 +125,13 @@ async def open_loop(ask: Ask, arrivals: Iterable[tuple[int, float]], begin: floa
         await asyncio.sleep(begin + after - time.monotonic())
         tasks.append(asyncio.ensure_future(request(number, begin + after)))
     return await asyncio.gather(*tasks)
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """Return p50, p90 and p99 by linear interpolation; None without values."""
+    if not values:
+        return {f"p{percent}": None for percent in PERCENTILES}
+    if len(values) == 1:
+        return {f"p{percent}": values[0] for percent in PERCENTILES}
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {f"p{percent}": cuts[percent - 1] for percent in PERCENTILES}

@@ -11,11 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.bench.load import Closed, Load, Result
+from handler.bench.load import Closed, Load, Result, percentiles
 from handler.bench.offline import Run
 from handler.core.errors import ConfigError
-
-PERCENTILES = (50, 90, 99)
 
 
 class Repetition(NamedTuple):
@@ -121,16 +119,6 @@ def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
 
 def _cell(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Return p50, p90 and p99 by linear interpolation; None without values."""
-    if not values:
-        return {f"p{percent}": None for percent in PERCENTILES}
-    if len(values) == 1:
-        return {f"p{percent}": values[0] for percent in PERCENTILES}
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return {f"p{percent}": cuts[percent - 1] for percent in PERCENTILES}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

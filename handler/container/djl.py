@@ -99,7 +99,7 @@ def make_model(
 def _rolling_batch(config: Config) -> list[str]:
     """Write the user's rolling batch in words that Java does not interpret.
 
-    For a model with a config.json, DJL Serving's LmiConfigRecommender turns `auto` into dynamic batching, and runs
+    For a model with a config.json, DJL Serving's LmiConfigRecommender turns `auto` into dynamic batching. It runs
     `trtllm` under MPI, which needs GPUs and mpirun; 0.28 does so for `lmi-dist` too.
     """
     mode = config.rolling_batch

@@ -1,11 +1,11 @@
-"""Run coroutines on uvloop, and blocking calls in daemon threads."""
+"""Run coroutines on uvloop and up to their first wait, and blocking calls in daemon threads."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,6 +18,42 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     except ImportError:  # not on this platform
         return asyncio.run(coroutine)
     return uvloop.run(coroutine)
+
+
+def begin(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    """Run a coroutine up to its first wait, then as a task. Without a wait, it costs no turn of the running loop.
+
+    Raises:
+        what the coroutine raises before it waits.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        waiting = coroutine.send(None)
+    except StopIteration as done:
+        future: asyncio.Future[T] = loop.create_future()
+        future.set_result(done.value)
+        return future
+    return loop.create_task(_Begun(coroutine, waiting))
+
+
+class _Begun(Coroutine[Any, Any, T]):
+    """A coroutine that has run up to its first wait; `waiting` is what it waits for."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], waiting: Any) -> None:
+        self._coroutine = coroutine
+        self._first = [waiting]
+
+    def send(self, value: Any) -> Any:
+        return self._first.pop() if self._first else self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        raise NotImplementedError("only a task runs it")
 
 
 async def run_in_daemon_thread(call: Callable[[], T]) -> T:

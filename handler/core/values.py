@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
+
+
+def new_uuid() -> uuid.UUID:
+    """Draw a random UUID without a system call, for which a thread may have to wait its turn again."""
+    return uuid.UUID(int=random.getrandbits(128), version=4)
 
 
 class Finish(str, Enum):
@@ -45,8 +51,7 @@ class Adapter:
     path: str  # a directory
 
 
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(NamedTuple):
     """Generation parameters; dialects map their own names and neutral values onto these.
 
     Without `do_sample` decoding is greedy: temperature, top_k, top_p, min_p, typical_p and seed have no effect.
@@ -88,7 +93,7 @@ class Sampling:
 
     def with_seed(self) -> Sampling:
         """Draw a seed where none is set; an answer may name it."""
-        return self if self.seed is not None else replace(self, seed=random.getrandbits(53))
+        return self if self.seed is not None else self._replace(seed=random.getrandbits(53))
 
     def seed_of(self, sequence: int) -> int | None:
         """Return the seed that gives one of several sequences by itself."""

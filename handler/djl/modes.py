@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 from djl_python import Input, Output
@@ -76,15 +76,25 @@ class _Stepped:
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
         """Wait for the engine; the others' tokens gather meanwhile."""
+        return _or_refusal(lambda: self._change_adapter(inputs, what))
+
+    def _change_adapter(self, inputs: Input, what: str) -> Output:
         try:
             with self._loop.lock:
                 call = asyncio.wait_for(self._adapters.answer(inputs, what), self._seconds)
                 done, value = self._loop.run(call)
-            return output(dumps(value), _JSON, message=one_line(done))
         except asyncio.TimeoutError:
-            return refusal(GenerationFailed(f"not finished within {self._seconds:g} s (option.predict_timeout)"))
-        except Exception as error:  # left to djl_python, it would be answered where nobody waits for an answer
-            return refusal(serving_error(error))
+            reason = f"not finished within {self._seconds:g} s (option.predict_timeout)"
+            return refusal(GenerationFailed(reason))
+        return output(dumps(value), _JSON, message=one_line(done))
+
+
+def _or_refusal(answer: Callable[[], Output]) -> Output:
+    """Return the answer, or the refusal of whatever it raises: djl_python and Java would tell it in their own text."""
+    try:
+        return answer()
+    except Exception as error:  # one call must not end the worker
+        return refusal(serving_error(error))
 
 
 class Rolling(_Stepped):
@@ -126,15 +136,15 @@ class Dynamic(_Stepped):
         self._streaming = model.config.enable_streaming
 
     def answer(self, inputs: Input) -> Output:
-        try:
-            with self._loop.lock:
-                if is_batch(inputs):
-                    return self._answer_batch(inputs)
-                if self._streaming:
-                    return self._stream(single(inputs))
-                return whole(self._batch.run([single(inputs)])[0])
-        except Exception as error:  # left to Java, it would be told in a text of its own
-            return refusal(serving_error(error))
+        return _or_refusal(lambda: self._answer(inputs))
+
+    def _answer(self, inputs: Input) -> Output:
+        with self._loop.lock:
+            if is_batch(inputs):
+                return self._answer_batch(inputs)
+            if self._streaming:
+                return self._stream(single(inputs))
+            return whole(self._batch.run([single(inputs)])[0])
 
     def _answer_batch(self, inputs: Input) -> Output:
         """One status for all: a failure is told in its own body."""

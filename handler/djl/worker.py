@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,11 @@ async def _awaitable(output: Output) -> Output:
 
 def _load_stepped(properties: Mapping[str, Any]) -> Output:
     global _mode
-    try:
+    with _start() as answer:
         version = installed_version()
         if is_passive(properties, steps_all_ranks=version.steps_all_ranks):
             _mode = Passive()
-            return Output()
+            return answer
         config, formatters = prepare(properties, asynchronous=False)
         loop = WorkerLoop()
         model = loop.run(load(config, formatters, Path(properties["model_dir"]), stepped=True))
@@ -68,31 +69,34 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
         else:
             _mode = Dynamic(model, loop)
         loop.look_after(_LOOK)
-    except Exception as error:  # Java is told of it, whatever it is
-        return _cannot_start(error)
-    return _started()
+        _prepare_process()
+    return answer
 
 
 async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[Output]:
     """On djl_python's own loop, which is not ours to stop. Where it succeeds, the answer has those to all requests."""
     global _mode
-    try:
+    with _start() as answer:
         config, formatters = prepare(properties, asynchronous=True)
         model = await load(config, formatters, Path(properties["model_dir"]), stepped=False)
         _mode = Async(model, installed_version())
-    except Exception as error:  # Java is told of it, whatever it is
-        return _cannot_start(error)
-    return _mode.outputs(_started())
+        _prepare_process()
+        return _mode.outputs(answer)
+    return answer
 
 
-def _started() -> Output:
+def _prepare_process() -> None:
     read_ahead(installed_version())
     garbage.keep_collecting()
-    return Output()
 
 
-def _cannot_start(error: Exception) -> Output:
-    """The Java side shows the message and gives the model up."""
-    message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-    log.error("cannot start: %s", message, exc_info=not isinstance(error, ConfigError))
-    return Output(code=500, message=one_line(message))
+@contextlib.contextmanager
+def _start() -> Iterator[Output]:
+    """Yield the first call's answer. A failure becomes its message, which Java shows before it gives the model up."""
+    answer = Output()
+    try:
+        yield answer
+    except Exception as error:  # Java is told of it, whatever it is
+        message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        log.error("cannot start: %s", message, exc_info=not isinstance(error, ConfigError))
+        answer.code, answer.message = 500, one_line(message)

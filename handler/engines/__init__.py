@@ -23,7 +23,7 @@ class EngineEntry:
         needs: the import that shows whether the engine is installed.
         install: the command that installs it.
         isolated: runs in a process of its own; a thread is enough where a step costs nothing.
-        spreads: can spread a model over several devices.
+        spreads: can spread a model over several devices, as every GPU engine can and no CPU engine.
     """
 
     module: str

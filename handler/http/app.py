@@ -59,6 +59,7 @@ class App:
             *TritonRoutes(model).routes,
         ]
         self._router = Router(self.routes, default=_not_found, redirect_slashes=False)
+        self._exact = {route.path: route.app for route in reversed(self.routes) if "{" not in route.path}
         self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         self._cors = Cors(access.origins)
 
@@ -84,7 +85,11 @@ class App:
                 refused = self._model.refused(error, id=scope["request_id"])
                 return await send_answer(scope, send, refused.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):
-            await self._router(scope, receive, send)
+            app = self._exact.get(scope["path"])  # nearly always; the router tries one route after another
+            if app is None:
+                return await self._router(scope, receive, send)
+            scope["path_params"] = {}
+            await app(scope, receive, send)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

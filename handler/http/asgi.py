@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
+from handler.core.event_loop import begin
 from handler.core.framing import dumps
 from handler.protocols.base import HttpResponse
 
@@ -60,8 +61,11 @@ async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) 
     Raises:
         TooLarge, TooSlow: it breaks a limit.
     """
+    body = begin(_read_body(scope, receive, limit))
+    if body.done():  # it came with the head
+        return body.result()
     try:
-        return await asyncio.wait_for(_read_body(scope, receive, limit), seconds)
+        return await asyncio.wait_for(body, seconds)
     except asyncio.TimeoutError:
         scope[_GIVEN_UP] = True
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None

@@ -1,9 +1,8 @@
-"""uvicorn's HTTP protocol, with limits and a clean end for hostile and odd clients, and with two ASGI extensions."""
+"""uvicorn's HTTP protocol, with limits and a clean end for hostile and odd clients, and with an ASGI extension."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,18 +16,8 @@ the last answer. Closing at once would reset the connection, and the client migh
 """
 _MAX_HEAD = 1 << 16  # bytes of request line, headers and trailers; SageMaker's are a few hundred
 
-CHUNK = "lmi.http.chunk"
-"""Name of the ASGI extension: a call `(bytes) -> bool` that writes one chunk of a begun, unfinished response at once.
-
-It is what `send` does with such a chunk, at a third of the cost; False says that `send` has to do it.
-"""
-
-WHOLE = "lmi.http.whole"
-"""Name of the ASGI extension: a call that says that this response will be sent whole, when it is complete.
-
-A client that ends its own side of the connection then counts as gone. It may only have half-closed it, but nothing
-is written by which that could be found out. Without this call its answer is written to it until a write fails.
-"""
+EXCHANGE = "lmi.http.exchange"
+"""Name of the ASGI extension: the request's `Exchange`."""
 
 
 def _refusal(status: int, phrase: str, message: str) -> bytes:
@@ -183,7 +172,7 @@ class Protocol(HttpToolsProtocol):
         if not self.pipeline:
             self._current = self.cycle
             self._unset_keepalive_if_required()
-        extensions: dict[Any, Any] = {CHUNK: functools.partial(_write_chunk, self.cycle), WHOLE: self._end_at_eof}
+        extensions: dict[str, Any] = {EXCHANGE: Exchange(self.cycle, self._end_at_eof)}
         self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
@@ -244,9 +233,50 @@ def _disconnect(cycle: RequestResponseCycle) -> None:
     cycle.message_event.set()
 
 
-def _write_chunk(cycle: RequestResponseCycle, data: bytes) -> bool:
-    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
-        return False
-    if data:  # an empty chunk would be the end
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-    return True
+class Exchange:
+    """A request and its answer: what ASGI lacks, or has at the price of a task.
+
+    Attributes:
+        wake: a call that ends the current or the next `wait`.
+        send_whole: a call that says that the answer will be sent whole, when it is complete. A client that ends its
+            own side of the connection then counts as gone: it may only have half-closed it, but nothing is written
+            by which that could be found out. Without this call its answer is written to it until a write fails.
+    """
+
+    __slots__ = ("_cycle", "_reads_on", "send_whole", "wake")
+
+    def __init__(self, cycle: RequestResponseCycle, send_whole: Callable[[], None]) -> None:
+        self._cycle = cycle
+        self._reads_on = False  # the connection has been read since the body's end
+        self.wake = cycle.message_event.set
+        self.send_whole = send_whole
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client has gone, or the answer is complete."""
+        return self._cycle.disconnected or self._cycle.response_complete
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Return at a `wake`, when the exchange is over, or after some seconds. The body must have been read."""
+        event = self._cycle.message_event
+        if not self._reads_on:
+            self._reads_on = True
+            self._cycle.flow.resume_reading()  # else the client's end would not be noticed
+        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.wake)
+        await event.wait()
+        event.clear()
+        if timer is not None:
+            timer.cancel()
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a chunk of a begun, unfinished answer, at a third of the cost of `send`.
+
+        Returns:
+            False: only `send` can write it now.
+        """
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        if data:  # an empty chunk would be the end
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True

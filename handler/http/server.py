@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -24,6 +25,17 @@ log = logging.getLogger("handler.server")
 BACKLOG = 4096
 _DRAIN = 20.0  # seconds for answers to finish after SIGTERM: SageMaker kills after 30, and ending takes some of those
 _LAST_REQUESTS = 0.1  # seconds for what had come when the last answer went out: each holds at least one look at it
+
+
+_DESCRIPTORS = 1 << 16  # open files and connections, where the system's hard limit allows so many
+
+
+def allow_connections() -> None:
+    """Raise the process's soft limit of open files: a shell's is often 1,024, and each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def bind(host: str, port: int, client_timeout: float) -> socket.socket:
@@ -71,6 +83,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=keep_alive_timeout,  # type: ignore[arg-type]  # it calls loop.call_later with it
                 timeout_graceful_shutdown=2,

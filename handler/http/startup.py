@@ -22,7 +22,7 @@ from handler.http.app import App
 from handler.http.asgi import send_json
 from handler.http.security.access import OPEN, Access
 from handler.http.security.allowed_hosts import AllowedHosts
-from handler.http.server import BACKLOG, Server, bind
+from handler.http.server import BACKLOG, Server, allow_connections, bind
 from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
 from handler.protocols.base import front_end_error
@@ -47,6 +47,7 @@ def serve(config: Config, host: str, port: int, signals: StopSignals, access: Ac
     """
     for warning in config.warnings:
         log.info("%s", warning)
+    allow_connections()
     listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
     with contextlib.closing(listener):
         hosts = AllowedHosts.of(access, host, listener.getsockname()[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
@@ -23,7 +22,7 @@ _NOT_WITH_BEAMS: Sequence[str] = (
 
 _ONLY_WITH_BEAMS: Sequence[str] = ("length_penalty", "early_stopping")
 
-DEFAULTS = {field.name: field.default for field in fields(Sampling)}
+DEFAULTS = Sampling._field_defaults
 
 
 class Named(NamedTuple):

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from handler.core.errors import GenerationFailed, Overloaded, ServingError
@@ -255,11 +255,8 @@ class Batcher:
             self._in_engine[key] = _EngineRequest(
                 active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
             )
-            own = replace(
-                sampling,
-                seed=sampling.seed_of(first),
-                prompt_logprobs=sampling.prompt_logprobs and first == 0,
-            )
+            scored = sampling.prompt_logprobs and first == 0
+            own = sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=scored)
             self._engine.add(key, active.prompt.ids, own, active.request.adapter)
 
     def _end_sequence(self, request: _EngineRequest, key: int, index: int) -> None:

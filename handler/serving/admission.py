@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 TOKENIZER_THREADS = 2
 _PARSE_INLINE = 1 << 16  # bytes of a body, from which on it is parsed off the event loop
-_TOKENIZE_INLINE = 1 << 13  # bytes of a body, from which on it is tokenized off a stepped loop
+_TOKENIZE_INLINE = 1 << 10  # bytes of a body, from which on it is tokenized off the event loop
+_TOKENIZE_STEPPED = 1 << 13  # and off a stepped one, where a thread's result comes a step later
 
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 """The configured dialect's routes."""
@@ -87,14 +88,13 @@ class Admission:
     """Decodes, parses and tokenizes requests. Belongs to the event loop's thread, and uses the tokenizer on others.
 
     Args:
-        stepped: the loop runs in a host's steps only, so tokens of small bodies are made inline: a thread's result
-            would come a step later.
+        stepped: the loop runs in a host's steps only.
     """
 
     def __init__(self, preprocessor: Preprocessor, tokenizer: Tokenizer, *, stepped: bool) -> None:
         self.preprocessor = preprocessor
         self._tokenizer = tokenizer
-        self._tokenize_inline = _TOKENIZE_INLINE if stepped else 0
+        self._tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self.formatters: FormatterThread | None = None
         if preprocessor.runs_model_py:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong, UnsupportedMedia
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Request
+from handler.core.values import Adapter, Request, new_uuid
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_request import CustomReader
@@ -226,7 +225,7 @@ class Preprocessor:
         left = limit - len(prompt.ids)
         if not request.fill_context and wanted <= left:
             return request
-        return replace(request, sampling=replace(request.sampling, max_new_tokens=left))
+        return replace(request, sampling=request.sampling._replace(max_new_tokens=left))
 
     def _most_tokens(self) -> int | None:
         info = self._engine_info()
@@ -254,7 +253,7 @@ def request_id(headers: Headers) -> str:
     for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
         if _REQUEST_ID.fullmatch(id := headers.get(name, "").strip()):
             return id
-    return str(uuid.uuid4())
+    return str(new_uuid())
 
 
 def media_type(headers: Headers) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handler.core.errors import ServingError, Unavailable, serving_error
+from handler.core.event_loop import begin
 from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
@@ -66,7 +67,7 @@ class RequestTask:
         self._schema = schema
         self._batches = batches
         self._in_batch = False
-        self._background: asyncio.Task[None] | None = None
+        self._background: asyncio.Future[None] | None = None
         self._size = 0  # of the body
         self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
@@ -147,8 +148,10 @@ class RequestTask:
 
     def start(self, body: bytes | None = None) -> None:
         """Go on in the background: parse the body, where that is not done yet, tokenize, join a batch, submit."""
-        if not self.finished:
-            self._background = self._driver.loop.create_task(self._run(body))
+        if self.finished:
+            return
+        loop, running = self._driver.loop, self._run(body)
+        self._background = begin(running) if loop.is_running() else loop.create_task(running)
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:

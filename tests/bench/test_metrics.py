@@ -8,8 +8,8 @@ from array import array
 
 import pytest
 
-from handler.bench.load import Closed, Open, Result
-from handler.bench.metrics import Point, Repetition, percentiles, show, summarize, tokens_per_second
+from handler.bench.load import Closed, Open, Result, percentiles
+from handler.bench.metrics import Point, Repetition, show, summarize, tokens_per_second
 from handler.bench.offline import Run
 
 
@@ -19,6 +19,7 @@ def result(start: float, *arrivals: float, error: str = "") -> Result:
 
 def test_percentiles() -> None:
     assert percentiles([]) == {"p50": None, "p90": None, "p99": None}
+    assert percentiles([2.0, 1.0]) == pytest.approx({"p50": 1.5, "p90": 1.9, "p99": 1.99})
     assert percentiles([3.0]) == {"p50": 3.0, "p90": 3.0, "p99": 3.0}
     assert percentiles([float(value) for value in range(101)]) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 

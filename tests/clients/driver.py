@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 
 from tests.clients import toolchains, venvs
+from tests.environment import skipped_on
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -132,15 +134,8 @@ def _closing(driver: Driver) -> Iterator[Driver]:
         driver.close()
 
 
-@contextlib.contextmanager
-def skipped_without() -> Iterator[None]:
-    """Where there is no Node, or no Java, the test is skipped; in CI that is a failure."""
-    try:
-        yield
-    except toolchains.Unavailable as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+skipped_without = functools.partial(skipped_on, toolchains.Unavailable)
+"""Skips a test where there is no Node, or no Java."""
 
 
 def drivers(environment: str, script: str, *, scope: Literal["session", "module"]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -10,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.djl import home, jars
 from tests.djl.launch import Djl, write_model
 from tests.djl.processes import only
-from tests.environment import clean_environment
+from tests.environment import clean_environment, skipped_on
 
 
 class DjlServer(Djl):
@@ -49,15 +49,8 @@ def newer(version: str, since: str) -> bool:
     return [int(part) for part in version.split(".")] >= [int(part) for part in since.split(".")]
 
 
-@contextlib.contextmanager
-def skipped_without_java() -> Iterator[None]:
-    """Where there is no Java, the test is skipped; in CI that is a failure."""
-    try:
-        yield
-    except jars.Unavailable as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+skipped_without_java = functools.partial(skipped_on, jars.Unavailable)
+"""Skips a test where there is no Java."""
 
 
 @contextlib.contextmanager

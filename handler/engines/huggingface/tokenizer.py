@@ -61,12 +61,14 @@ class HfTokenizer:
         return self._encode(str(text), "messages", add_special_tokens=False)
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
-        def count(part: str) -> int:
-            return len(self._fast.encode(part, add_special_tokens=False))
+        check_tokens(text, name, _MOST_TOKENS, _PART, lambda part: len(self._ids(part, add_special_tokens=False)))
+        return Prompt(text, self._ids(text, add_special_tokens=add_special_tokens), self.vocabulary)
 
-        check_tokens(text, name, _MOST_TOKENS, _PART, count)
-        ids = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
-        return Prompt(text, ids, self.vocabulary)
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Encode a batch of one: `encode` itself would hold the GIL, for 0.2 s with 50,000 tokens."""
+        (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
 
 
 def _chat_template(tokenizer: Any) -> str:

@@ -3,7 +3,7 @@
 OpenVINO GenAI rounds the weights of a GGUF file. A Q4_1 or Q4_K block means `scale * q + minimum`. GenAI keeps
 `scale * (q - zero)` with `zero` an integer of 4 bits. This raises SmolLM2's perplexity by a quarter. Here we save
 GenAI's graph and replace its matrices by the file's. They are matched by value: a matrix may differ from the file by
-that rounding only, so a file or graph of another layout is refused, not served wrong.
+that rounding only. So a file or graph of another layout is refused, not served wrong.
 """
 
 from __future__ import annotations

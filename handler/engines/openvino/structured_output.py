@@ -1,6 +1,6 @@
 """Structured output by OpenVINO GenAI (xgrammar inside it), and the check of a text before the engine gets it.
 
-GenAI compiles a text in its request's first step, and finds the allowed tokens in every later one: a failure there
+GenAI compiles a text in its request's first step, and finds the allowed tokens in every later one. A failure there
 fails the whole batch. So a text first runs in a pipeline of a blank model with the real tokenizer. GenAI keeps compiled
 grammars with the tokenizer, so the real pipeline finds them.
 """

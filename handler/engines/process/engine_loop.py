@@ -1,7 +1,7 @@
 """The loop that owns an engine: it receives commands and sends one message a step.
 
-An engine holds the GIL while it steps and must be killable, so the loop runs in a process of its own
-(`engine_process.py`); for engines that cost nothing it runs on a thread. The other end is `supervisor.py`.
+An engine holds the GIL while it steps and must be killable. So the loop runs in a process of its own
+(`engine_process.py`). For engines that cost nothing it runs on a thread. The other end is `supervisor.py`.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class _Lane(NamedTuple):
 class StructuredOutputValidator:
     """Checks each text once and keeps the verdict. Thread-safe.
 
-    Every text starts in a lane with a fifth of a second of CPU time; one that needs more starts again in a lane with
-    more, the last of which allows all. So bad texts hardly delay good ones. A text that finds its lane full is refused.
+    Every text starts in a lane with a fifth of a second of CPU time. One that needs more starts again in a lane with
+    more. The last lane allows all. So bad texts hardly delay good ones. A text that finds its lane full is refused.
 
     Args:
         make: returns the engine's check, in the sandbox process; it is pickled.

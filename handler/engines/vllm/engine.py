@@ -10,7 +10,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -204,7 +204,7 @@ class Vllm:
         """Request the alternatives after each beam; the prefix cache has all but the last token."""
         search = beams.search
         beams.alternatives = [()] * len(search.beams)
-        sampling = replace(search.sampling, num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
+        sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
             self._submit(pending, [*beams.ids, *beam.ids], self._params(sampling), beams.adapter)

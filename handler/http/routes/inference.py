@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
 from handler.http.asgi import Headers, read_body, send_answer, send_start
-from handler.http.protocol import CHUNK, WHOLE
+from handler.http.protocol import EXCHANGE, Exchange
 from handler.http.streaming import BodyWriter, WholeBody
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema
 from handler.serving.model import ServedModel
@@ -47,8 +46,8 @@ class Inference:
         return self._model.refused(error, self._schema, id=request_id).take_whole()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = self._open(scope, begun)
+        exchange: Exchange = scope["extensions"][EXCHANGE]
+        task = self._open(scope, exchange)
         await self._parse(scope, receive, task)
         parsed = task.parsed
         if parsed is None:
@@ -56,21 +55,20 @@ class Inference:
                 await send_answer(scope, send, task.take_whole())
             return
         if not parsed.streams or scope["http_version"] == "1.0":
-            scope["extensions"][WHOLE]()
-        task.start()
-        gone = asyncio.ensure_future(_disconnect(receive))
+            exchange.send_whole()
         try:
-            await _send(scope, send, parsed, task, begun, gone)
+            task.start()
+            await _send(scope, send, parsed, task, exchange)
         finally:
-            gone.cancel()
             task.cancel()
 
-    def _open(self, scope: Scope, begun: asyncio.Future[None]) -> RequestTask:
-        """Begin a request; `begun` resolves when there is something to answer."""
+    def _open(self, scope: Scope, exchange: Exchange) -> RequestTask:
+        """Begin a request; it wakes `exchange` when there is something to answer."""
+        wake = exchange.wake
 
         def on_bytes(task: RequestTask) -> None:
-            if (task.unsent or task.finished) and not begun.done():
-                begun.set_result(None)
+            if task.unsent or task.finished:
+                wake()
 
         names, id = scope["path_params"], scope["request_id"]
         name, version = names.get("model"), names.get("version", "1")
@@ -92,27 +90,24 @@ class Inference:
             task.refuse(error)
 
 
-async def _send(
-    scope: Scope,
-    send: Send,
-    parsed: ParsedRequest,
-    task: RequestTask,
-    begun: asyncio.Future[None],
-    gone: asyncio.Future[None],
-) -> None:
-    """Write a request's answer as it comes."""
+async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTask, exchange: Exchange) -> None:
+    """Write a request's answer as it comes, until the last byte or until the client is gone."""
     ignored = list(ignored_header(parsed.ignored).items())
+    chunked = scope["http_version"] != "1.0"
+    sign = parsed.keep_alive if chunked else b""
     started = False
-    while not begun.done() and not gone.done():
-        patience = KEEP_ALIVE if parsed.keep_alive and scope["http_version"] != "1.0" else None
-        done, _ = await asyncio.wait((begun, gone), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
+    written_at = time.monotonic()
+    while not (task.unsent or task.finished):
+        if exchange.is_over:
+            return
+        silent = time.monotonic() - written_at
+        if sign and silent >= KEEP_ALIVE:
             if not started:
                 await _start_stream(scope, send, parsed, _bytes([*parsed.headers(None), *ignored]))
                 started = True
-            await send({"type": "http.response.body", "body": parsed.keep_alive, "more_body": True})
-    if not begun.done():
-        return
+            await send({"type": "http.response.body", "body": sign, "more_body": True})
+            written_at, silent = time.monotonic(), 0.0
+        await exchange.wait(KEEP_ALIVE - silent if sign else None)
     if not task.streams:
         answer = task.take_whole()
         if started:  # what is refused now is the stream's end
@@ -120,24 +115,28 @@ async def _send(
             await send({"type": "http.response.body", "body": late})
         else:
             await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
-    elif scope["http_version"] == "1.0":  # it knows no chunks: the stream in one piece
+    elif not chunked:  # the stream in one piece
         whole = WholeBody()
         stream_to(task, whole)
-        await asyncio.wait((whole.done, gone), return_when=asyncio.FIRST_COMPLETED)
-        if whole.done.done():
-            body = whole.done.result()
-            if body is None:
-                error = GenerationFailed("the answer is too large to be sent whole; HTTP/1.1 has streams")
-                return await send_answer(scope, send, parsed.reply.refused(error))
-            answer = HttpResponse(200, task.content_type, body)
-            await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
+        whole.done.add_done_callback(lambda done: exchange.wake())
+        while not whole.done.done():
+            if exchange.is_over:
+                return
+            await exchange.wait()
+        body = whole.done.result()
+        if body is None:
+            error = GenerationFailed("the answer is too large to be sent whole; HTTP/1.1 has streams")
+            return await send_answer(scope, send, parsed.reply.refused(error))
+        answer = HttpResponse(200, task.content_type, body)
+        await send_answer(scope, send, answer, _bytes([*task.dialect_headers(), *ignored]))
     else:
         if not started:
             await _start_stream(scope, send, parsed, _bytes([*task.dialect_headers(), *ignored]))
-        writer = BodyWriter(send, scope["extensions"][CHUNK])
+        writer = BodyWriter(send, exchange.write_chunk)
         stream_to(task, writer)
         task.write_tokens_to(writer.write_chunk)
-        await _keep_alive(writer, gone, parsed.keep_alive)
+        if not exchange.is_over:
+            await _end_of(writer, exchange, sign)
 
 
 def stream_to(task: RequestTask, writer: BodyWriter | WholeBody) -> None:
@@ -151,23 +150,17 @@ async def _start_stream(scope: Scope, send: Send, parsed: ParsedRequest, extra: 
     await send_start(scope, send, 200, parsed.reply.content_type, extra)
 
 
-async def _keep_alive(writer: BodyWriter, gone: asyncio.Future[None], sign: bytes) -> None:
-    """Wait until a stream has ended: `gone` also comes when the response is complete."""
-    over = (gone, writer.broken)
-    while sign and not writer.ended:
-        silent = time.monotonic() - writer.written_at
-        if silent >= KEEP_ALIVE:
-            writer.write(sign)
-            silent = 0.0
-        done, _ = await asyncio.wait(over, timeout=KEEP_ALIVE - silent, return_when=asyncio.FIRST_COMPLETED)
-        if done:
-            return
-    await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _end_of(writer: BodyWriter, exchange: Exchange, sign: bytes) -> None:
+    """Wait until a stream has ended, or its client is gone; in long silences the stream says that it is there."""
+    writer.broken.add_done_callback(lambda broken: exchange.wake())
+    while not (exchange.is_over or writer.broken.done()):
+        patience = None
+        if sign and not writer.ended:
+            patience = KEEP_ALIVE - (time.monotonic() - writer.written_at)
+            if patience <= 0:
+                writer.write(sign)
+                patience = KEEP_ALIVE
+        await exchange.wait(patience)
 
 
 def _bytes(headers: list[tuple[str, str]]) -> Headers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from handler.core.errors import InvalidParameter, ServingError
@@ -97,4 +96,4 @@ def _read_parameters(body: Mapping[str, Any], context: ServerContext) -> ParsedP
     if (count := body.get("top_logprobs")) and not body.get("logprobs"):
         raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
     wanted = bool(body.get("logprobs")) or parameters.sampling.num_sequences > 1  # which are ranked by them
-    return parameters._replace(sampling=replace(parameters.sampling, logprobs=wanted))
+    return parameters._replace(sampling=parameters.sampling._replace(logprobs=wanted))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
@@ -166,7 +165,7 @@ def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str,
         return sampling, None
     if parameters.get("ignore_eos_token"):
         raise InvalidParameter(f"parameters.end_id={end_id}: contradicts parameters.ignore_eos_token=true")
-    return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, end_id)), end_id
+    return sampling._replace(stop_token_ids=(*sampling.stop_token_ids, end_id)), end_id
 
 
 def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:

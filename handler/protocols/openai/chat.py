@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
@@ -53,9 +52,9 @@ class OpenAiChat:
             *harmless(body),
         ]
         marks = tools.format.special(context.vocabulary) if tools.format else frozenset[str]()
-        sampling = replace(parameters.sampling, logprobs=bool(body.get("logprobs")))
+        sampling = parameters.sampling._replace(logprobs=bool(body.get("logprobs")))
         if marks:
-            sampling = replace(sampling, skip_special_tokens=False)
+            sampling = sampling._replace(skip_special_tokens=False)
         has_place = takes_tools(context.chat_template)
         request = Request(
             "",

@@ -52,11 +52,11 @@ class OpenAiCompletions:
             most = MAX_SEQUENCES // len(prompts)
             raise InvalidParameter(f"n={sampling.num_sequences}: with {len(prompts)} prompts at most {most}")
         ranked = sampling.best_of > sampling.n
-        sampling = replace(sampling, logprobs=logprobs is not None or ranked)
+        sampling = sampling._replace(logprobs=logprobs is not None or ranked)
         if echo and logprobs is not None:
             sampling = _with_prompt_logprobs(sampling, logprobs, context)
         if prompt_only:  # the engines generate one token at least
-            sampling = replace(sampling, max_new_tokens=1, logprobs=False, top_logprobs=0)
+            sampling = sampling._replace(max_new_tokens=1, logprobs=False, top_logprobs=0)
         requests = tuple(
             Request(
                 _text(prompt, context),
@@ -105,7 +105,7 @@ def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerCont
         raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
     if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
         raise InvalidParameter(f"logprobs={logprobs}: with echo the engine {context.engine} lacks it: {why}")
-    return replace(sampling, prompt_logprobs=True, prompt_top_logprobs=logprobs)
+    return sampling._replace(prompt_logprobs=True, prompt_top_logprobs=logprobs)
 
 
 def _with_support_for(context: ServerContext, field: str) -> ServerContext:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, NUMBER, SLOT, SSE_DONE, Framing, fill, template
-from handler.core.values import NO_TOKEN, Delta, Finish, Token
+from handler.core.values import NO_TOKEN, Delta, Finish, Token, new_uuid
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.openai import errors
 from handler.protocols.openai.answers import TokenUsage
@@ -45,7 +44,7 @@ class Head(NamedTuple):
 
 def identity(prefix: str) -> tuple[str, int]:
     """Return a new id, and the time of the request."""
-    return f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+    return f"{prefix}-{new_uuid().hex}", int(time.time())
 
 
 class Usage(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
 from handler.protocols.openapi.json_schema import COUNT, FLAG, TEXT, Shape, listing, record
 
 
@@ -21,7 +22,7 @@ class Operation(NamedTuple):
 
     tag: str
     summary: str
-    answers: dict[int, tuple[str, Shape, Any] | None]
+    answers: Mapping[int, tuple[str, Shape, Any] | None]
     query: Mapping[str, Shape] = MappingProxyType({})
     body: Shape | None = None
     open: bool = False
@@ -41,40 +42,42 @@ _ADAPTER_CALL = {"name": TEXT, "src": TEXT, "preload": FLAG, "pin": FLAG}
 _CHANGE = record({"status": TEXT}, {"id": COUNT})
 
 
-def _adapter_failures(*statuses: int) -> dict[int, tuple[str, Shape, Any] | None]:
-    texts = {
-        400: ("BadRequestException", "LoRA adapters are not enabled"),
-        404: ("BadRequestException", "The adapter sql was not found"),
-        409: ("BadRequestException", "The adapter sql is already registered"),
-    }
-    return {
-        status: (_JSON, _ERROR, {"code": status, "type": texts[status][0], "message": texts[status][1]})
-        for status in statuses
-    }
+_FAILURES: dict[int, tuple[str, Shape, Any]] = {
+    error.status: (_JSON, _ERROR, {"code": error.status, "type": error.type, "message": error.message})
+    for error in (
+        BadRequest("LoRA is not enabled: echo: it was started without option.enable_lora=true"),
+        NotFound("The adapter sql was not found"),
+        Conflict("The adapter sql already exists"),
+        AdapterFailed("src=adapters/sql: there is no such directory"),
+        Unavailable("the engine is not ready: no adapter can be loaded"),
+        NoRoom("there is room for 2 adapters (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)"),
+    )
+}
+"""Failures of calls about adapters, by status."""
+
+
+def _adapters(summary: str, shape: Shape, example: Any, *failures: int, **request: Any) -> Operation:
+    answers = {200: (_JSON, shape, example)} | {status: _FAILURES[status] for status in failures}
+    return Operation("Adapters", summary, answers, **request)
 
 
 _ADAPTERS: dict[tuple[str, str], Operation] = {
-    ("GET", "/adapters"): Operation(
-        "Adapters", "List the LoRA adapters",
-        {200: (_JSON, _LIST, {"adapters": [_ADAPTER_EXAMPLE]}),
-         **_adapter_failures(400)},
+    ("GET", "/adapters"): _adapters(
+        "List the LoRA adapters", _LIST, {"adapters": [_ADAPTER_EXAMPLE]}, 400,
         query={"limit": COUNT, "next_page_token": TEXT},
     ),
-    ("POST", "/adapters"): Operation(
-        "Adapters", "Register one, by the query or by a body",
-        {200: (_JSON, _CHANGE, {"status": "Adapter sql registered", "id": 1}), **_adapter_failures(400, 409)},
+    ("POST", "/adapters"): _adapters(
+        "Register one, by the query or by a body",
+        _CHANGE, {"status": "Adapter sql registered", "id": 1}, 400, 409, 424, 503, 507,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"name": "sql", "src": "adapters/sql"}),
     ),
-    ("GET", "/adapters/{adapter}"): Operation(
-        "Adapters", "Describe one", {200: (_JSON, _ADAPTER, _ADAPTER_EXAMPLE), **_adapter_failures(400, 404)}
+    ("GET", "/adapters/{adapter}"): _adapters("Describe one", _ADAPTER, _ADAPTER_EXAMPLE, 400, 404),
+    ("DELETE", "/adapters/{adapter}"): _adapters(
+        "Unregister one", _CHANGE, {"status": "Adapter sql unregistered"}, 400, 404, 409
     ),
-    ("DELETE", "/adapters/{adapter}"): Operation(
-        "Adapters", "Unregister one",
-        {200: (_JSON, _CHANGE, {"status": "Adapter sql unregistered"}), **_adapter_failures(400, 404)},
-    ),
-    ("POST", "/adapters/{adapter}/update"): Operation(
-        "Adapters", "Load it anew, from where it was or from elsewhere",
-        {200: (_JSON, _CHANGE, {"status": "Adapter sql updated"}), **_adapter_failures(400, 404)},
+    ("POST", "/adapters/{adapter}/update"): _adapters(
+        "Load it anew, from where it was or from elsewhere",
+        _CHANGE, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
     ),
 }  # fmt: skip
@@ -110,7 +113,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {200: (_TEXT, TEXT, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
     **_ADAPTERS,
-    **{(method, "/models/{model}" + path): operation for (method, path), operation in _ADAPTERS.items()},
+    **{
+        (method, "/models/{model}" + path): operation._replace(answers={404: _FAILURES[404], **operation.answers})
+        for (method, path), operation in _ADAPTERS.items()
+    },
 }  # fmt: skip
 
 PATH_PARAMETERS: dict[str, str] = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import ServingError
@@ -181,7 +180,7 @@ def _request(read: Body, context: ServerContext) -> Request:
     seed = parameters.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
     return Request(
         prompt=read.inputs,
-        sampling=replace(parameters.sampling, seed=seed),
+        sampling=parameters.sampling._replace(seed=seed),
         truncate=given.get("truncate"),
         details=given.get("details", False) or parameters.sampling.prompt_logprobs,
         full_text=given.get("return_full_text", False),

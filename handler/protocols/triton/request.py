@@ -6,7 +6,6 @@ Source: Triton's docs/protocol/extension_generate.md; its src/http_server.cc for
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -157,11 +156,11 @@ def _request(prompt: str, parameters: ParsedParameters, *, ignores_end: bool) ->
     if end_id is not None:  # in the place of the model's own end token
         if ignores_end:
             raise InvalidParameter(f"end_id={end_id}: contradicts ignore_eos=true")
-        sampling = replace(sampling, stop_token_ids=(end_id,))
+        sampling = sampling._replace(stop_token_ids=(end_id,))
     ranked = sampling.num_sequences > 1 or bool(parameters.others.get("cumulative_logprob"))
     return Request(
         prompt=prompt,
-        sampling=replace(sampling, logprobs=ranked or bool(parameters.others.get("return_log_probs"))),
+        sampling=sampling._replace(logprobs=ranked or bool(parameters.others.get("return_log_probs"))),
         adapter=parameters.others.get("adapter"),
         eos_token_id=end_id,
         names=FieldNames(

@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from handler.core.errors import Unavailable
+from handler.core.errors import GenerationFailed, Unavailable
 from handler.serving.dynamic_batcher import DynamicBatcher
 from tests.app.server import serve
 from tests.servers import LiveServer, wait_for
+from tests.services import begin, load_echo
 
 DYNAMIC = ("--engine", "echo", "-o", "option.rolling_batch=disable")
 
@@ -155,3 +157,30 @@ def test_the_queue_is_seen_from_outside() -> None:
         wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "nobody waits")
         assert server.post({"inputs": "a"}).status_code == 503
         assert [future.result().status_code for future in running] == [200, 200]
+
+
+def test_one_that_fails_while_it_waits_is_not_computed_and_lets_the_next_batch_begin() -> None:
+    def ask(tokens: int) -> dict[str, Any]:
+        return {"inputs": "a", "parameters": {"max_new_tokens": tokens}}
+
+    async def story() -> None:
+        options = ("option.rolling_batch=disable", "batch_size=1", "option.echo_tokens_per_second=100")
+        model = await load_echo(*options)
+        model.start()
+        await model.opened
+        try:
+            running, ran = begin(model, ask(10))
+            while not running.begun:
+                await asyncio.sleep(0.01)
+            waiting, failed = begin(model, ask(5))
+            following, followed = begin(model, ask(3))
+            await asyncio.sleep(0.02)
+            assert not ran.done(), "the others wait for it"
+            waiting.fail(GenerationFailed("gone"))
+            await asyncio.wait_for(asyncio.gather(ran, failed, followed), 10)
+            assert (running.status, waiting.status, following.status) == (200, 424, 200)
+            assert model._driver.num_tokens == 10 + 3
+        finally:
+            model.close()
+
+    asyncio.run(story())

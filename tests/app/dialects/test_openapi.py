@@ -134,6 +134,19 @@ def _try(server: LiveServer, api: Any, method: str, path: str, operation: Any) -
     return len(bodies)
 
 
+def test_adapter_calls_have_the_statuses_of_their_document() -> None:
+    calls = {
+        "list": ("GET", ""), "register": ("POST", ""), "describe": ("GET", "/{adapter}"),
+        "unregister": ("DELETE", "/{adapter}"), "update": ("POST", "/{adapter}/update"),
+    }  # fmt: skip
+    document = (Path(__file__).parents[3] / "docs" / "adapters.md").read_text()
+    rows = re.findall(r"^\| (\d{3}) \| ([a-z, ]+) \|", document, re.MULTILINE)
+    for name, (method, path) in calls.items():
+        listed = {int(status) for status, names in rows if name in names.split(", ")}
+        assert set(OPERATIONS[method, "/adapters" + path].answers) == listed, name
+        assert set(OPERATIONS[method, "/models/{model}/adapters" + path].answers) == listed | {404}, name
+
+
 # -- the bodies, held against the golden files -------------------------------------------------------------------
 
 CASES = [

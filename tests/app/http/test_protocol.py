@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.http import protocol
-from handler.http.protocol import CHUNK, WHOLE
+from handler.http.protocol import EXCHANGE
 from tests.app.http.connection import Connection, answer, connected, exchange, mirror
 from tests.app.http.test_upgrade import bodies
 
@@ -159,7 +159,7 @@ def _app(log: list[str]) -> Any:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(3):
             await asyncio.sleep(0.1)
-            assert scope["extensions"][CHUNK](b"abc")
+            assert scope["extensions"][EXCHANGE].write_chunk(b"abc")
         await send({"type": "http.response.body", "body": b""})
 
     return app
@@ -268,7 +268,7 @@ def test_for_a_whole_answer_it_counts_as_gone(when: str) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if when == "after":
             await asyncio.sleep(0.3)  # the application learns what is asked for
-        scope["extensions"][WHOLE]()
+        scope["extensions"][EXCHANGE].send_whole()
         while (message := await receive())["type"] != "http.disconnect":
             pass
         log.append(message["type"])
@@ -290,7 +290,7 @@ def test_a_client_that_closed_behind_its_request_is_noticed_by_a_write() -> None
         async def app(scope: Any, receive: Any, send: Any) -> None:
             nonlocal written
             await send({"type": "http.response.start", "status": 200, "headers": []})
-            while written < 1000 and scope["extensions"][CHUNK](b"abc"):
+            while written < 1000 and scope["extensions"][EXCHANGE].write_chunk(b"abc"):
                 written += 1
                 await asyncio.sleep(0.01)
             done.set()

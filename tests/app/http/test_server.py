@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from handler.http.security.access import Access
-from handler.http.server import Server
+from handler.http.server import Server, allow_connections
 
 
 async def _app(scope: object, receive: object, send: object) -> None: ...
@@ -47,3 +48,14 @@ def test_it_leaves_soon_after_the_last_answer() -> None:
         _left_after(lambda server: server.signalled(signal.SIGTERM), lambda: len(answers) and answers.pop())
     )
     assert left > 0.15, "it looks again after each tenth of a second"
+
+
+def test_a_server_may_have_more_connections_than_a_shells_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        allow_connections()
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed == (1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_loop import Spec
-from handler.engines.process.ipc import MessageReader, encode
+from handler.engines.process.ipc import MessageReader, encode, send
 from handler.engines.process.supervisor import EngineSupervisor, State
 
 MESSAGES = st.lists(
@@ -55,6 +56,22 @@ def test_a_rest_that_looks_like_a_message_is_none() -> None:
         found = reader.receive(theirs)
         ours.sendall(data[at + 20 :])
         assert (found or []) + (reader.receive(theirs) or []) == [message]
+
+
+def test_a_message_larger_than_the_sockets_buffer_comes_whole() -> None:
+    message = bytes(range(256)) * (1 << 13)
+    reader, found = MessageReader(), []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender = threading.Thread(target=send, args=(ours, message), daemon=True)
+        sender.start()
+        theirs.settimeout(5)
+        while not found:
+            found += reader.receive(theirs) or []
+        assert found == [message]
+        sender.join(5)
+        theirs.setblocking(False)
+        assert reader.receive(theirs) is None, "nothing is sent twice"
 
 
 def test_a_message_that_was_cut_off_never_appears() -> None:

@@ -27,8 +27,8 @@ server ignores `SERVING_*` names that only DJL Serving's Java side reads.
 ## The echo engine
 Run `lmi serve --engine echo` to try the server without a model. The engine repeats the prompt's words, one per token,
 until `max_new_tokens`. `option.echo_tokens_per_second` sets its pace. With `option.echo_cues=true`, some words of a
-prompt act when they are echoed: `<raise>` (the engine raises an exception), `<hang>` (it never returns), `<die>` (its
-process ends). `<refuse>` makes it refuse the request. These words are for tests, and off by default.
+prompt act when they are echoed. At `<raise>` the engine raises an exception, at `<hang>` it never returns, at `<die>`
+its process ends. `<refuse>` makes it refuse the request. These words are for tests, and off by default.
 
 ## Precision on OpenVINO
 `option.dtype=auto` lets the engine choose. On a CPU with bf16 it chooses bf16, an 8-bit KV cache, and quantized
@@ -39,7 +39,7 @@ requests in the batch.
 those of transformers. Log-probabilities still differ in their sixth digit, so a sampled answer can differ.
 
 OpenVINO's reader rounds the weights of quantized GGUF files. With `fp32`, the server uses the file's exact weights.
-Otherwise it makes 8-bit weights from the exact ones for files of up to 256 MiB, and serves larger files as OpenVINO
+Otherwise it makes 8-bit weights from the exact ones, for files of up to 256 MiB. It serves larger files as OpenVINO
 reads them.
 
 A conversion happens at the model's first start, which then takes some seconds longer. The server keeps the result
@@ -58,10 +58,10 @@ def render() -> str:
             + _table([option for option in OPTIONS if option.engines == engines])
         )
     javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA)
-    idle = "; ".join(f"`{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
+    idle = "\n".join(f"* `{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
     note = (
-        f"An option of another engine stops the start. These have no effect and log a warning instead: {idle}. "
-        f"In the embedded server, so do DJL Serving's own keys: {javas}."
+        f"An option of another engine stops the start. These have no effect and log a warning instead:\n{idle}\n\n"
+        f"In the embedded server, DJL Serving's own keys have no effect and log a warning too: {javas}."
     )
     body = "\n\n".join(tables)
     return f"{HEAD}{body}\n\n{note}\n{TAIL}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 import types
@@ -70,7 +71,7 @@ def fail(*arguments: object) -> NoReturn:
 
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    ours = [f"handler.djl.{name}" for name in ("versions", "wire", "adapters", "modes")]
+    ours = [f"handler.djl.{name}" for name in ("versions", "wire", "adapters", "modes", "worker")]
     for name in ours:
         monkeypatch.delitem(sys.modules, name, raising=False)
     stand_in = types.ModuleType("djl_python")
@@ -123,3 +124,14 @@ def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyP
     assert b"internal error: RuntimeError" in failure
     assert failure.count(b"\0\0\0\3two") == 1
     assert not bench.model._driver.sinks
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool) -> None:
+    worker = importlib.import_module("handler.djl.worker")
+    properties = {"model_dir": "/nothing", "rolling_batch": "disable", "dtype": "wrong"}
+    answer = asyncio.run(worker._load_async(properties)) if asynchronous else worker._load_stepped(properties)
+    assert (answer.code, "dtype=wrong" in answer.message) == (500, True), answer.message
+    answer = asyncio.run(worker._load_async({})) if asynchronous else worker._load_stepped({})
+    assert (answer.code, answer.message) == (500, "KeyError: 'model_dir'")
+    assert worker._mode is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +64,44 @@ def test_openvinos_gets_no_long_text_with_too_many_tokens(demo_model: Path) -> N
     assert max(recorder.sizes) == 48_000, "one that fits is given to it whole"
 
 
-def test_hugging_faces_makes_no_more_ids_than_any_engine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hugging_faces() -> HfTokenizer:
     fast = Tokenizer(WordLevel({"hello": 0, "?": 1}, unk_token="?"))
     fast.pre_tokenizer = Whitespace()  # type: ignore[assignment]
     tokenizer = HfTokenizer.__new__(HfTokenizer)
     tokenizer._fast, tokenizer.vocabulary = fast, Vocabulary([b"hello", b"?"])
+    return tokenizer
+
+
+def test_hugging_faces_lets_other_threads_run(hugging_faces: HfTokenizer) -> None:
+    """No thread is made to let go of the GIL here: the other one counts only while the tokenizer does not hold it."""
+    counted, ended = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not ended.is_set():
+            counted += 1
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    thread = threading.Thread(target=count)
+    try:
+        thread.start()
+        before = counted
+        hugging_faces.encode("hello " * 100_000)
+        found = counted - before
+    finally:
+        ended.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert found > 10
+
+
+def test_hugging_faces_makes_no_more_ids_than_any_engine_takes(
+    hugging_faces: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = hugging_faces
     monkeypatch.setattr(hf_tokenizer, "_PART", 1000)
     monkeypatch.setattr(hf_tokenizer, "_MOST_TOKENS", 5000)
     with pytest.raises(PromptTooLong, match=r"'inputs' has at least .* at most 5000"):

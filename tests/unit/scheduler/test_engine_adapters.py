@@ -114,6 +114,9 @@ def test_a_load_is_lost_with_its_engine() -> None:
     assert rig.batcher.step() == []  # the next engine's answers have other keys
     assert len(rig.outcomes) == 1
     rig.load("a")  # the name is free again
+    rig.engine.fail = GenerationFailed("engine failure: so did this one")
+    assert rig.batcher.step() == []
+    assert [str(outcome) for outcome in rig.outcomes[1:]] == ["engine failure: so did this one"], "each load ends once"
 
 
 def test_an_adapter_is_dropped_when_the_last_request_for_it_has_ended() -> None:
@@ -156,6 +159,17 @@ def test_an_engine_that_died_has_nothing_to_drop() -> None:
     run(rig.batcher)
     assert rig.engine.used == ["a", "b", "b"]
     assert rig.engine.changes == [("drop", "b")]
+
+
+def test_an_engine_that_is_replaced_before_the_next_step_drops_nothing() -> None:
+    rig = Rig("a")
+    rig.submit("xyz", "a", 5)
+    rig.batcher.step()
+    rig.adapters.unregister("a")
+    rig.engine.fail = GenerationFailed("engine failure: it died")
+    rig.batcher.step()
+    assert run(rig.batcher) == {}
+    assert rig.engine.changes == []
 
 
 def test_a_drop_that_fails_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -164,6 +164,14 @@ def test_room_counts_those_that_are_loading() -> None:
     assert len(adapters) == 2
 
 
+def test_an_update_under_way_takes_no_room() -> None:
+    adapters = Registry(limit=2)
+    adapters.add("a")
+    adapters.begin("a", "/new", update=True)
+    adapters.add("b")
+    assert len(adapters) == 2
+
+
 def test_without_lora_every_change_is_refused_with_the_reason() -> None:
     adapters = AdapterRegistry(unavailable="echo: it was started without option.enable_lora=true")
     for change in (
@@ -302,10 +310,11 @@ def test_a_config_that_would_harm_its_reader_is_refused_also_at_the_start(tmp_pa
 
 @pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
 @pytest.mark.timeout(10)
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, name: str, kind: str, link: bool) -> None:
-    path = write_adapter(tmp_path / "a", weights="adapter_model.bin")
+    other = "adapter_model.safetensors" if name == "adapter_model.bin" else "adapter_model.bin"
+    path = write_adapter(tmp_path / "a", weights=other)
     place = path / name
     place.unlink(missing_ok=True)
     odd = tmp_path / "odd" if link else place

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -105,3 +107,17 @@ def test_a_whole_batch_is_answered(bench: Bench) -> None:
     tasks = bench.dynamic(5).run([item(ask("a", 2)), item(ask("a", 2, read="60"))])
     assert [task.status for task in tasks] == [200, 424]
     assert tasks[0].take() == b" a a"
+
+
+def test_a_request_that_has_ended_is_freed_at_once(bench: Bench) -> None:
+    """In a crowd the garbage collector waits for minutes."""
+    gc.disable()
+    try:
+        pieces = bench.step(ask("a b", 3, stream=True))
+        task = weakref.ref(pieces[0].task)
+        bench.finish(pieces)
+        del pieces
+        bench.loop.poll()
+        assert task() is None
+    finally:
+        gc.enable()

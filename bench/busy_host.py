@@ -1,0 +1,160 @@
+"""Measure a server on one core that a busy process shares: begun streams, pace, `/ping`, CPU and writes a token.
+
+The server's whole process tree has one core, the clients the other. Beside ours runs vLLM's Rust front end, in turns,
+with a mock engine core. Three measurements; run each with nothing else on the machine:
+
+    python bench/busy_host.py [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
+    python bench/busy_host.py --requests         # requests a second, on a whole core
+    python bench/busy_host.py --full-speed       # how long a new client waits beside streams without a pace
+
+PATH: the wheel of `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`.
+DIRECTORY: `python bench/dummy_model.py tiny DIRECTORY` makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from front_ends import CLIENT_CORE, OURS, SERVER_CORE, FrontEnd, rust
+from measurements import (
+    BEGIN_SECONDS,
+    CLIENTS,
+    NEIGHBOURS,
+    NEW_CLIENTS,
+    PACE,
+    NewClients,
+    Rate,
+    Window,
+    measure_new_clients,
+    measure_requests,
+    measure_streams,
+)
+
+from handler.bench.machine import describe
+from handler.bench.metrics import table
+
+
+def _medians(values: Sequence[tuple[float, ...]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*values, strict=True)]
+
+
+def run_streams(
+    front_ends: dict[str, FrontEnd], clients: Sequence[int], seconds: float, repeat: int, half: bool
+) -> Any:
+    rows, lines = [], []
+    for number in clients:
+        windows: dict[str, list[Window]] = {name: [] for name in front_ends}
+        for _ in range(repeat):
+            for name, front_end in front_ends.items():
+                window = measure_streams(front_end, number, seconds, half=half)
+                print(f"{number:5} streams, {name}: {window}", file=sys.stderr, flush=True)
+                windows[name].append(window)
+        for name, each in windows.items():
+            middle = Window(*_medians(each))  # type: ignore[arg-type]
+            rows.append({"clients": number, "server": name, **middle._asdict(), "each": each})
+            lines.append(
+                [
+                    f"{number:,}",
+                    name,
+                    _begun(middle.begun, number, middle.begun_seconds),
+                    f"{middle.kept:.3f}",
+                    f"{middle.ping_p50_ms:.0f} / {middle.ping_max_ms:.0f}",
+                    f"{middle.cpu_us:.1f}",
+                    f"{middle.writes:.2f}",
+                ]
+            )
+    head = ["streams", "server", "all begun, s", "pace kept", "/ping p50 / max ms", "CPU us/token", "writes/token"]
+    print(f"{_core(half)}, {PACE} tokens/s a stream, {seconds:g} s, {repeat} times")
+    print(table(head, lines))
+    return rows
+
+
+def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], seconds: float, repeat: int) -> Any:
+    rows, lines = [], []
+    for stream in (True, False):
+        for tokens in lengths:
+            rates: dict[str, list[Rate]] = {name: [] for name in front_ends}
+            for _ in range(repeat):
+                for name, front_end in front_ends.items():
+                    rate = measure_requests(front_end, tokens, seconds, stream=stream)
+                    print(f"{tokens} tokens, stream {stream}, {name}: {rate}", file=sys.stderr, flush=True)
+                    rates[name].append(rate)
+            for name, each in rates.items():
+                middle = Rate(*_medians(each))  # type: ignore[arg-type]
+                ratio = statistics.median(
+                    rate.per_second / other.per_second for rate, other in zip(rates["ours"], each, strict=True)
+                )
+                rows.append({"tokens": tokens, "stream": stream, "server": name, **middle._asdict(), "each": each})
+                answer = "streamed" if stream else "whole"
+                cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}", f"{ratio:.2f}"]
+                lines.append([str(tokens), answer, name, *cells])
+    print(f"{CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
+    print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", "ours of it"], lines))
+    return rows
+
+
+def run_full_speed(repeat: int, half: bool) -> Any:
+    each = [measure_new_clients(OURS, half=half) for _ in range(repeat)]
+    middle = NewClients(*_medians(each))  # type: ignore[arg-type]
+    print(f"{NEIGHBOURS} streams without a pace, then {NEW_CLIENTS} new clients, {_core(half)}, {repeat} times")
+    begun = _begun(middle.begun, NEIGHBOURS, middle.begun_seconds)
+    print(
+        table(["all begun, s", "p50 ms", "max ms"], [[begun, f"{middle.wait_p50_ms:.0f}", f"{middle.wait_max_ms:.0f}"]])
+    )
+    return {"neighbours": NEIGHBOURS, **middle._asdict(), "each": each}
+
+
+def _core(half: bool) -> str:
+    return "half a core" if half else "a whole core"
+
+
+def _begun(begun: float, number: int, seconds: float) -> str:
+    return f"{seconds:.1f}" if begun == number else f"{begun:,.0f} in {BEGIN_SECONDS:g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--clients", default="256,512,768,1024", help="(default %(default)s)")
+    add("--seconds", type=float, default=30.0, help="of each window (default %(default)s)")
+    add("--repeat", type=int, default=3, help="medians are of so many (default %(default)s)")
+    add("--whole", action="store_true", help="without the busy process")
+    add("--requests", action="store_true", help="measure requests a second")
+    add("--tokens", default="1,8", help="of each answer of --requests (default %(default)s)")
+    add("--full-speed", action="store_true", help="measure how long a new client waits")
+    add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
+    add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
+    if not {SERVER_CORE, CLIENT_CORE} <= os.sched_getaffinity(0):
+        parser.error(f"needs cores {SERVER_CORE} and {CLIENT_CORE}")
+    if given.rust and not given.model:
+        parser.error("--rust needs --model")
+    front_ends: dict[str, FrontEnd] = {"ours": OURS}
+    if given.rust:
+        front_ends["vllm-rs"] = rust(given.rust, given.model)
+    if given.requests:
+        found = {"requests": run_requests(front_ends, _numbers(given.tokens), given.seconds, given.repeat)}
+    elif given.full_speed:
+        found = {"full_speed": run_full_speed(given.repeat, not given.whole)}
+    else:
+        half = not given.whole
+        found = {"streams": run_streams(front_ends, _numbers(given.clients), given.seconds, given.repeat, half)}
+    print(json.dumps({**found, **describe()}))
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

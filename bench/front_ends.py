@@ -1,0 +1,134 @@
+"""The servers that are compared on a core of their own: ours with the echo engine, vLLM's Rust front end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from peer import free_port, wait_ready
+
+from handler.bench.processes import Worker
+from handler.bench.server import Server, lmi_serve
+
+SERVER_CORE, CLIENT_CORE = 0, 1
+_PLACES = 4096  # requests that run at once
+_READY_SECONDS = 30.0
+_MOCK_CORE = Path(__file__).with_name("mock_core.py")
+
+
+class FrontEnd(NamedTuple):
+    """A server to compare.
+
+    Attributes:
+        start: starts it for this pace, in tokens a second a request; 0: no limit.
+        ping: path of its health check.
+        heads: events of a chat before its first token.
+    """
+
+    start: Callable[[float], AbstractContextManager[Server]]
+    ping: str
+    heads: int
+
+
+def chat(tokens: int, *, stream: bool = True) -> bytes:
+    """Return an HTTP request of exactly so many tokens."""
+    body = {
+        "model": "model",
+        "messages": [{"role": "user", "content": "alpha gamma delta kappa omega sigma theta while"}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    data = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+@contextlib.contextmanager
+def pinned(core: int) -> Iterator[None]:
+    """Bind to this core the processes that are started meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _ours(pace: float) -> AbstractContextManager[Server]:
+    options = {
+        "option.echo_tokens_per_second": f"{pace:g}",
+        "option.max_rolling_batch_size": _PLACES,
+        "job_queue_size": _PLACES,
+    }
+    arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+    return lmi_serve(["--engine", "echo", *arguments])
+
+
+OURS = FrontEnd(_ours, "/ping", heads=0)
+
+
+def rust(binary: Path, model: Path) -> FrontEnd:
+    """Return vLLM's Rust front end. Its mock core runs on the clients' core.
+
+    Args:
+        binary: `vllm/vllm-rs` of vLLM's wheel.
+        model: a Hugging Face directory with tokenizer, chat template and config.
+    """
+
+    @contextlib.contextmanager
+    def start(pace: float) -> Iterator[Server]:
+        port, handshake = free_port(), free_port()
+        url = f"http://127.0.0.1:{port}"
+        core = [sys.executable, str(_MOCK_CORE), f"tcp://127.0.0.1:{handshake}", "--pace", f"{pace:g}"]
+        command = [str(binary), "serve", str(model), "--served-model-name", "model", "--port", str(port)]
+        command += ["--data-parallel-size-local", "0", "--data-parallel-size", "1"]
+        command += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(handshake)]
+        quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}  # else it writes a line a request
+        with contextlib.ExitStack() as stack:
+            log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="front-end-"))) / "log"
+            with log.open("wb") as file:
+                server = subprocess.Popen(command, env=quiet, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            stack.callback(_end, server)
+            with pinned(CLIENT_CORE):
+                stack.callback(_end, subprocess.Popen(core, stdin=subprocess.DEVNULL))
+            wait_ready(server, url, _READY_SECONDS, log)
+            yield Server(url, server.pid)
+
+    return FrontEnd(start, "/health", heads=1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+@contextlib.contextmanager
+def started(front_end: FrontEnd, pace: float, *, half: bool) -> Iterator[Server]:
+    """Start a server on its core.
+
+    Args:
+        half: beside a busy process on the same core.
+    """
+    with contextlib.ExitStack() as stack:
+        with pinned(SERVER_CORE):
+            server = stack.enter_context(front_end.start(pace))
+            if half:
+                stack.callback(Worker("a busy process", _spin).close)
+        with pinned(CLIENT_CORE):
+            yield server
+
+
+def _spin(pipe: Connection) -> None:
+    while not pipe.poll():
+        pass

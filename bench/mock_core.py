@@ -1,0 +1,141 @@
+"""A mock engine core for vLLM's Rust front end: it brings each request a token a step, without a model.
+
+It speaks the protocol of vLLM 0.33: ZeroMQ, msgpack. One message a step has the tokens of all requests.
+
+    python bench/mock_core.py tcp://127.0.0.1:PORT --pace 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from typing import Any
+
+import msgspec
+import zmq
+
+_IDENTITY = b"\x00\x00"  # rank 0, two bytes, little endian
+_ADD, _ABORT, _UTILITY = b"\x00", b"\x01", b"\x03"
+_LENGTH = 1  # the finish reason
+_IDLE = 1.0  # seconds to wait for a request where no pace is set
+_TOKENS = range(257, 321)  # parts of words in the demo model's vocabulary: each becomes an event
+_STATE = {"local": True, "headless": True, "parallel_config_hash": None}
+_READY = {
+    "max_model_len": 1 << 20,
+    "num_gpu_blocks": 10_000,
+    "block_size": 16,
+    "dp_stats_address": None,
+    "dtype": "bfloat16",
+    "vllm_version": "0.33.0",
+    "world_size": 1,
+    "data_parallel_size": 1,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "data_parallel_rank": 0,
+    "max_num_seqs": 4096,
+    "max_num_batched_tokens": 8192,
+    "instance_id": "mock",
+    "supports_lora": False,
+    "max_loras": 0,
+}
+
+
+class Sampling(msgspec.Struct):
+    max_tokens: int
+
+
+class Request(msgspec.Struct, array_like=True):
+    """The first fields of a request."""
+
+    id: str
+    prompt_ids: msgspec.Raw
+    images: msgspec.Raw
+    sampling: Sampling
+
+
+class Core:
+    """The requests that run, and the sockets to the front end.
+
+    Args:
+        handshake: the address at which the front end waits for its cores.
+    """
+
+    def __init__(self, handshake: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._pack = msgspec.msgpack.Encoder().encode
+        self._request = msgspec.msgpack.Decoder(Request).decode
+        self._last_steps: dict[str, int] = {}  # of each request
+        self._step = 0
+        self._handshake = self._dealer(handshake)
+        self._handshake.send(self._pack({"status": "HELLO", **_STATE}))
+        addresses = msgspec.msgpack.decode(self._handshake.recv())["addresses"]
+        self._input = self._dealer(addresses["inputs"][0])
+        self._input.send(self._pack(_READY))
+        self._output = self._context.socket(zmq.PUSH)
+        self._output.sndhwm = 0  # no limit: a step never waits for the front end
+        self._output.connect(addresses["outputs"][0])
+        self._handshake.send(self._pack({"status": "READY", **_STATE}))
+
+    def _dealer(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.identity = _IDENTITY
+        socket.connect(address)
+        return socket
+
+    def run(self, pace: float) -> None:
+        """Step `pace` times a second, without end; 0: as fast as it can."""
+        due = time.monotonic()
+        while True:
+            idle = _IDLE if not self._last_steps else 0.0
+            self._receive(max(0.0, due - time.monotonic()) if pace else idle)
+            if time.monotonic() >= due:
+                due += 1 / pace if pace else 0.0
+                self._advance()
+
+    def _receive(self, seconds: float) -> None:
+        """Take what came; where nothing came, wait for it so long."""
+        if not self._input.poll(math.ceil(seconds * 1000)):
+            return
+        while True:
+            try:
+                kind, *frames = self._input.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if kind == _ADD:
+                request = self._request(frames[0])
+                self._last_steps[request.id] = self._step + request.sampling.max_tokens
+            elif kind == _ABORT:
+                for id in msgspec.msgpack.decode(frames[0]):
+                    self._last_steps.pop(id, None)
+            elif kind == _UTILITY:
+                self._send([], [msgspec.msgpack.decode(frames[0])[1], None, [None, None]])
+
+    def _advance(self) -> None:
+        """Bring each request a token."""
+        if not self._last_steps:
+            return
+        self._step += 1
+        step, tokens = self._step, (_TOKENS[self._step % len(_TOKENS)],)
+        end = (None, None, None, _LENGTH)
+        ended = [id for id, last in self._last_steps.items() if last <= step]
+        outputs: list[tuple[Any, ...]] = [(id, tokens) for id, last in self._last_steps.items() if last > step]
+        self._send([*outputs, *((id, tokens, *end) for id in ended)])
+        for id in ended:
+            del self._last_steps[id]
+
+    def _send(self, outputs: list[tuple[Any, ...]], utility: list[Any] | None = None) -> None:
+        self._output.send(self._pack((0, outputs, None, time.monotonic(), *([utility] if utility else ()))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("handshake", help="address at which the front end waits for its cores")
+    parser.add_argument("--pace", type=float, default=50.0, help="tokens a second of each request; 0: no limit")
+    arguments = parser.parse_args()
+    Core(arguments.handshake).run(arguments.pace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""`bench/busy_host.py` from end to end: ours with echo, and a stand-in for vLLM's Rust front end with the mock core."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.front import Front
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, binds processes to cores")
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    """The front end of a mock core that takes 200 steps a second."""
+    with closing(Front("tcp://127.0.0.1:*")) as front:
+        core = subprocess.Popen([sys.executable, str(BENCH / "mock_core.py"), front.address, "--pace", "200"])
+        try:
+            yield front
+        finally:
+            core.kill()
+            core.wait()
+
+
+@pytest.fixture
+def rust(tmp_path: Path) -> list[str]:
+    """The arguments that name the stand-in."""
+    binary = tmp_path / "vllm-rs"
+    binary.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m tests.bench.rust_front_end "$@"\n')
+    binary.chmod(0o755)
+    return ["--rust", str(binary), "--model", str(tmp_path)]
+
+
+def run(*arguments: str) -> Any:
+    """The JSON line."""
+    command = [sys.executable, str(BENCH / "busy_host.py"), "--repeat", "1", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("core", [[], ["--whole"]], ids=["half", "whole"])
+def test_streams_of_both_servers(core: list[str], rust: list[str]) -> None:
+    rows = run("--clients", "8", "--seconds", "0.5", *core, *rust)["streams"]
+    assert [(row["clients"], row["server"]) for row in rows] == [(8, "ours"), (8, "vllm-rs")]
+    for row in rows:
+        assert row["begun"] == row["clients"]
+        assert 0 < row["kept"] < 2
+        assert row["cpu_us"] > 0
+        assert row["writes"] > 0
+        assert 0 < row["ping_p50_ms"] <= row["ping_max_ms"] < 10_000
+
+
+def test_requests_of_both_servers(rust: list[str]) -> None:
+    rows = run("--requests", "--tokens", "2", "--seconds", "0.3", *rust)["requests"]
+    assert [(row["stream"], row["server"]) for row in rows] == [
+        (True, "ours"),
+        (True, "vllm-rs"),
+        (False, "ours"),
+        (False, "vllm-rs"),
+    ]
+    for row in rows:
+        assert row["per_second"] > 0
+        assert row["cpu_us"] > 0
+        assert row["failed"] == 0
+
+
+def test_new_clients_beside_streams_without_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    measurements = importlib.import_module("measurements")
+    monkeypatch.setattr(measurements, "NEIGHBOURS", 4)
+    affinity = os.sched_getaffinity(0)
+    found = measurements.measure_new_clients(importlib.import_module("front_ends").OURS, half=False)
+    assert found.begun == 4
+    assert 0 < found.wait_p50_ms <= found.wait_max_ms < 10_000
+    assert os.sched_getaffinity(0) == affinity
+
+
+def outputs_until_end(front: Front, *ids: str) -> list[list[Any]]:
+    """The outputs of all steps until these requests have ended."""
+    found: list[list[Any]] = []
+    while {output[0] for output in found if len(output) > 2} < set(ids):
+        found += front.outputs()
+    return found
+
+
+def test_the_core_brings_each_request_a_token_a_step(front: Front) -> None:
+    assert front.shake_hands()["max_num_seqs"] >= 1024
+    front.add("a", 2)
+    front.add("b", 3)
+    outputs = outputs_until_end(front, "a", "b")
+    end = [None, None, None, 1]
+    assert [output[2:] for output in outputs if output[0] == "a"] == [[], end]
+    assert [output[2:] for output in outputs if output[0] == "b"] == [[], [], end]
+    assert {len(output[1]) for output in outputs} == {1}
+
+
+def test_the_core_ends_an_aborted_request(front: Front) -> None:
+    front.shake_hands()
+    front.add("endless", 1 << 20)
+    assert front.outputs()[0][0] == "endless"
+    front.abort("endless", "unknown")
+    front.add("next", 3)
+    assert [output[0] for output in outputs_until_end(front, "next")][-2:] == ["next", "next"]
+
+
+def test_the_core_answers_calls(front: Front) -> None:
+    front.shake_hands()
+    front.call(7, "reset_prefix_cache")
+    assert front.message()[4] == [7, None, [None, None]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_client_counts_tokens_however_they_are_cut(size: int) -> None:
+    counter = importlib.import_module("counting").Counter(b"", heads=1)
+    stream = b'HTTP/1.1 200 OK\r\n\r\n9\r\ndata: {"role":{}}\n\n\r\n' + b'9\r\ndata: {"a":{}}\n\n\r\n' * 3
+    begun = []
+    for start in range(0, len(stream), size):
+        counter.data_received(stream[start : start + size])
+        begun.append(counter.streaming)
+    assert (counter.tokens, counter.received) == (3, len(stream))
+    assert begun == sorted(begun)
+    if size == 1:
+        assert begun.index(True) == stream.index(b'{"a":{}}\n') + len(b'{"a":{}}\n') - 1
+
+
+class Listener:
+    """A server that gives every connection the same answer, or none."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._connections: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                connection = self._listener.accept()[0]
+                self._connections.append(connection)
+                connection.recv(1 << 16)
+                connection.sendall(self._answer)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+REFUSED = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+LIMIT = 0.3
+
+
+@pytest.mark.parametrize(
+    ("answer", "healthy"), [(OK, True), (REFUSED, False), (b"", False)], ids=["ok", "refused", "silent"]
+)
+def test_a_ping_without_an_answer_counts_as_the_limit(answer: bytes, healthy: bool) -> None:
+    pings = importlib.import_module("pings")
+    with closing(Listener(answer)) as listener:
+        seconds = pings.Pings(f"{listener.url}/ping", 4 / pings.RATE, LIMIT).result()
+    assert len(seconds) == 4
+    assert [value < LIMIT for value in seconds] == [healthy] * 4
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [REFUSED, b'HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n{"a":1}'],
+    ids=["refused", "without an end"],
+)
+def test_an_incomplete_answer_is_a_failure(answer: bytes) -> None:
+    throughput = importlib.import_module("throughput")
+
+    async def ask() -> None:
+        asker = throughput.Asker(b"")
+        asker.connection_made(Transport())
+        asker.data_received(answer)
+        assert (asker.whole, asker.failed) == (0, 1)
+
+    asyncio.run(ask())
+
+
+class Transport(asyncio.Transport):
+    def write(self, data: Any) -> None:
+        pass

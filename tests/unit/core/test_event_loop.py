@@ -1,0 +1,71 @@
+"""A coroutine that begins at once: no task where it does not wait, and an ordinary one where it does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from handler.core.event_loop import begin
+
+
+async def _double(future: asyncio.Future[int]) -> int:
+    return 2 * await future
+
+
+def test_what_does_not_wait_needs_no_task() -> None:
+    async def story() -> None:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future.set_result(3)
+        begun = begin(_double(future))
+        assert begun.done()
+        assert not isinstance(begun, asyncio.Task)
+        assert begun.result() == 6
+
+    asyncio.run(story())
+
+
+def test_what_waits_goes_on_with_what_it_waited_for() -> None:
+    async def story() -> None:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        begun = begin(_double(future))
+        assert not begun.done()
+        future.set_result(4)
+        assert await begun == 8
+
+    asyncio.run(story())
+
+
+def test_an_error_reaches_the_coroutine() -> None:
+    caught: list[BaseException] = []
+
+    async def careful(future: asyncio.Future[int]) -> str:
+        try:
+            await future
+        except (ValueError, asyncio.CancelledError) as error:
+            caught.append(error)
+        return "went on"
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[int]] = [loop.create_future() for _ in range(3)]
+        failed, cancelled, early = map(begin, map(careful, futures))
+        early.cancel()  # before the task has run at all
+        await asyncio.sleep(0)
+        futures[0].set_exception(ValueError("no"))
+        cancelled.cancel()
+        assert await failed == await cancelled == await early == "went on"
+
+    asyncio.run(story())
+    assert [type(error) for error in caught] == [asyncio.CancelledError, ValueError, asyncio.CancelledError]
+
+
+def test_an_error_before_the_first_wait_is_raised_at_once() -> None:
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def story() -> None:
+        with pytest.raises(ValueError, match="no"):
+            begin(fail())
+
+    asyncio.run(story())
