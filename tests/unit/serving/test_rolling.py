@@ -223,3 +223,17 @@ def test_a_request_that_is_dropped_while_it_is_tokenized_is_freed_at_once(monkey
     finally:
         go_on.set()
         gc.enable()
+
+
+def test_a_token_comes_before_the_failure_of_its_step() -> None:
+    bench = Bench()
+    (piece,) = bench.step(ask("a b", 50, stream=True))
+    while not piece.data:
+        (piece,) = bench.step()
+    (running,) = bench.batcher._running.values()
+    running.end_by = bench.batcher._expire_at = 0.0
+    (piece,) = bench.step()
+    token, failure = map(json.loads, piece.data.splitlines())
+    assert token["token"]["text"] in {" a", " b"}
+    assert "option.request_time_limit" in failure["error"]
+    assert piece.last
