@@ -20,7 +20,7 @@ log = logging.getLogger("handler.driver")
 Sink = Callable[[Delta], None]
 
 _SHORT_STEP = 0.002  # seconds; after a longer one the others have their turn
-_MAX_REST = 0.02  # seconds
+_MAX_REST = 0.05  # seconds
 _TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too long
 _SHORT_TICK = 0.2  # while no engine is ready, or requests wait
 
