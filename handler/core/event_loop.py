@@ -20,7 +20,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(coroutine)
 
 
-def begin(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+def start_now(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """Run a coroutine up to its first wait, then as a task. Without a wait, it costs no turn of the running loop.
 
     Raises:
@@ -47,6 +47,7 @@ class _Begun(Coroutine[Any, Any, T]):
         return self._first.pop() if self._first else self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
+        self._first.clear()
         return self._coroutine.throw(*error)
 
     def close(self) -> None:

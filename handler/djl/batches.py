@@ -66,25 +66,7 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
     data = task.take(None if whole else limit)
     if commits:
         task.committed = True
-    first = task.committed and not begun
-    if first and not task.finished:
-        _keep_lines(task)
-    return Piece(task, data, first, task.finished and not task.unsent)
-
-
-def _keep_lines(task: RequestTask) -> None:
-    """Have the lines of a stream's tokens kept without a call of the task for each."""
-    unsent, tell = task.unsent, task.on_bytes
-
-    def write(line: bytes) -> bool:
-        if task.finished:  # a failure in the same step: it is the end
-            unsent.insert(-1, line)
-        else:
-            unsent.append(line)
-        tell(task)
-        return True
-
-    task.write_tokens_to(write)
+    return Piece(task, data, task.committed and not begun, task.finished and not task.unsent)
 
 
 class RollingBatch:

@@ -218,14 +218,14 @@ class Async:
 
     def _open(self, item: Item) -> None:
         try:
-            task = open_item(self._model, item, self._note)
+            task = open_item(self._model, item, self._mark_ready)
         except Exception as bug:  # djl_python would only log it
             task = self._model.refused(serving_error(bug))
         self._ids[task] = item.headers.get("request_tracking_id", "")
         if task.begun:  # refused before it had its id
-            self._note(task)
+            self._mark_ready(task)
 
-    def _note(self, task: RequestTask) -> None:
+    def _mark_ready(self, task: RequestTask) -> None:
         self._with_bytes[task] = None
         self._wake_up.set()
 

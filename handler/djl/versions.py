@@ -108,9 +108,12 @@ class Reader:
         if not received:
             self._receive(1)
         if not (self._bytes_of_last and received.startswith(self._bytes_of_last)):
-            self._last = self._next_message()
-            self._bytes_of_last = bytes(received[: self._last.size]) if self._last.size <= _RECEIVE_BYTES else b""
-        message = self._last
+            message = self._next_message()
+            kept = message.size <= _RECEIVE_BYTES  # a large one would stay in memory until the next one comes
+            self._bytes_of_last = bytes(received[: message.size]) if kept else b""
+            self._last = message if kept else _Message({}, [], [], 0)
+        else:
+            message = self._last
         del received[: message.size]
         inputs.properties.update(message.properties)
         inputs.content.keys, inputs.content.values = message.keys[:], message.values[:]

@@ -44,12 +44,17 @@ class Output(NamedTuple):
     logits: Logits | None = None
     prompt_tops: Sequence[Alternatives] | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing comes with its tokens."""
+        return not (self.finish or self.prompt_logprobs is not None or self.tops is not None or self.logits)
+
 
 class Step(NamedTuple):
     """One step's result for all sequences.
 
-    Most sequences get one token a step. Those lie in three columns, `keys`, `ids` and `logprobs`, which need a tenth of
-    the objects to create, send and read. All else is in `others`.
+    Most sequences get one token a step, and nothing with it. Those lie in three columns, `keys`, `ids` and `logprobs`,
+    which need a tenth of the objects to create, send and read. All else is in `others`.
     """
 
     keys: list[int]

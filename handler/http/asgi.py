@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import MethodNotAllowed, ServingError, TooLarge, TooSlow
-from handler.core.event_loop import begin
+from handler.core.event_loop import start_now
 from handler.core.framing import dumps
 from handler.protocols.base import HttpResponse
 
@@ -61,7 +61,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) 
     Raises:
         TooLarge, TooSlow: it breaks a limit.
     """
-    body = begin(_read_body(scope, receive, limit))
+    body = start_now(_read_body(scope, receive, limit))
     if body.done():  # it came with the head
         return body.result()
     try:

@@ -263,10 +263,12 @@ class Exchange:
             self._reads_on = True
             self._cycle.flow.resume_reading()  # else the client's end would not be noticed
         timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.wake)
-        await event.wait()
-        event.clear()
-        if timer is not None:
-            timer.cancel()
+        try:
+            await event.wait()
+            event.clear()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a chunk of a begun, unfinished answer, at a third of the cost of `send`.

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from handler.scheduler.lora.registry import AdapterRegistry
 
 log = logging.getLogger("handler.batcher")
 
+_UNKNOWN = "request failed in the engine: it returned an id that the tokenizer does not have"
 _EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
 
 
@@ -51,7 +52,7 @@ class _EngineRequest:
 
 
 class Batcher:
-    """Submit, step, cancel, reset.
+    """Submit, step, cancel.
 
     Ids are unique for the life of the process. Requests wait in order until all their sequences fit into the engine. A
     request's failure ends that request. An engine's failure ends the requests in it; others wait for the next engine.
@@ -65,7 +66,7 @@ class Batcher:
         time_limit: seconds that a request may take from its arrival (`option.request_time_limit`); 0 is no limit.
 
     Attributes:
-        tokens: of the last step, after the receivers that `send_tokens` named; they precede the step's deltas.
+        tokens: of the last step, after the receivers that `set_receiver` named; they precede the step's deltas.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Batcher:
         self._queue_timeout = queue_timeout
         self._time_limit = time_limit or math.inf
         self._expire_at = 0.0  # time of the next check for requests past their time
-        self.tokens: list[tuple[Any, Token]] = []
+        self.tokens: list[tuple[Any, Sequence[Token]]] = []
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
         self._queue: dict[int, _Active] = {}  # in order of arrival
@@ -138,7 +139,7 @@ class Batcher:
         self._admit()
         return active.id
 
-    def send_tokens(self, id: int, receiver: Any) -> None:
+    def set_receiver(self, id: int, receiver: Any) -> None:
         """Give the tokens of a running request with one sequence to `receiver`, where nothing comes with them.
 
         All else still comes as deltas. Requests with several sequences, and unknown ids, are left as they are.
@@ -157,12 +158,6 @@ class Batcher:
             self._admit()
         else:
             self._queue.pop(id, None)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._queue.clear()
-        for active in list(self._running.values()):
-            self.cancel(active.id)
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of the engine's steps, waiting up to `timeout` seconds for one."""
@@ -194,7 +189,11 @@ class Batcher:
             if request is None:  # cancelled during the step
                 continue
             sequence = request.single
-            text = sequence.texts[id]
+            try:
+                text = sequence.texts[id]
+            except IndexError:
+                deltas.append(self._failed(request.id, request.first, GenerationFailed(_UNKNOWN)))
+                continue
             if text is None or sequence.pushes:
                 token = sequence.push(id, logprob)
                 if sequence.stopped:
@@ -205,7 +204,7 @@ class Batcher:
             else:
                 token = new_token((id, text, logprob, id in sequence.special, ()))
             if request.receiver is not None:
-                tokens.append((request.receiver, token))
+                tokens.append((request.receiver, (token,)))
             else:
                 deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
 
@@ -215,14 +214,17 @@ class Batcher:
             return self._adapters.take(output)
         id, sequence = request.active.id, request.first + output.sequence
         if output.finish is Finish.ERROR:
-            self.cancel(id)
             error = GenerationFailed(f"request failed in the engine: {output.error}")
-            deltas.append(Delta(id, sequence, (), Finish.ERROR, error))
-            return
+            return deltas.append(self._failed(id, sequence, error))
         state = request.sequences[output.sequence]
         if state is None:
             return
-        tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
+        try:
+            tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
+        except IndexError:
+            return deltas.append(self._failed(id, sequence, GenerationFailed(_UNKNOWN)))
+        if request.receiver is not None and finish is None and output.is_plain:
+            return self.tokens.append((request.receiver, tokens))
         prefill = None
         if output.prompt_logprobs is not None and sequence == 0:
             prefill = prompt_tokens(request.active.prompt, output.prompt_logprobs, output.prompt_tops)
@@ -231,6 +233,11 @@ class Batcher:
                 self._engine.cancel(output.key)
             self._end_sequence(request, output.key, output.sequence)
         deltas.append(Delta(id, sequence, tokens, finish, None, prefill, output.logits))
+
+    def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
+        """End a request that has failed; return its last delta."""
+        self.cancel(id)
+        return Delta(id, sequence, (), Finish.ERROR, error)
 
     def _admit(self) -> None:
         """Start waiting requests, in order, as long as they fit into the engine."""
@@ -288,8 +295,6 @@ class Batcher:
         overdue = [active for active in self._running.values() if active.end_by < now]
         not_started = Overloaded(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
         not_finished = GenerationFailed(f"not finished within {self._time_limit:g} s (option.request_time_limit)")
-        for active in late + overdue:
-            self.cancel(active.id)
-        return [Delta(active.id, 0, (), Finish.ERROR, not_started) for active in late] + [
-            Delta(active.id, 0, (), Finish.ERROR, not_finished) for active in overdue
+        return [self._failed(active.id, 0, not_started) for active in late] + [
+            self._failed(active.id, 0, not_finished) for active in overdue
         ]

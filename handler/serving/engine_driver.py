@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from handler.core.errors import InternalError, ServingError
+from handler.core.errors import InternalError
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.base import TokenLine
@@ -29,7 +29,7 @@ class Notified(Protocol):
     """A request whose host wants to know of new bytes.
 
     Attributes:
-        notified: it is in `EngineDriver.notified`.
+        notified: its host is told next.
     """
 
     notified: bool
@@ -39,29 +39,39 @@ class Notified(Protocol):
         """The host's callback; gets the request."""
 
 
-class Receiver(NamedTuple):
-    """Takes the tokens of one stream in two passes, so that all of a step's lines are written in a row.
+class TokenReceiver:
+    """Takes the plain tokens of one stream, past its sink.
 
     Attributes:
+        id: the batcher's.
         stats: counts the tokens.
         line: encodes a token.
-        write: writes a line; False where it has to be kept.
-        keep: keeps a line for `on_bytes`.
-        fail: ends the request, whose token could not be encoded.
+        write: writes lines; False where they have to be kept.
+        keep: keeps lines for `on_bytes`.
     """
 
-    stats: RequestStats
-    line: TokenLine
-    write: Callable[[bytes], bool]
-    keep: Callable[[bytes], None]
-    fail: Callable[[ServingError], None]
+    __slots__ = ("id", "keep", "line", "stats", "write")
+
+    def __init__(
+        self,
+        id: int,
+        stats: RequestStats,
+        line: TokenLine,
+        write: Callable[[bytes], bool],
+        keep: Callable[[bytes], object],
+    ) -> None:
+        self.id = id
+        self.stats = stats
+        self.line = line
+        self.write = write
+        self.keep = keep
 
 
 class EngineDriver:
     """All methods belong to the event loop's thread.
 
-    After a long step the driver rests for as long as the step took: new connections, requests and `/ping` come in
-    between. Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
+    After a long step the driver rests for as long as the step took, at most 50 ms: new connections, requests and
+    `/ping` come in between. Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
 
     Args:
         rests: the loop has others to serve; False where it only runs in a host's calls.
@@ -69,7 +79,6 @@ class EngineDriver:
     Attributes:
         loop: the event loop.
         sinks: who gets a delta, by the batcher's id.
-        notified: the requests whose hosts are told at the end of this step.
         num_tokens: that have come so far.
     """
 
@@ -79,7 +88,7 @@ class EngineDriver:
         self._rest: asyncio.TimerHandle | None = None  # while it rests
         self.sinks: dict[int, Sink] = {}
         self.num_tokens = 0
-        self.notified: list[Notified] = []
+        self._notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
         self._fd: int | None = None
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
@@ -102,10 +111,6 @@ class EngineDriver:
         """What is watched; None while there is no engine."""
         return self._fd
 
-    def step(self) -> None:
-        """Deliver what the engine has said; for a host that waits for `fd` itself."""
-        self._step()
-
     def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
         """Submit a request; return its id.
 
@@ -121,9 +126,9 @@ class EngineDriver:
         self.sinks[id] = sink
         return id
 
-    def send_tokens(self, id: int, receiver: Receiver) -> None:
+    def set_receiver(self, receiver: TokenReceiver) -> None:
         """Give a request's tokens to `receiver`, where nothing comes with them; its sink gets all else."""
-        self._batcher.send_tokens(id, receiver)
+        self._batcher.set_receiver(receiver.id, receiver)
 
     def cancel(self, id: int) -> None:
         if self.sinks.pop(id, None) is not None:
@@ -137,12 +142,11 @@ class EngineDriver:
         """
         if not task.notified:
             task.notified = True
-            self.notified.append(task)
+            self._notified.append(task)
 
     def flush(self) -> None:
         """Tell the hosts now. A step does so at its end; whoever notifies at another time calls this."""
-        tasks = self.notified.copy()
-        self.notified.clear()
+        tasks, self._notified = self._notified, []
         for task in tasks:
             task.notified = False
             try:
@@ -155,7 +159,7 @@ class EngineDriver:
         self._timer.cancel()
 
     def _tick(self) -> None:
-        self._step()
+        self.step()
         nobody_waits = self._batcher.ready and not self._batcher.num_queued
         self._tick_in(_TICK if nobody_waits else _SHORT_TICK)
 
@@ -166,43 +170,45 @@ class EngineDriver:
     def _wake_up(self) -> None:
         """Step, and rest after a long one."""
         began = self.loop.time()
-        self._step()
+        self.step()
         took = self.loop.time() - began
         if took > _SHORT_STEP and self._rests and self._fd is not None:
             self.loop.remove_reader(self._fd)
             self._rest = self.loop.call_later(min(took, _MAX_REST), self.watch, self._fd)
 
-    def _step(self) -> None:
-        sinks = self.sinks
+    def step(self) -> None:
+        """Deliver what the engine has said."""
         deltas = self._batcher.step()
-        lines = self._encode(self._batcher.tokens)
-        num_tokens = len(lines)
+        lines = [(receiver, self._encode(receiver, tokens)) for receiver, tokens in self._batcher.tokens]
+        for receiver, line in lines:  # before the deltas: a sequence's tokens precede its end
+            if line and not receiver.write(line):
+                receiver.keep(line)
+        self.num_tokens += len(lines)
         for delta in deltas:
-            num_tokens += len(delta.tokens)
-            sink = sinks.get(delta.id)
+            self.num_tokens += len(delta.tokens)
+            sink = self.sinks.get(delta.id)
             if sink is None:
                 continue
             try:
                 sink(delta)
             except Exception as error:  # one client's answer must not stop the others'
-                log.exception("an answer could not be written: a bug")
-                self.cancel(delta.id)
-                failure = InternalError.of(error)
-                with contextlib.suppress(Exception):  # it has been logged, and its request is ended
-                    sink(Delta(delta.id, delta.sequence, (), Finish.ERROR, failure))
-        self.num_tokens += num_tokens
-        for receiver, line in lines:
-            if not receiver.write(line):
-                receiver.keep(line)
+                self._fail(delta.id, delta.sequence, error)
         self.flush()
 
-    def _encode(self, tokens: Sequence[tuple[Receiver, Token]]) -> list[tuple[Receiver, bytes]]:
-        lines = []
-        for receiver, token in tokens:
-            try:
-                lines.append((receiver, receiver.line(token)))
-                receiver.stats.num_tokens += 1
-            except Exception as error:  # one client's answer must not stop the others'
-                log.exception("a token could not be written: a bug")
-                receiver.fail(InternalError.of(error))
-        return lines
+    def _encode(self, receiver: TokenReceiver, tokens: Sequence[Token]) -> bytes:
+        try:
+            line = receiver.line(tokens[0]) if len(tokens) == 1 else b"".join(map(receiver.line, tokens))
+            receiver.stats.num_tokens += len(tokens)
+            return line
+        except Exception as error:  # one client's answer must not stop the others'
+            self._fail(receiver.id, 0, error)
+            return b""
+
+    def _fail(self, id: int, sequence: int, error: Exception) -> None:
+        """End a request whose answer could not be written, and tell its sink."""
+        log.error("an answer could not be written: a bug", exc_info=error)
+        sink = self.sinks.get(id)
+        self.cancel(id)
+        if sink is not None:
+            with contextlib.suppress(Exception):  # it has been logged, and its request is ended
+                sink(Delta(id, sequence, (), Finish.ERROR, InternalError.of(error)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handler.core.errors import ServingError, Unavailable, serving_error
-from handler.core.event_loop import begin
+from handler.core.event_loop import start_now
 from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
@@ -17,7 +17,7 @@ from handler.protocols.base import Headers as ResponseHeaders
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
-from handler.serving.engine_driver import EngineDriver, Receiver
+from handler.serving.engine_driver import EngineDriver, TokenReceiver
 from handler.serving.metrics import RequestStats
 from handler.serving.preprocess import Headers
 
@@ -45,9 +45,10 @@ class RequestTask:
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_all_notified", "_background", "_batches", "_content_type", "_driver",
-        "_headers", "_ids", "_in_batch", "_reply", "_schema", "_size", "_stats", "_threaded", "begun",
-        "committed", "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
+        "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver",
+        "_headers", "_ids", "_in_batch", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded",
+        "_write", "begun", "committed", "error", "finished", "notified", "on_bytes", "parsed", "status",
+        "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -72,8 +73,9 @@ class RequestTask:
         self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []  # the batcher's
-        self._all_notified = driver.notified
-        self.notified = False  # it is among them
+        self._receiver: TokenReceiver | None = None
+        self._write: Callable[[bytes], bool] | None = None
+        self.notified = False  # the driver's
         self._content_type = ""
         self.on_bytes = on_bytes
         self.parsed: ParsedRequest | None = None
@@ -89,9 +91,7 @@ class RequestTask:
     @property
     def content_type(self) -> str:
         """JSON's until it is known."""
-        if self._content_type:
-            return self._content_type
-        return JSON.content_type if self._reply is None else self._reply.content_type
+        return self._content_type or (JSON if self._reply is None else self._reply).content_type
 
     @property
     def streams(self) -> bool:
@@ -151,7 +151,7 @@ class RequestTask:
         if self.finished:
             return
         loop, running = self._driver.loop, self._run(body)
-        self._background = begin(running) if loop.is_running() else loop.create_task(running)
+        self._background = start_now(running) if loop.is_running() else loop.create_task(running)
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:
@@ -192,14 +192,10 @@ class RequestTask:
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def write_tokens_to(self, write: Callable[[bytes], bool]) -> None:
-        """Pass the lines of tokens with nothing beside them to `write` from now on, where the answer is such a stream.
-
-        Args:
-            write: returns False where it cannot write; the line then waits in `unsent`, and `on_bytes` is called.
-        """
-        line = None if self._reply is None or self.finished else self._reply.token_line()
-        if line is not None and len(self._ids) == 1:
-            self._driver.send_tokens(self._ids[0], Receiver(self._stats, line, write, self.keep, self.fail))
+        """Have a stream's plain tokens written by `write`; where it returns False, they wait in `unsent`."""
+        self._write = write
+        if self._receiver is not None:
+            self._receiver.write = write
 
     def feed(self, index: int, delta: Delta) -> None:
         """Write one delta of request number `index`: the hot path, once a token. Belongs to the driver's step."""
@@ -215,18 +211,24 @@ class RequestTask:
             self.unsent.append(data)
         if reply.finished:
             self._end("ok")
+        elif data and self._receiver is None:
+            self._receive_tokens(reply)
         elif not data and self.begun:
             return
         self.begun = True
-        if not self.notified:
-            self.notified = True
-            self._all_notified.append(self)
+        self._driver.notify(self)
 
-    def keep(self, line: bytes) -> None:
-        """Keep a line that could not be written: it comes before all that this step brings."""
-        self.unsent.insert(0, line)
-        if not self.finished:
-            self._driver.notify(self)
+    def _receive_tokens(self, reply: Reply) -> None:
+        """Have the driver pass plain tokens by, as soon as the reply has a short way for them."""
+        line = reply.token_line() if len(self._ids) == 1 else None
+        if line is not None:
+            self._receiver = TokenReceiver(self._ids[0], self._stats, line, self._write or self._keep, self._keep)
+            self._driver.set_receiver(self._receiver)
+
+    def _keep(self, line: bytes) -> bool:
+        self.unsent.append(line)
+        self._driver.notify(self)
+        return True
 
     def fail(self, error: ServingError) -> None:
         """End the request with `error`, in the way that what was sent so far allows."""
@@ -288,6 +290,7 @@ class RequestTask:
     def _end(self, outcome: str) -> None:
         """Write the figures down; what is still in the engine leaves it."""
         self.finished = self.begun = True
+        self._receiver = None  # it refers to this task: a cycle
         self._stats.close(outcome)
         for id in self._ids:
             self._driver.cancel(id)

@@ -113,7 +113,8 @@ def _verdict(point: Point, found: Any) -> tuple[str, str]:
         return _SKIP, str(why)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        found.batcher.reset()
+        for id in [*found.batcher._running, *found.batcher._queue]:
+            found.batcher.cancel(id)
         return _FAIL, f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno}: {where.line})"
     return _PASS, ""
 

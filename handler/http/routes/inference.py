@@ -135,8 +135,7 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
         writer = BodyWriter(send, exchange.write_chunk)
         stream_to(task, writer)
         task.write_tokens_to(writer.write_chunk)
-        if not exchange.is_over:
-            await _end_of(writer, exchange, sign)
+        await _end_of(writer, exchange, sign)
 
 
 def stream_to(task: RequestTask, writer: BodyWriter | WholeBody) -> None:

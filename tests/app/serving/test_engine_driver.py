@@ -6,17 +6,16 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 
 from handler.core.errors import InternalError, Overloaded
 from handler.core.values import Delta, Finish, Request, Sampling, Token
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, Step
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.serving.engine_driver import EngineDriver, Receiver
+from handler.serving.engine_driver import EngineDriver, TokenReceiver
 from handler.serving.metrics import RequestStats
 from tests.unit.scheduler.test_batcher import Scripted, prompt
 
@@ -35,7 +34,7 @@ def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on() -> None:
         for sink in (fail_once, good.append):
             driver.submit(Request("ab", Sampling(max_new_tokens=2)), prompt("ab"), sink)
         for _ in range(3):
-            driver._step()
+            driver.step()
         driver.close()
 
     asyncio.run(story())
@@ -114,37 +113,59 @@ def test_only_the_engines_present_descriptor_is_watched() -> None:
     asyncio.run(story())
 
 
-def receiver(line: Callable[[Token], bytes], write: Callable[[bytes], bool]) -> tuple[Receiver, list[bytes], list[str]]:
-    """A receiver, the lines that it kept, and the failures that it was told."""
-    kept: list[bytes] = []
-    failed: list[str] = []
-    stats = RequestStats("-")
-    return Receiver(stats, line, write, kept.append, lambda error: failed.append(error.message)), kept, failed
-
-
 def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
+    def text(token: Token) -> bytes:
+        return token.text.encode()
+
+    def fail(token: Token) -> bytes:
+        raise TypeError("cannot be written")
+
     written: list[bytes] = []
-    good, kept, failed = receiver(lambda token: token.text.encode(), lambda line: not written.append(line))
-    full, full_kept, _ = receiver(lambda token: token.text.encode(), lambda line: False)
-    bad, _, bad_failed = receiver(lambda token: 1 // 0, lambda line: True)  # type: ignore[arg-type, return-value]
-    ends: list[Delta] = []
+    kept: list[bytes] = []
+    ends: list[list[Delta]] = [[], [], []]
 
-    async def story() -> int:
+    async def story() -> tuple[int, list[int]]:
         driver = EngineDriver(Batcher(Scripted()))
-        for one in (good, full, bad):
-            id = driver.submit(Request("abc", Sampling(max_new_tokens=3)), prompt("abc"), ends.append)
-            driver.send_tokens(id, one)
+        ways = [(text, lambda line: not written.append(line)), (text, lambda line: False), (fail, lambda line: True)]
+        receivers = []
+        for (line, write), mine in zip(ways, ends, strict=True):
+            id = driver.submit(Request("abc", Sampling(max_new_tokens=3)), prompt("abc"), mine.append)
+            receivers.append(TokenReceiver(id, RequestStats("-"), line, write, kept.append))
+            driver.set_receiver(receivers[-1])
         for _ in range(3):
-            driver._step()
+            driver.step()
         driver.close()
-        return driver.num_tokens
+        return driver.num_tokens, [one.stats.num_tokens for one in receivers]
 
-    assert asyncio.run(story()) == 7  # the third's two plain tokens could not be written
-    assert (written, kept, failed) == ([b"a", b"b"], [], [])
-    assert full_kept == [b"a", b"b"]
-    assert len(bad_failed) == 2
-    assert (good.stats.num_tokens, bad.stats.num_tokens) == (2, 0)
-    assert [(delta.finish, delta.tokens[0].text) for delta in ends] == [(Finish.LENGTH, "c")] * 3
+    num_tokens, counts = asyncio.run(story())
+    assert (written, kept, counts) == ([b"a", b"b"], [b"a", b"b"], [2, 2, 0])
+    assert num_tokens == 7  # with the one that could not be written
+    direct, full, failed = ends
+    assert [(delta.finish, delta.tokens[0].text) for delta in (*direct, *full)] == [(Finish.LENGTH, "c")] * 2
+    assert [type(delta.error) for delta in failed] == [InternalError]
+
+
+def test_joined_tokens_of_a_stream_are_one_write() -> None:
+    class Joined(Scripted):
+        def step(self, timeout: float = 0.0) -> list[Step]:
+            return [step for _ in range(2) for step in Scripted.step(self)]
+
+    written: list[bytes] = []
+
+    async def story() -> None:
+        driver = EngineDriver(Batcher(Joined()))
+        id = driver.submit(Request("abc", Sampling(max_new_tokens=9)), prompt("abc"), lambda delta: None)
+        driver.set_receiver(
+            TokenReceiver(
+                id, RequestStats("-"), lambda token: token.text.encode(), lambda line: not written.append(line), len
+            )
+        )
+        for _ in range(2):
+            driver.step()
+        driver.close()
+
+    asyncio.run(story())
+    assert written == [b"ab", b"ca"]
 
 
 @pytest.mark.parametrize(

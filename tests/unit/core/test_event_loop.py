@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from handler.core.event_loop import begin
+from handler.core.event_loop import start_now
 
 
 async def _double(future: asyncio.Future[int]) -> int:
@@ -17,7 +17,7 @@ def test_what_does_not_wait_needs_no_task() -> None:
     async def story() -> None:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         future.set_result(3)
-        begun = begin(_double(future))
+        begun = start_now(_double(future))
         assert begun.done()
         assert not isinstance(begun, asyncio.Task)
         assert begun.result() == 6
@@ -28,7 +28,7 @@ def test_what_does_not_wait_needs_no_task() -> None:
 def test_what_waits_goes_on_with_what_it_waited_for() -> None:
     async def story() -> None:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        begun = begin(_double(future))
+        begun = start_now(_double(future))
         assert not begun.done()
         future.set_result(4)
         assert await begun == 8
@@ -44,12 +44,13 @@ def test_an_error_reaches_the_coroutine() -> None:
             await future
         except (ValueError, asyncio.CancelledError) as error:
             caught.append(error)
+            await asyncio.sleep(0.001)  # not for what it waited for before
         return "went on"
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[int]] = [loop.create_future() for _ in range(3)]
-        failed, cancelled, early = map(begin, map(careful, futures))
+        failed, cancelled, early = map(start_now, map(careful, futures))
         early.cancel()  # before the task has run at all
         await asyncio.sleep(0)
         futures[0].set_exception(ValueError("no"))
@@ -66,6 +67,6 @@ def test_an_error_before_the_first_wait_is_raised_at_once() -> None:
 
     async def story() -> None:
         with pytest.raises(ValueError, match="no"):
-            begin(fail())
+            start_now(fail())
 
     asyncio.run(story())

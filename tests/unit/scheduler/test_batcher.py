@@ -260,11 +260,10 @@ def test_an_unset_seed_is_drawn_for_each_request() -> None:
     assert len(set(engine.seeds)) == 2
 
 
-def test_reset_forgets_everything() -> None:
+def test_of_what_is_cancelled_nothing_is_left() -> None:
     batcher = Batcher(Scripted(), max_active=1)
-    submit(batcher, "a")
-    submit(batcher, "b")
-    batcher.reset()
+    for id in [submit(batcher, "a"), submit(batcher, "b")]:
+        batcher.cancel(id)
     assert batcher.idle
     assert batcher.step() == []
 
@@ -272,7 +271,8 @@ def test_reset_forgets_everything() -> None:
 def test_ids_are_never_used_twice() -> None:
     batcher = Batcher(Scripted())
     ids = [submit(batcher, "a", max_new_tokens=1) for _ in range(3)]
-    batcher.reset()
+    for id in ids:
+        batcher.cancel(id)
     assert len({*ids, submit(batcher, "a")}) == 4
 
 
@@ -280,3 +280,26 @@ def test_seeds_of_several_sequences_wrap_at_64_bits() -> None:
     engine = Scripted()
     submit(Batcher(engine), "a", n=2, do_sample=True, seed=2**64 - 1)
     assert engine.seeds == [2**64 - 1, 0]
+
+
+@pytest.mark.parametrize("where", ["columns", "others"])
+def test_an_id_that_the_tokenizer_lacks_ends_its_request_alone(where: str) -> None:
+    class Padded(Scripted):
+        def step(self, timeout: float = 0.0) -> list[Step]:
+            (step,) = Scripted.step(self)
+            if 1 in step.keys:
+                place = step.keys.index(1)
+                step.ids[place] = 999
+                if where == "others":
+                    step.others.append(Output(1, [999], [-0.1]))
+                    del step.keys[place], step.ids[place], step.logprobs[place]
+            return [step]
+
+    engine = Padded()
+    batcher = Batcher(engine)
+    bad, good = (submit(batcher, "abc", max_new_tokens=3) for _ in range(2))
+    found = run(batcher)
+    assert isinstance(found[bad][0].error, GenerationFailed)
+    assert len(found[bad]) == 1
+    assert text(found[good]) == "abc"
+    assert engine.cancelled == [1]

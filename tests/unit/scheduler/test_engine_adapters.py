@@ -133,7 +133,7 @@ def test_an_adapter_is_dropped_when_the_last_request_for_it_has_ended() -> None:
     assert rig.engine.changes == [("drop", "a")]
 
 
-@pytest.mark.parametrize("how", ["cancelled", "cancelled in the queue", "reset", "none"])
+@pytest.mark.parametrize("how", ["cancelled", "cancelled in the queue", "none"])
 def test_an_adapter_is_dropped_however_its_requests_end(how: str) -> None:
     rig = Rig("a", max_active=1)
     if how == "cancelled in the queue":
@@ -141,7 +141,7 @@ def test_an_adapter_is_dropped_however_its_requests_end(how: str) -> None:
     id = 0 if how == "none" else rig.submit("xyz", "a", 50)
     rig.adapters.unregister("a")
     assert rig.engine.changes == ([("drop", "a")] if how == "none" else [])
-    rig.batcher.reset() if how == "reset" else rig.batcher.cancel(id)
+    rig.batcher.cancel(id)
     rig.batcher.step()
     assert rig.engine.changes == [("drop", "a")]
 
