@@ -77,7 +77,7 @@ class BodyWriter:
             waiting = sending.send(None)
         except StopIteration:
             return
-        except Exception:  # the connection is closed, though nobody has said so
+        except (OSError, RuntimeError):  # the connection is closed, though nobody has said so
             self._break()
             return
         self._task = asyncio.ensure_future(self._catch_up(sending, waiting))
@@ -96,7 +96,7 @@ class BodyWriter:
                 self._backlog.clear()
                 self._size = 0
                 await self._send({"type": "http.response.body", "body": data, "more_body": not self.ended})
-        except Exception:  # the connection was closed meanwhile
+        except (OSError, RuntimeError):  # the connection was closed meanwhile
             self._break()
         finally:
             self._task = None

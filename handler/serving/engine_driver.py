@@ -183,7 +183,7 @@ class EngineDriver:
         for receiver, line in lines:  # before the deltas: a sequence's tokens precede its end
             if line and not receiver.write(line):
                 receiver.keep(line)
-        self.num_tokens += len(lines)
+        self.num_tokens += sum([len(tokens) for _, tokens in self._batcher.tokens])
         for delta in deltas:
             self.num_tokens += len(delta.tokens)
             sink = self.sinks.get(delta.id)

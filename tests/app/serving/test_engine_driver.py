@@ -152,7 +152,7 @@ def test_joined_tokens_of_a_stream_are_one_write() -> None:
 
     written: list[bytes] = []
 
-    async def story() -> None:
+    async def story() -> int:
         driver = EngineDriver(Batcher(Joined()))
         id = driver.submit(Request("abc", Sampling(max_new_tokens=9)), prompt("abc"), lambda delta: None)
         driver.set_receiver(
@@ -163,8 +163,9 @@ def test_joined_tokens_of_a_stream_are_one_write() -> None:
         for _ in range(2):
             driver.step()
         driver.close()
+        return driver.num_tokens
 
-    asyncio.run(story())
+    assert asyncio.run(story()) == 4
     assert written == [b"ab", b"ca"]
 
 
