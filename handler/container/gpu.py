@@ -37,7 +37,7 @@ class Check(NamedTuple):
 
 
 def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
-    """Ask NVML, the driver's library, which the container runtime mounts; None where there is none."""
+    """Read the driver's version from NVML, which the container runtime mounts; None without a driver."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:

@@ -155,7 +155,7 @@ class ThreadedReply:
             self._submit()
 
     def close(self) -> None:
-        """Deliver nothing any more."""
+        """Stop delivering."""
         self._closed = True
         self._deliver = _forget  # else the request would stay in memory until a garbage collection
 

@@ -138,7 +138,7 @@ class ServedModel:
         """Return the task of a request that is refused without being opened; it is counted.
 
         Args:
-            body: decoded, if it came to that.
+            body: the decoded body; None if it was not decoded.
         """
         stats = RequestStats(id, self.metrics)
         task = RequestTask(self.admission, self._driver, stats, {}, schema, _nobody)

@@ -238,7 +238,7 @@ class RequestTask:
         """Answer with `error` alone.
 
         Args:
-            body: decoded, if it came to that.
+            body: the decoded body; None if it was not decoded.
         """
         if not self.finished:
             self._refuse(error, body)

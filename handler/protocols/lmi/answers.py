@@ -68,7 +68,7 @@ class LmiFailedDetails(TypedDict):
 
 
 class LmiFailure(LmiPayloadError):
-    """A whole answer that the model failed to give."""
+    """The body of a whole answer when the model fails."""
 
     generated_text: str
     details: LmiFailedDetails

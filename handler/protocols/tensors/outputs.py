@@ -35,7 +35,7 @@ class OutputTensors(NamedTuple):
 
 
 def select_tensors(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> OutputTensors | None:
-    """Select the output tensors; None for none.
+    """Return the output tensors that the request selects; None if it selects none.
 
     Args:
         named: `outputs`.

@@ -170,19 +170,22 @@ def test_joined_tokens_of_a_stream_are_one_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "rests", "is_resting"), [(0.0, True, False), (0.01, True, True), (0.01, False, False)]
+    ("short", "rests", "is_resting"), [(60.0, True, False), (-1.0, True, True), (-1.0, False, False)]
 )
-def test_the_driver_rests_after_a_long_step(seconds: float, rests: bool, is_resting: bool) -> None:
-    class Slow(Scripted):
+def test_the_driver_rests_after_a_long_step(
+    short: float, rests: bool, is_resting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handler.serving.engine_driver._SHORT_STEP", short)
+
+    class Counting(Scripted):
         num_steps = 0
 
         def step(self, timeout: float = 0.0) -> list:  # type: ignore[type-arg]
             self.num_steps += 1
-            time.sleep(seconds)
             return []
 
     async def story() -> tuple[bool, bool]:
-        engine = Slow()
+        engine = Counting()
         driver = EngineDriver(Batcher(engine), rests=rests)
         first, second = socket.socketpair()
         with first, second:
