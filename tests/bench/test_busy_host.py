@@ -61,18 +61,18 @@ def run(*arguments: str) -> Any:
 
 @pytest.mark.parametrize("core", [[], ["--whole"]], ids=["half", "whole"])
 def test_streams_of_both_servers(core: list[str], rust: list[str]) -> None:
-    rows = run("--clients", "8", "--seconds", "0.5", *core, *rust)["streams"]
+    rows = run("--clients", "8", "--seconds", "1", *core, *rust)["streams"]
     assert [(row["clients"], row["server"]) for row in rows] == [(8, "ours"), (8, "vllm-rs")]
     for row in rows:
         assert row["begun"] == row["clients"]
-        assert 0 < row["kept"] < 2
+        assert row["kept"] > 0
         assert row["cpu_us"] > 0
         assert row["writes"] > 0
         assert 0 < row["ping_p50_ms"] <= row["ping_max_ms"] < 10_000
 
 
 def test_requests_of_both_servers(rust: list[str]) -> None:
-    rows = run("--requests", "--tokens", "2", "--seconds", "0.3", *rust)["requests"]
+    rows = run("--requests", "--tokens", "2", "--seconds", "1", *rust)["requests"]
     assert [(row["stream"], row["server"]) for row in rows] == [
         (True, "ours"),
         (True, "vllm-rs"),
