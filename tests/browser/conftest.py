@@ -86,6 +86,12 @@ def slow_server() -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
+def tgi_compat_server() -> Iterator[LiveServer]:
+    with serve("--engine", "echo", "-o", "option.tgi_compat=true") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def locked_server() -> Iterator[LiveServer]:
     with serve("--engine", "echo", env={"LMI_API_KEY": "first,second"}) as server:
         yield server

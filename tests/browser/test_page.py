@@ -144,14 +144,13 @@ def test_an_answer_in_one_piece(slow_server: LiveServer, open_page: Open) -> Non
     assert page.inner_text(f"{ANSWER} .note").endswith("cut at max_tokens")
 
 
-def test_a_chat_in_tgi_compat(open_page: Open) -> None:
+def test_a_chat_in_tgi_compat(tgi_compat_server: LiveServer, open_page: Open) -> None:
     """Server-sent events with `[DONE]`, where LMI's mode has JSON lines."""
-    with serve("--engine", "echo", "-o", "option.tgi_compat=true") as server:
-        page = open_page(server)
-        ready(page)
-        page.fill("#p-max_tokens", "3")
-        send(page, "a ö")
-        assert whole(page) == " user: a ö"
+    page = open_page(tgi_compat_server)
+    ready(page)
+    page.fill("#p-max_tokens", "3")
+    send(page, "a ö")
+    assert whole(page) == " user: a ö"
 
 
 def test_live_metrics(slow_server: LiveServer, open_page: Open) -> None:
