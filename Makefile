@@ -68,7 +68,8 @@ PYTEST = $(BIN)/pytest $(PARALLEL)
 # Neither a language model nor an environment of its own.
 QUICK = -m 'not model and not clients and not djl and not vllm'
 
-test: dev ## 3 min: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
+test: PARALLEL = -n 3 --dist loadfile  # its tests wait more than they compute
+test: dev ## 2 min: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
 	$(PYTEST) $(QUICK) tests/unit tests/app tests/process tests/deploy/unit tests/model/test_dialects.py
 
 test-model: dev ## 4 min: the demo model on OpenVINO
