@@ -78,6 +78,7 @@ class EngineDriver:
 
     Attributes:
         loop: the event loop.
+        fd: what is watched; None while there is no engine.
         sinks: who gets a delta, by the batcher's id.
         num_tokens: that have come so far.
     """
@@ -90,26 +91,21 @@ class EngineDriver:
         self.num_tokens = 0
         self._notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
-        self._fd: int | None = None
+        self.fd: int | None = None
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
 
     def watch(self, fd: int | None) -> None:
         """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
-        if self._fd is not None:
-            self.loop.remove_reader(self._fd)
+        if self.fd is not None:
+            self.loop.remove_reader(self.fd)
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
-        self._fd = fd
+        self.fd = fd
         if fd is not None:
             self.loop.add_reader(fd, self._wake_up)
         else:  # the next one is started by a tick
             self._tick_in(_SHORT_TICK)
-
-    @property
-    def fd(self) -> int | None:
-        """What is watched; None while there is no engine."""
-        return self._fd
 
     def submit(self, request: Request, prompt: Prompt, sink: Sink, started: Callable[[], None] = lambda: None) -> int:
         """Submit a request; return its id.
@@ -172,9 +168,9 @@ class EngineDriver:
         began = self.loop.time()
         self.step()
         took = self.loop.time() - began
-        if took > _SHORT_STEP and self._rests and self._fd is not None:
-            self.loop.remove_reader(self._fd)
-            self._rest = self.loop.call_later(min(took, _MAX_REST), self.watch, self._fd)
+        if took > _SHORT_STEP and self._rests and self.fd is not None:
+            self.loop.remove_reader(self.fd)
+            self._rest = self.loop.call_later(min(took, _MAX_REST), self.watch, self.fd)
 
     def step(self) -> None:
         """Deliver what the engine has said."""
