@@ -14,14 +14,15 @@ DIRECTORY: `python bench/dummy_model.py tiny DIRECTORY` makes it.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from front_ends import CLIENT_CORE, OURS, SERVER_CORE, FrontEnd, rust
 from measurements import (
@@ -41,6 +42,20 @@ from measurements import (
 from handler.bench.machine import describe
 from handler.bench.metrics import table
 
+T = TypeVar("T")
+
+
+def _in_turns(
+    front_ends: dict[str, FrontEnd], repeat: int, title: str, measure: Callable[[FrontEnd], T]
+) -> dict[str, list[T]]:
+    """Measure each front end `repeat` times, one after the other; return each one's results by its name."""
+    found: dict[str, list[T]] = {name: [] for name in front_ends}
+    for _ in range(repeat):
+        for name, front_end in front_ends.items():
+            found[name].append(measure(front_end))
+            print(f"{title}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
+    return found
+
 
 def _medians(values: Sequence[tuple[float, ...]]) -> list[float]:
     return [statistics.median(column) for column in zip(*values, strict=True)]
@@ -51,12 +66,8 @@ def run_streams(
 ) -> Any:
     rows, lines = [], []
     for number in clients:
-        windows: dict[str, list[Window]] = {name: [] for name in front_ends}
-        for _ in range(repeat):
-            for name, front_end in front_ends.items():
-                window = measure_streams(front_end, number, seconds, half=half)
-                print(f"{number:5} streams, {name}: {window}", file=sys.stderr, flush=True)
-                windows[name].append(window)
+        measure = functools.partial(measure_streams, number=number, seconds=seconds, half=half)
+        windows = _in_turns(front_ends, repeat, f"{number:5} streams", measure)
         for name, each in windows.items():
             middle = Window(*_medians(each))  # type: ignore[arg-type]
             rows.append({"clients": number, "server": name, **middle._asdict(), "each": each})
@@ -81,12 +92,8 @@ def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], second
     rows, lines = [], []
     for stream in (True, False):
         for tokens in lengths:
-            rates: dict[str, list[Rate]] = {name: [] for name in front_ends}
-            for _ in range(repeat):
-                for name, front_end in front_ends.items():
-                    rate = measure_requests(front_end, tokens, seconds, stream=stream)
-                    print(f"{tokens} tokens, stream {stream}, {name}: {rate}", file=sys.stderr, flush=True)
-                    rates[name].append(rate)
+            measure = functools.partial(measure_requests, tokens=tokens, seconds=seconds, stream=stream)
+            rates = _in_turns(front_ends, repeat, f"{tokens} tokens, stream {stream}", measure)
             for name, each in rates.items():
                 middle = Rate(*_medians(each))  # type: ignore[arg-type]
                 ratio = statistics.median(
