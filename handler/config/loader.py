@@ -82,10 +82,16 @@ def engine_name(llm_engine: str, rolling_batch: str) -> str:
 
 
 class Reading(NamedTuple):
-    """What the sources say. `config` has the default in place of a wrong value."""
+    """Values and problems of all sources.
+
+    Attributes:
+        config: has the default in place of a wrong value.
+        engine: "" where the options do not say which.
+    """
 
     config: Config
     problems: tuple[Problem, ...]
+    engine: str
 
     def checked(self) -> Config:
         """Return the configuration, or raise ConfigError with all problems."""
@@ -164,7 +170,8 @@ def read_config(
     )
     problems += _contradictions(config, {problem.name for problem in problems})
     places = {item.where if isinstance(item, Problem) else item.origin: place for place, item in enumerate(found)}
-    return Reading(config, tuple(sorted(problems, key=lambda problem: places.get(problem.where, len(places)))))
+    problems.sort(key=lambda problem: places.get(problem.where, len(places)))
+    return Reading(config, tuple(problems), engine)
 
 
 def _engine(settings: Iterable[Setting], auto: str) -> str:
