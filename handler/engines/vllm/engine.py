@@ -17,7 +17,7 @@ from typing import Any
 
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
-from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepare_checkpoint
+from handler.engines.huggingface.checkpoint import check_model, eos_ids, load_tokenizer, prepare_checkpoint
 from handler.engines.process.process_group import end_with_children, end_with_this_process
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import (
@@ -32,7 +32,7 @@ from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.structured_output import structured_output_check
 
-__all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
+__all__ = ["Vllm", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _UNSUPPORTED = {
     "typical_p": "it has no typical decoding",
@@ -254,6 +254,10 @@ class Vllm:
     def close(self) -> None:
         self._stop_watch()
         self._core.shutdown()
+
+
+def check(model_id: str | None, config: EngineConfig) -> None:
+    check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
