@@ -13,7 +13,7 @@ from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.base import TokenLine
 from handler.scheduler.batcher import Batcher
-from handler.serving.metrics import RequestStats
+from handler.serving.metrics.request_stats import RequestStats
 
 log = logging.getLogger("handler.driver")
 
