@@ -23,6 +23,7 @@ from handler.plugins.functions import Formatters, choose, find_formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.launch")
@@ -49,6 +50,7 @@ async def load_model(
     Raises:
         ConfigError: a wrong option, or something that is missing; the message says what to change.
     """
+    tracer = make_tracer(config.otlp_traces_endpoint, config.label)
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
     adapters = adapter_home(config, spec, directory)
     announce(spec)
@@ -58,7 +60,9 @@ async def load_model(
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = schema_context(config, spec, adapters.registry)
         validator = make_validator(spec, engine)
-        model = ServedModel(config, engine, tokenizer, context, adapters, formatters, validator, stepped=stepped)
+        model = ServedModel(
+            config, engine, tokenizer, context, adapters, formatters, validator, stepped=stepped, tracer=tracer
+        )
         on_failure.pop_all()
     return model
 
