@@ -32,7 +32,7 @@ def unknown_option(key: str, engine: str) -> str:
     """Say that nobody has the option, with the nearest name that this engine accepts."""
     bare = {name.removeprefix("option."): name for name, options in KNOWN.items() if _is_accepted(options, engine)}
     near = difflib.get_close_matches(key.removeprefix("option."), bare, n=1, cutoff=0.75)
-    hint = f"did you mean {bare[near[0]]!r}?" if near else "docs/options.md lists those there are"
+    hint = f"did you mean {bare[near[0]]!r}?" if near else "`lmi options` lists those there are"
     return f"unknown option {key!r}; {hint}"
 
 
