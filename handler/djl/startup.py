@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from handler.config import environment, model_files
-from handler.config.loader import Config, Setting, load_config, option_key
+from handler.config.loader import Config, load_config
+from handler.config.options.lookup import option_key
+from handler.config.sources import Setting
 from handler.core.errors import ConfigError
 from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
