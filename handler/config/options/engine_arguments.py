@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,20 +55,20 @@ def engine_arguments(engine: str) -> EngineArguments:
     if engine not in _CLASSES:
         return EngineArguments(engine, {})
     package, file, name = _CLASSES[engine]
-    spec = find_spec(package)
-    for directory in (spec and spec.submodule_search_locations) or ():
+    for directory in _directories(package):
         try:
             fields = read_class(Path(directory, file).read_text(encoding="utf-8"), name)
         except (OSError, SyntaxError, ValueError):
             continue
         if fields:
-            return EngineArguments(f"{NAMES[engine]}{_installed(package)}", {k: Argument(v) for k, v in fields.items()})
+            found = {key: Argument(types) for key, types in fields.items()}
+            return EngineArguments(f"{NAMES[engine]}{_version(Path(directory))}", found)
     return shipped(engine)
 
 
 @cache
 def shipped(engine: str, part: str = "engine") -> EngineArguments:
-    """Read a shipped list, which `python -m tests.engine_arguments` makes of the engine's releases.
+    """Read a shipped list, which `python -m tests.unit.config.engine_arguments` makes of the engine's releases.
 
     Args:
         part: `engine`, or `server` for the arguments of vLLM's own HTTP server.
@@ -78,11 +79,21 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
     return EngineArguments(f"{NAMES[engine]} {data['releases'][0]} to {data['releases'][-1]}", found)
 
 
-def _installed(package: str) -> str:
+def _directories(package: str) -> list[str]:
     try:
-        return f" {version(package)}"
-    except PackageNotFoundError:
-        return ""
+        spec = find_spec(package)
+    except ValueError:  # it is imported, and has no source
+        return []
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _version(directory: Path) -> str:
+    """Read the version from the package's own file: builds for other devices have other names in pip's metadata."""
+    for file in ("_version.py", "version.py"):
+        with suppress(OSError):
+            if found := re.search(r"""__version__ = (?:version = )?["']([^"']+)""", (directory / file).read_text()):
+                return f" {found[1]}"
+    return ""
 
 
 # -- types -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """Make the lists of engines' arguments that handler/config/options ships, of the engines' own sources.
 
-    python -m tests.engine_arguments vllm 0.20.2 0.21.0 ...
+    python -m tests.unit.config.engine_arguments vllm 0.20.2 0.21.0 ...
+    python -m tests.unit.config.engine_arguments trtllm FILE
 
-It reads two files of each release's wheel, by range requests of pip's, and downloads no wheel.
+For vLLM it reads two files of each release's wheel, by range requests of pip's, and downloads no wheel. TensorRT-LLM's
+wheels are too large for that: FILE has its arguments by name, {"type": annotation, "versions": [...], "backend": ...}.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -47,15 +50,36 @@ def sources(package: str, version: str) -> Iterator[tuple[str, str]]:
                 yield name, wheel.read(name).decode()
 
 
-def main(engine: str, versions: list[str]) -> None:
+def vllm(versions: list[str]) -> None:
     parts: dict[str, list[tuple[str, Fields]]] = {part: [] for part in PARTS}
     for version in versions:
-        found = list(sources(engine, version))
+        found = list(sources("vllm", version))
         for part, (file, name) in PARTS.items():
             fields = [read_class(text, name) for path, text in found if path.endswith(file)]
             parts[part].append((".".join(version.split(".")[:2]), max(fields, key=len)))
     releases = [release for release, _ in parts["engine"]]
-    write(engine, releases, {part: merge(fields) for part, fields in parts.items()})
+    write("vllm", releases, {part: merge(fields) for part, fields in parts.items()})
+
+
+def annotation(text: str) -> str:
+    """Keep what Python can read; a list of classes in words is `Any`."""
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return "Any"
+    return text
+
+
+def trtllm(file: Path) -> None:
+    facts = {name: fact for name, fact in json.loads(file.read_text()).items() if fact["backend"] == "pytorch"}
+    fields = "\n".join(f"    {name}: {annotation(fact['type'])}" for name, fact in facts.items())
+    types = read_class(f"class LlmArgs:\n{fields}\n", "LlmArgs")
+    releases = sorted({version for fact in facts.values() for version in fact["versions"]})
+    by_release = [
+        (release, {name: types[name] for name, fact in facts.items() if release in fact["versions"]})
+        for release in releases
+    ]
+    write("trtllm", releases, {"engine": merge(by_release)})
 
 
 def write(engine: str, releases: list[str], parts: dict[str, dict[str, list[str]]]) -> None:
@@ -69,4 +93,7 @@ def write(engine: str, releases: list[str], parts: dict[str, dict[str, list[str]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    if sys.argv[1] == "trtllm":
+        trtllm(Path(sys.argv[2]))
+    else:
+        vllm(sys.argv[2:])
