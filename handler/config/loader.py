@@ -59,6 +59,9 @@ class Config:
     max_batch_delay: int
     job_queue_size: int
     max_request_size: int
+    tgi_metrics: bool
+    otlp_traces_endpoint: str | None
+    cloudwatch_metrics_interval: float
     engine_options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, without its defaults
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)  # of serving.properties
@@ -68,6 +71,11 @@ class Config:
     def engine(self) -> str:
         """Name of the engine; "" where llm_engine and rolling_batch contradict each other."""
         return engine_name(self.llm_engine, self.rolling_batch)
+
+    @property
+    def label(self) -> str:
+        """Name of the model in metrics and traces: the first of option.served_model_name, as in vLLM."""
+        return next((name for name in self.served_model_name or () if name != "*"), self.model_name)
 
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")
@@ -82,10 +90,16 @@ def engine_name(llm_engine: str, rolling_batch: str) -> str:
 
 
 class Reading(NamedTuple):
-    """What the sources say. `config` has the default in place of a wrong value."""
+    """Values and problems of all sources.
+
+    Attributes:
+        config: has the default in place of a wrong value.
+        engine: "" where the options do not say which.
+    """
 
     config: Config
     problems: tuple[Problem, ...]
+    engine: str
 
     def checked(self) -> Config:
         """Return the configuration, or raise ConfigError with all problems."""
@@ -175,7 +189,8 @@ def read_config(
     )
     problems += _contradictions(config, {problem.name for problem in problems})
     places = {item.where if isinstance(item, Problem) else item.origin: place for place, item in enumerate(found)}
-    return Reading(config, tuple(sorted(problems, key=lambda problem: places.get(problem.where, len(places)))))
+    problems.sort(key=lambda problem: places.get(problem.where, len(places)))
+    return Reading(config, tuple(problems), engine)
 
 
 def _engine(settings: Iterable[Setting], auto: str) -> str:

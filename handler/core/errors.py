@@ -76,7 +76,10 @@ class ConfigError(Exception):
 
 
 class Problems(list[Problem]):
-    """Problems of several steps: `with problems:` keeps those of a ConfigError and goes on after the block."""
+    """Problems of several steps: `with problems:` keeps those of a ConfigError and goes on after the block.
+
+    A problem that names an option whose value is wrong already follows from that value, and is left out.
+    """
 
     def __enter__(self) -> None:
         pass
@@ -84,7 +87,9 @@ class Problems(list[Problem]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         if not isinstance(error, ConfigError):
             return False
-        self.extend(error.problems)
+        wrong = "|".join(re.escape(problem.name) for problem in self if problem.name)
+        named = re.compile(rf"(?<![\w.])({wrong})\b") if wrong else None
+        self.extend(problem for problem in error.problems if not (named and named.search(problem.message)))
         return True
 
     def check(self) -> None:

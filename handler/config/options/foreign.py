@@ -29,7 +29,7 @@ _MACHINE = "a model is served by one machine"
 _TEMPLATE = "the chat template is the one in the model's directory (chat_template.jinja or tokenizer_config.json)"
 _SERVER = "this server takes no such part; docs/formatters.md shows how a model.py changes requests and answers"
 _LOG = "LMI_LOG_LEVEL sets the log, option.log_prompts adds prompts to it"
-_METRICS = "vLLM's statistics are not kept here; see /metrics"
+_METRICS = "vLLM's own logs and metrics are not written here; see /metrics"
 _SCHEDULER = "vLLM's scheduler has it no more"
 _TENSORS = "answers do not carry it"
 _NEURON = "AWS Neuron is not served"
@@ -97,8 +97,7 @@ VLLM_OWN = (
     *_refused("`lmi serve --allow-origin` says it", "allowed_origins", "allowed_methods", "allowed_headers"),
     *_refused("`lmi serve --allow-origin` says it", "allow_credentials", unless=_FALSE),
     *_refused("a stream sends nothing between two tokens", "sse_keep_alive_interval", unless=("0",)),
-    *_refused("vLLM's traces are not made here", "otlp_traces_endpoint", "collect_detailed_traces"),
-    *_refused("vLLM's statistics are not kept here; see /metrics", "disable_log_stats", unless=("true",)),
+    *_refused("vLLM's traces are not made here; write option.otlp_traces_endpoint for this server's", "collect_detailed_traces"),
     *_idle("requests may always bring tools", "enable_auto_tool_choice", "expand_tools_even_if_tool_choice_none", "tool_strict_level"),
     *_idle(_LOG, "enable_log_requests", "disable_log_requests", "enable_log_outputs", "enable_log_deltas", "max_log_len", "uvicorn_log_level", "disable_uvicorn_access_log", "disable_access_log_for_endpoints", "log_error_stack", "aggregate_engine_logging"),
     *_idle(_METRICS, "show_hidden_metrics_for_version", "kv_cache_metrics", "kv_cache_metrics_sample", "cudagraph_metrics", "enable_mfu_metrics", "enable_mm_processor_stats", "per_request_spec_decode_metrics", "custom_histogram_buckets", "enable_server_load_tracking", "enable_per_request_metrics", "record_acceptance_rate", "disable_logprobs_during_spec_decoding"),

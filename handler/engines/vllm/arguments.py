@@ -55,7 +55,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         "dtype": TORCH_DTYPES[config.dtype],
         "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": max(num_devices, 1) if config.devices == "max" else int(config.devices),
-        "disable_log_stats": True,
+        "disable_log_stats": False,  # the core's statistics, for /metrics; vLLM's own loggers get none
         "generation_config": "auto",  # for its end tokens; sampling parameters are always the request's
     }
     limits = {

@@ -81,7 +81,7 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
     engine_arguments.cache_clear()
     try:
         given = ["option.llm_engine=vllm", "option.new_thing=3", "option.seed=1", "option.new_think=2"]
-        config, problems = read_config(overrides=given, environ={})
+        config, problems, _ = read_config(overrides=given, environ={})
     finally:
         engine_arguments.cache_clear()
     assert config.engine_options["engine_args"] == {"new_thing": 3}
@@ -99,7 +99,7 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
         ("vllm", ["enable_expert_parallel=true", "seed=1"], {"enable_expert_parallel": True, "seed": 1}),
         ("vllm", ["seed=1", 'engine_args={"seed": 2}'], {"seed": 2}),
         ("trtllm", ["enable_iter_perf_stats=true"], {"enable_iter_perf_stats": True}),
-        ("vllm", ["data_parallel_size=1", "disable_log_stats=true", "swap_space=4"], None),
+        ("vllm", ["data_parallel_size=1", "skip_tokenizer_init=false", "swap_space=4"], None),
         ("vllm", ["max_num_seq=3"], "unknown option 'option.max_num_seq'; did you mean 'option.max_num_seqs'?"),
         ("vllm", ["data_parallel_size=2"], "a server runs one replica of a model"),
         ("vllm", ["reasoning_parser=qwen3"], "an answer's reasoning is not separated from its text yet"),
@@ -113,7 +113,7 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
 )
 def test_an_argument_is_passed_or_refused(engine: str, given: list[str], wanted: Any) -> None:
     options = [f"option.llm_engine={engine}", *(f"option.{one}" for one in given)]
-    config, problems = read_config(overrides=options, environ={})
+    config, problems, _ = read_config(overrides=options, environ={})
     if isinstance(wanted, str):
         assert len(problems) == 1
         assert wanted in str(problems[0])

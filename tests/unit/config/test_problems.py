@@ -111,7 +111,7 @@ def test_a_start_raises_them_together() -> None:
 
 
 def test_the_default_stands_in_for_a_wrong_value() -> None:
-    config, problems = read_config(overrides=["option.dtype=x", "job_queue_size=7"], environ={})
+    config, problems, _ = read_config(overrides=["option.dtype=x", "job_queue_size=7"], environ={})
     assert (config.dtype, config.job_queue_size, len(problems)) == ("auto", 7, 1)
 
 
