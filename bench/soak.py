@@ -70,9 +70,9 @@ class Watch:
         self.samples.append({name: read_memory(pid) for name, pid in self._pids.items()})
 
     def growth(self, warm_up: float) -> dict[str, dict[str, Any]]:
-        """Compare the last minute with the one that ends at minute `warm_up`."""
+        """Compare the last minute with the one that ends at minute `warm_up`, or with itself before that."""
         each = round(60 / _INTERVAL)
-        after = max(each, round(warm_up * each))
+        after = min(max(each, round(warm_up * each)), len(self.samples))
         return {name: self._growth(name, self.samples[after - each : after], each) for name in self._pids}
 
     def _growth(self, name: str, before: Sequence[dict[str, Memory]], each: int) -> dict[str, Any]:
