@@ -7,6 +7,7 @@ log-probabilities: an answer with another request's tokens counts as crossed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -128,23 +129,18 @@ class Clients:
         await asyncio.gather(*(self._client(random.Random(seed)) for seed in range(self._number)))
 
     async def _client(self, random: random.Random) -> None:
-        connection: _Connection | None = None
         while True:
             slow = random.random() < _READ_SLOWLY
-            if connection is None or slow:
-                if connection is not None:
-                    connection.close()
-                connection = await _connect(self._address, slow)
-            try:
-                await self._request(connection, random)
-            except (OSError, asyncio.IncompleteReadError, httptools.HttpParserError) as error:
-                self._count("failed", f"{type(error).__name__}: {error}")
-                connection.close()
-                await asyncio.sleep(1)
-            self.slow += slow
-            if slow or not connection.open:
-                connection.close()
-                connection = None
+            with contextlib.closing(await _connect(self._address, slow)) as connection:
+                try:
+                    while connection.open:
+                        await self._request(connection, random)
+                        self.slow += slow
+                        if random.random() < _READ_SLOWLY:
+                            break  # the next connection may be a slow one
+                except (OSError, asyncio.IncompleteReadError, httptools.HttpParserError) as error:
+                    self._count("failed", f"{type(error).__name__}: {error}")
+                    await asyncio.sleep(1)
 
     async def _request(self, connection: _Connection, random: random.Random) -> None:
         if random.random() < _WRONG:
@@ -257,12 +253,14 @@ class _Parts:
 
 
 async def _connect(address: tuple[str, int], slow: bool) -> _Connection:
-    connection = socket.socket()
-    connection.setblocking(False)
-    if slow:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
-    await asyncio.get_running_loop().sock_connect(connection, address)
-    reader, writer = await asyncio.open_connection(sock=connection, limit=_SMALL_BUFFER if slow else 1 << 16)
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.socket())
+        connection.setblocking(False)
+        if slow:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
+        await asyncio.get_running_loop().sock_connect(connection, address)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=_SMALL_BUFFER if slow else 1 << 16)
+        stack.pop_all()
     return _Connection(reader, writer, 0.2 if slow else 0.0)
 
 
