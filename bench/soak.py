@@ -5,6 +5,7 @@ of OpenVINO GenAI, with the same properties and without any code of ours, has re
 aborts: it shows how far OpenVINO's own memory grows.
 
     python bench/soak.py [--minutes 60] [--clients 64] [--bare] [--out FILE]
+    python bench/soak.py --echo     # the echo engine: a hundred times as many requests for the host
 
 The exit status is 1 if an answer was crossed, a request failed, or the host grew by 2 % or more after the warm-up.
 """
@@ -32,7 +33,8 @@ from handler.bench.server import lmi_serve
 from handler.config.loader import load_config
 from handler.serving.loading import engine_spec
 
-_OPTIONS = ("option.dtype=fp32",)
+_DEMO = ("option.model_id=demo", "option.dtype=fp32")
+_ECHO = ("option.llm_engine=echo", "option.engine_isolation=process", "option.max_model_len=8192")
 # The soak may run beside other work, or be stopped for a while; neither is a fault of the engine or of a client.
 _PATIENCE = ("option.engine_timeout=3600", "option.predict_timeout=3600", "option.client_timeout=3600")
 _INTERVAL = 10.0  # seconds between samples
@@ -126,7 +128,7 @@ def bare_engine(pipe: Connection, clients: int) -> None:
 
     from handler.engines.openvino.engine import _pipeline  # the server's own, so that both have the same properties
 
-    spec = engine_spec(load_config(overrides=("option.model_id=demo", *_OPTIONS)))
+    spec = engine_spec(load_config(overrides=_DEMO))
     pipeline = _pipeline(spec.config)
     rng, fresh = random.Random(0), itertools.count(REPEATED)
     running: dict[int, tuple[Any, int | None]] = {}
@@ -173,11 +175,12 @@ def main() -> int:
     add("--warm-up", type=float, default=10.0, help="minutes after which growth counts (default %(default)s)")
     add("--clients", type=int, default=64, help="(default %(default)s)")
     add("--bare", action="store_true", help="run the bare engine too")
+    add("--echo", action="store_true", help="serve the echo engine instead of the demo model")
     add("--out", type=Path, default=Path("soak.json"), help="the result, with all samples (default %(default)s)")
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        arguments = itertools.chain(["demo"], *(("-o", option) for option in (*_OPTIONS, *_PATIENCE)))
-        server = stack.enter_context(lmi_serve(list(arguments)))
+        options = (*(_ECHO if given.echo else _DEMO), *_PATIENCE)
+        server = stack.enter_context(lmi_serve([part for option in options for part in ("-o", option)]))
         engine = [pid for pid in descendants(server.pid) if _ENGINE in Path(f"/proc/{pid}/cmdline").read_bytes()]
         pids = {"host": server.pid, "engine": engine[0]}
         bare = None
