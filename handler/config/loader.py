@@ -67,6 +67,9 @@ class Config:
     max_batch_delay: int
     job_queue_size: int
     max_request_size: int
+    enable_stateful_sessions: bool
+    sessions_expiration: int
+    sessions_path: str | None
     engine_options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, without its defaults
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)  # of serving.properties

@@ -26,6 +26,7 @@ from handler.serving.engine_driver import EngineDriver
 from handler.serving.metrics import Metrics, RequestStats
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
+from handler.serving.sessions import Sessions
 
 
 def _nobody(task: RequestTask) -> None:
@@ -39,6 +40,7 @@ class ServedModel:
         engine: started, perhaps still loading.
         tokenizer: used on threads.
         validator: tries clients' structured output; None where nothing has to be tried.
+        sessions: None where they are off.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
     """
 
@@ -51,6 +53,7 @@ class ServedModel:
         adapters: AdapterHome,
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
+        sessions: Sessions | None = None,
         *,
         stepped: bool = False,
     ) -> None:
@@ -58,7 +61,7 @@ class ServedModel:
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
         self.routes = InferenceRoutes(config.model_name, self.schema.name, registry.routes(config.root_schema))
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, validator=validator
+            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions
         )
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
