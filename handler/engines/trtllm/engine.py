@@ -26,7 +26,7 @@ from handler.engines.trtllm.sampling import Model, sampling_arguments
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.stepped_loop import SteppedLoop
 from handler.engines.trtllm.structured_output import structured_output_check as structured_output_check
-from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
+from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler, warn_of_newer
 
 _PATIENCE = 0.02  # seconds that a step waits for results, before new commands are read
 
@@ -46,6 +46,7 @@ class TrtLlm:
         import tensorrt_llm
 
         version = installed_version()
+        warn_of_newer(version)
         arguments = llm_arguments(config, visible_gpus(config), release_of(version))
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
