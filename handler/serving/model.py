@@ -23,9 +23,12 @@ from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Regist
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
-from handler.serving.metrics import Metrics, RequestStats
+from handler.serving.metrics.prometheus import Gauges, Metrics
+from handler.serving.metrics.request_stats import RequestStats
+from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
+from handler.serving.sessions import Sessions
 
 
 def _nobody(task: RequestTask) -> None:
@@ -39,6 +42,7 @@ class ServedModel:
         engine: started, perhaps still loading.
         tokenizer: used on threads.
         validator: tries clients' structured output; None where nothing has to be tried.
+        sessions: None where they are off.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
     """
 
@@ -51,14 +55,16 @@ class ServedModel:
         adapters: AdapterHome,
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
+        sessions: Sessions | None = None,
         *,
         stepped: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         self.config = config
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
         self.routes = InferenceRoutes(config.model_name, self.schema.name, registry.routes(config.root_schema))
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, validator=validator
+            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions
         )
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
@@ -89,11 +95,13 @@ class ServedModel:
         self._driver = EngineDriver(self._batcher, rests=not stepped)
         self._adapters_at_start = adapters.at_start
         self.adapters = adapters.registry
-        self.metrics = Metrics(
+        gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
             tokens=lambda: self._driver.num_tokens,
+            statistics=lambda: engine.statistics,
         )
+        self.metrics = Metrics(config.label, gauges, tgi=config.tgi_metrics, tracer=tracer)
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -125,7 +133,8 @@ class ServedModel:
             self.check_room()
         except ServingError as refusal:
             error = refusal
-        stats = RequestStats(id or request_id(headers), self.metrics, log_prompts=self.config.log_prompts)
+        name = id or request_id(headers)
+        stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
         task = RequestTask(self.admission, self._driver, stats, headers, schema, on_bytes, self._batches)
         if error is not None:
             task.refuse(error)
@@ -199,6 +208,7 @@ class ServedModel:
         if self._validator is not None:
             self._validator.close()
         self.admission.close()
+        self.metrics.close()
 
     @property
     def state(self) -> str:

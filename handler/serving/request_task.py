@@ -18,7 +18,7 @@ from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver, TokenReceiver
-from handler.serving.metrics import RequestStats
+from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.preprocess import Headers
 
 
@@ -45,10 +45,9 @@ class RequestTask:
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver",
-        "_headers", "_ids", "_in_batch", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded",
-        "_write", "begun", "committed", "error", "finished", "notified", "on_bytes", "parsed", "status",
-        "unsent",
+        "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver", "_headers", "_ids",
+        "_in_batch", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded", "_write", "begun", "committed",
+        "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -82,9 +81,7 @@ class RequestTask:
         self.status = 200
         self.error: ServingError | None = None
         self.unsent: list[bytes] = []
-        self.begun = False
-        self.committed = False
-        self.finished = False
+        self.begun = self.committed = self.finished = False
 
     # -- what the host sends -------------------------------------------------------------------------------------
 
@@ -159,6 +156,8 @@ class RequestTask:
             del body  # it is not kept while the answer is sent
         if self.parsed is None or self.finished:
             return
+        if not self.parsed.requests:  # the answer needs no engine
+            return self._feed_and_flush(0, Delta(0, 0, ()))
         try:
             encoded = [await self._admission.encode(request, self._size) for request in self.parsed.requests]
             self._stats.note_encoded()
@@ -210,7 +209,7 @@ class RequestTask:
         if data:
             self.unsent.append(data)
         if reply.finished:
-            self._end("ok")
+            self._end("ok", delta.finish)
         elif data and self._receiver is None:
             self._receive_tokens(reply)
         elif not data and self.begun:
@@ -287,11 +286,11 @@ class RequestTask:
         self._end("overloaded" if isinstance(error, Unavailable) else failed)
         self._driver.notify(self)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: str, finish: Finish | None = None) -> None:
         """Write the figures down; what is still in the engine leaves it."""
         self.finished = self.begun = True
         self._receiver = None  # it refers to this task: a cycle
-        self._stats.close(outcome)
+        self._stats.close(outcome, finish)
         for id in self._ids:
             self._driver.cancel(id)
         if self._threaded is not None:

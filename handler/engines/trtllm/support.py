@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,7 @@ from handler.engines.trtllm.arguments import NEWEST, Release
 log = logging.getLogger("handler.engine")
 
 _OLDEST: Release = (1, 0)  # the first whose PyTorch backend is `tensorrt_llm.LLM`
+_OF_THE_IMAGE: Release = (1, 2)
 
 SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
 """LMI's defaults for TensorRT-LLM with do_sample (djl_python of DJL Serving)."""
@@ -55,6 +57,11 @@ def warn_of_newer(version: str) -> None:
         log.warning(
             "TensorRT-LLM %s is installed: newer than 1.3, the newest that this engine was written for", version
         )
+
+
+def installed_release() -> Release:
+    """Return the installed version's release; without one that of the image, by which a configuration is checked."""
+    return release_of(installed_version()) if find_spec("tensorrt_llm") else _OF_THE_IMAGE
 
 
 def torch_sampler(arguments: Mapping[str, Any]) -> bool:
