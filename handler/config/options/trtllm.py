@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from handler.config.options.option import Option, boolean, gone, integer, names, number, one_of, string
+from handler.config.options.option import Gone, Option, boolean, integer, names, number, one_of, string
 
 _TRTLLM = ("trtllm",)
 
@@ -43,7 +43,7 @@ def pytorch(text: str) -> str:
 
 
 def _gone(why: str, *keys: str) -> tuple[Option, ...]:
-    return tuple(Option(f"option.{key}", key, gone(why), None, f"refused: {why}", engines=_TRTLLM) for key in keys)
+    return tuple(Option(f"option.{key}", key, Gone(why), None, f"refused: {why}", engines=_TRTLLM) for key in keys)
 
 
 TRTLLM: tuple[Option, ...] = (
@@ -107,7 +107,7 @@ TRTLLM: tuple[Option, ...] = (
     *_gone(_DRAFT, "max_draft_len", "speculative_draft_model", "draft_model_id", "speculative_length", "speculative_model", "num_speculative_tokens"),
     *_gone("use option.enable_prefix_caching", "enable_block_reuse"),
     *_gone("use option.sampler_type", "enable_trtllm_decoder", "enable_trtllm_sampler", "enable_mixed_sampler", "mixed_decoder", "mixed_sampler"),
-    *_gone("use option.tensor_parallel_degree", "tensor_parallel_size", "auto_parallel", "auto_parallel_world_size"),
+    *_gone("use option.tensor_parallel_degree", "auto_parallel", "auto_parallel_world_size"),
     *_gone(_TOKENIZER, "tokenizer", "tokenizer_mode", "tokenizer_revision", "skip_tokenizer_init"),
     *_gone(f"it went with the TensorRT engines; {_ARGS}", "batching_type", "normalize_log_probs", "enable_prompt_adapter", "max_prompt_adapter_token"),
     *_gone("its keys are arguments by themselves now: use option.engine_args", "pytorch_backend_config", "pytorch_config"),

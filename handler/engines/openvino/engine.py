@@ -14,12 +14,12 @@ from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineStatistics, Output, Step, warm_up
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
-from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepare_model
+from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
 from handler.engines.openvino.pipeline_scorer import NO_TOPS, PipelineScorer
 from handler.engines.openvino.sampling import generation_config
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
 
-__all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
+__all__ = ["OpenVino", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 

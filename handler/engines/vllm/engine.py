@@ -26,10 +26,11 @@ from handler.engines.base import (
     Step,
     warm_up,
 )
-from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepare_checkpoint
+from handler.engines.huggingface.checkpoint import check_model, eos_ids, load_tokenizer, prepare_checkpoint
 from handler.engines.process.process_group import end_with_children, end_with_this_process
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import (
+    construct,
     engine_arguments,
     environment,
     sampling_arguments,
@@ -42,7 +43,7 @@ from handler.engines.vllm.results import BeamToken, Pending, Results
 from handler.engines.vllm.statistics import Statistics
 from handler.engines.vllm.structured_output import structured_output_check
 
-__all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
+__all__ = ["Vllm", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _UNSUPPORTED = {
     "typical_p": "it has no typical decoding",
@@ -86,7 +87,7 @@ class Vllm:
         context = UsageContext.OPENAI_API_SERVER
         with patch_sync_client():
             self._engine: Any = LLMEngine.from_engine_args(
-                vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
+                vllm.EngineArgs(**construct(arguments, vllm.EngineArgs)), context, enable_multiprocessing=True
             )
         self._core = self._engine.engine_core
         self._results = self._engine.output_processor = Results()
@@ -271,6 +272,10 @@ class Vllm:
     def close(self) -> None:
         self._stop_watch()
         self._core.shutdown()
+
+
+def check(model_id: str | None, config: EngineConfig) -> None:
+    check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
