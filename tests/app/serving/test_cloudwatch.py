@@ -39,10 +39,12 @@ def metrics() -> Metrics:
 
 def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() -> None:
     made = metrics()
+    made.count_first(8.0)
     made.count("ok", seconds=9.0, first=8.0, num_prompt_tokens=1, num_tokens=2, num_sequences=1)
     before = samples(made.registry)
     assert "TimeToFirstToken" not in check(json.dumps(document("m", before, before, 1.5)))
     for first in (0.1, 0.3):
+        made.count_first(first)
         made.count("ok", seconds=first + 1, first=first, num_prompt_tokens=4, num_tokens=11, num_sequences=1)
     found = check(json.dumps(document("m", before, samples(made.registry), 1.5)))
     assert found["_aws"]["Timestamp"] == 1500
