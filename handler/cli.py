@@ -9,10 +9,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from handler import __version__
 from handler.bench.cli import add_parser as add_bench
 from handler.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from handler.config.loader import Reading
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     serve.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
                        help="an option as serving.properties writes it; beats all other sources")  # fmt: skip
+    serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
     _add_access(serve)
     serve.set_defaults(run=_serve)
     add_bench(commands)
@@ -81,36 +86,55 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     signals = StopSignals()
     signals.install()  # before the slow imports
-    from handler.config.loader import load_config
-    from handler.config.options.common import LLM_ENGINES
-    from handler.http.security.access import read_access
+    from handler.http.security.access import OPEN, read_access
     from handler.http.startup import serve
+    from handler.serving.loading import check
 
-    access = read_access(
-        arguments.keys,
-        arguments.origins,
-        arguments.ssl_certfile,
-        arguments.ssl_keyfile,
-        hosts=arguments.hosts,
-        environ=os.environ,
-    )
-    overrides = list(arguments.options)
-    if arguments.engine not in (None, *LLM_ENGINES):
-        raise ConfigError(f"--engine {arguments.engine}: must be one of {', '.join(LLM_ENGINES)}")
-    if arguments.engine:
-        overrides.append(f"option.llm_engine={arguments.engine}")
-    model = [f"option.model_id={arguments.model}"] if arguments.model else []
-    config = load_config(properties=arguments.properties, overrides=overrides + model)
-    own = Path(config.model_id or "", "serving.properties")
-    if arguments.properties is None and config.model_id and own.is_file():  # the model directory's own, as in DJL
-        named = load_config(properties=own, overrides=overrides)
-        config = replace(named, model_id=named.model_id or config.model_id)
-    level = os.environ.get("LMI_LOG_LEVEL", "INFO").upper()
+    reading = _read(arguments)
+    problems, access = check(reading), OPEN
+    with problems:
+        access = read_access(
+            arguments.keys,
+            arguments.origins,
+            arguments.ssl_certfile,
+            arguments.ssl_keyfile,
+            hosts=arguments.hosts,
+            environ=os.environ,
+        )
+    with problems:
+        _log_to_stderr(os.environ.get("LMI_LOG_LEVEL", "INFO").upper())
+    config = reading.config
+    if not arguments.check:
+        return serve(config, arguments.host, arguments.port, signals, access, problems)
+    problems.check()
+    for warning in config.warnings:
+        print(warning)
+    print(f"no problems; engine: {reading.engine}, option.model_id: {config.model_id or 'not set'}")
+    return 0
+
+
+def _read(arguments: argparse.Namespace) -> Reading:
+    """Read the options, with the model directory's own serving.properties where no other is named, as in DJL."""
+    from handler.config.loader import read_config
+    from handler.config.sources import Setting
+
+    engine, model = arguments.engine, arguments.model
+    given = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
+    named = [Setting("option.model_id", model, "the MODEL argument")] if model else []
+    reading = read_config(properties=arguments.properties, overrides=arguments.options, settings=given + named)
+    model_id = reading.config.model_id
+    own = Path(model_id or "", "serving.properties")
+    if arguments.properties is None and model_id and own.is_file():
+        reading = read_config(properties=own, overrides=arguments.options, settings=given)
+        reading = reading._replace(config=replace(reading.config, model_id=reading.config.model_id or model_id))
+    return reading
+
+
+def _log_to_stderr(level: str) -> None:
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    return serve(config, arguments.host, arguments.port, signals, access)
 
 
 if __name__ == "__main__":

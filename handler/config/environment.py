@@ -38,6 +38,19 @@ def of_worker() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
 
 
+def exports_traces() -> bool:
+    """Whether OpenTelemetry's own variables name a receiver of traces and do not forbid them."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    return any(os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("TRACES_ENDPOINT", "ENDPOINT"))
+
+
+def otlp_protocol() -> str:
+    """Protocol of OpenTelemetry's traces, as its own variables have it."""
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    return next((value for name in names if (value := os.environ.get(name))), "http/protobuf")
+
+
 def api_key() -> str:
     """The first of the keys in `LMI_API_KEY`, with which `lmi serve` was started; "" without keys."""
     return os.environ.get("LMI_API_KEY", "").split(",")[0].strip()

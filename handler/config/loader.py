@@ -5,31 +5,23 @@ DJL Serving has the same precedence: the model directory's serving.properties be
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import javaproperties
-
-from handler.config.options import ENVIRONMENT, KNOWN, OF_JAVA, OPTIONS, SERVER_ENVIRONMENT, Option
-from handler.core.errors import ConfigError
+from handler.config.options import KNOWN, OF_JAVA, OPTIONS, Option
+from handler.config.options.common import LLM_ENGINES, ROLLING_BATCHES
+from handler.config.options.lookup import find_option, unknown_option
+from handler.config.sources import Setting, from_environment, from_file, from_overrides
+from handler.core.errors import ConfigError, Problem
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 """Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
 
 _SEQUENCES = {"vllm": 256, "trtllm": 256}
 """LMI's default of option.max_rolling_batch_size, where it is not 32."""
-
-
-class Setting(NamedTuple):
-    """One value as text, and its origin: `serving.properties, line 3` or `environment variable OPTION_X`."""
-
-    key: str
-    value: str
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -67,6 +59,9 @@ class Config:
     max_batch_delay: int
     job_queue_size: int
     max_request_size: int
+    tgi_metrics: bool
+    otlp_traces_endpoint: str | None
+    cloudwatch_metrics_interval: float
     enable_stateful_sessions: bool
     sessions_expiration: int
     sessions_path: str | None
@@ -80,6 +75,11 @@ class Config:
         """Name of the engine; "" where llm_engine and rolling_batch contradict each other."""
         return engine_name(self.llm_engine, self.rolling_batch)
 
+    @property
+    def label(self) -> str:
+        """Name of the model in metrics and traces: the first of option.served_model_name, as in vLLM."""
+        return next((name for name in self.served_model_name or () if name != "*"), self.model_name)
+
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")
 
@@ -92,6 +92,25 @@ def engine_name(llm_engine: str, rolling_batch: str) -> str:
     return llm_engine if by_batch in (None, llm_engine) else ""
 
 
+class Reading(NamedTuple):
+    """Values and problems of all sources.
+
+    Attributes:
+        config: has the default in place of a wrong value.
+        engine: "" where the options do not say which.
+    """
+
+    config: Config
+    problems: tuple[Problem, ...]
+    engine: str
+
+    def checked(self) -> Config:
+        """Return the configuration, or raise ConfigError with all problems."""
+        if self.problems:
+            raise ConfigError(*self.problems)
+        return self.config
+
+
 def load_config(
     *,
     properties: Path | None = None,
@@ -100,187 +119,168 @@ def load_config(
     settings: Iterable[Setting] = (),
     java: bool = False,
 ) -> Config:
-    """Read every source, check every value.
+    """Read every source as `read_config` does.
+
+    Raises:
+        ConfigError: with all problems; each has the option's name and its value's origin.
+    """
+    return read_config(
+        properties=properties, overrides=overrides, environ=environ, settings=settings, java=java
+    ).checked()
+
+
+def read_config(
+    *,
+    properties: Path | None = None,
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+    settings: Iterable[Setting] = (),
+    java: bool = False,
+    auto: str = "openvino",
+) -> Reading:
+    """Read every source, check every value, and options against one another. Never raises.
 
     Args:
         properties: a serving.properties file.
         overrides: `key=value` as `-o` takes them, keys as serving.properties writes them.
         environ: the environment, `os.environ` by default.
-        java: DJL Serving's Java side runs, and reads its own keys.
         settings: the host's own; they beat all others. An equal value keeps the origin of the other source.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is wrong; the message has the name and the origin.
+        java: DJL Serving's Java side runs, and reads its own keys.
+        auto: the engine where no option names one; "" where that is not known here.
     """
     # Weakest first; later ones win.
-    sources = [
-        *_from_environment(os.environ if environ is None else environ),
-        *(_from_file(properties) if properties else ()),
-        *_from_overrides(overrides),
+    found = [
+        *from_environment(os.environ if environ is None else environ),
+        *(from_file(properties) if properties else ()),
+        *from_overrides(overrides),
     ]
-    settings = list(settings)
-    engine = _engine([*sources, *settings])
-    by_key = {_option(setting, engine).key: setting for setting in sources}
-    for setting in settings:
-        key = _option(setting, engine).key
-        if key not in by_key or by_key[key].value.strip() != setting.value.strip():
-            by_key[key] = setting
-    values = {option.field: _value(option, by_key) for option in OPTIONS if option.field and not option.engines}
-    values["max_rolling_batch_size"] = values["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
+    problems = [item for item in found if isinstance(item, Problem)]
+    sources, settings = [item for item in found if isinstance(item, Setting)], list(settings)
+    engine = _engine([*sources, *settings], auto)
+    by_key: dict[str, Setting] = {}
+    for setting in [*sources, *settings]:
+        option = find_option(setting.key, engine)
+        if option is None:
+            problems.append(Problem(setting.origin, setting.key, unknown_option(setting.key, engine)))
+            continue
+        before = by_key.get(option.key)
+        if setting not in settings or before is None or before.value.strip() != setting.value.strip():
+            by_key[option.key] = setting
     own = [option for option in OPTIONS if engine in option.engines]
-    engine_options = {str(option.field): value for option in own if (value := _value(option, by_key)) is not None}
-    others = {key: setting for key, setting in by_key.items() if key not in {option.key for option in own}}
+    common = [option for option in OPTIONS if option.field and not option.engines]
+    values = {option.key: _value(option, by_key, problems) for option in [*common, *own]}
+    fields = {str(option.field): values[option.key] for option in common}
+    fields["max_rolling_batch_size"] = fields["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
+    others = {key: setting for key, setting in by_key.items() if key not in values}
     config = Config(
-        **values,
-        engine_options=engine_options,
-        warnings=_without_effect(others, engine, java=java),
+        **fields,
+        engine_options={str(option.field): values[option.key] for option in own if values[option.key] is not None},
+        warnings=_without_effect(others, engine, problems, java=java),
         directory=properties.absolute().parent if properties else None,
         origins={key: setting.origin for key, setting in by_key.items()},
     )
-    return _checked(config)
+    problems += _contradictions(config, {problem.name for problem in problems})
+    places = {item.where if isinstance(item, Problem) else item.origin: place for place, item in enumerate(found)}
+    problems.sort(key=lambda problem: places.get(problem.where, len(places)))
+    return Reading(config, tuple(problems), engine)
 
 
-def _engine(settings: Iterable[Setting]) -> str:
-    """Name the engine before values are checked: engines may read an option's name differently."""
+def _engine(settings: Iterable[Setting], auto: str) -> str:
+    """Name the engine before values are checked, as engines may read an option's name differently; "" if unknown."""
     texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
     texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
-    return engine_name(*texts.values())
+    llm_engine, rolling_batch = texts.values()
+    if llm_engine not in LLM_ENGINES or rolling_batch not in ROLLING_BATCHES:
+        return ""
+    if llm_engine == "auto" and rolling_batch not in BY_ROLLING_BATCH:
+        return auto
+    return engine_name(llm_engine, rolling_batch)
 
 
-def _without_effect(by_key: Mapping[str, Setting], engine: str, *, java: bool) -> tuple[str, ...]:
-    """Warn of options without effect here.
-
-    Raises:
-        ConfigError: an option belongs to another engine, and cannot be ignored.
-    """
+def _without_effect(
+    by_key: Mapping[str, Setting], engine: str, problems: list[Problem], *, java: bool
+) -> tuple[str, ...]:
+    """Warn of options without effect here; those of other engines that cannot be ignored are problems."""
     idle: dict[str, list[str]] = {}
     for key, setting in by_key.items():
         options = KNOWN[key]
         option = options[0]
         if option.field is None:
             why = "" if java and option.help is OF_JAVA else option.help
-        elif option.engines:
-            _value(option, by_key)  # a wrong value is refused with any engine
-            why = option.idle
-            if not why:
-                names = " and ".join(name for option in options for name in option.engines)
-                raise ConfigError(
-                    f"{setting.origin}: {setting.key} is for {names}; the engine here is {engine or 'not known'}"
-                )
         else:
-            continue
+            refusals = [refusal for one in options if (refusal := _refusal(one, setting))]
+            why = option.idle if engine else ""
+            if len(refusals) == len(options):  # a wrong value is refused with any engine
+                problems.append(_wrong_value(option, setting, refusals[0]))
+            elif engine and not why:
+                names = " and ".join(name for option in options for name in option.engines)
+                message = f"{setting.key} is for {names}; the engine here is {engine}"
+                problems.append(Problem(setting.origin, option.key, message))
         if why:
             idle.setdefault(why, []).append(f"{setting.key} ({setting.origin})")
     return tuple(f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items())
 
 
-def option_key(name: str) -> str | None:
-    """Find the key of an option by DJL's name, which has no prefix."""
-    key = next((name for name in (f"option.{name}", name) if name in KNOWN), None)
-    if key is None:
-        return None
-    keys = {option.key for option in KNOWN[key]}
-    return keys.pop() if len(keys) == 1 else key  # two engines' own: load_config knows which
-
-
-def _option(setting: Setting, engine: str) -> Option:
-    """Find a setting's option.
-
-    Raises:
-        ConfigError: it is unknown; the message has the nearest known name.
-    """
-    options = KNOWN.get(setting.key)
-    if options is None:
-        bare = {name.removeprefix("option."): name for name in KNOWN}
-        near = difflib.get_close_matches(setting.key.removeprefix("option."), bare, n=1, cutoff=0.75)
-        hint = f"; did you mean {bare[near[0]]!r}?" if near else "; docs/options.md lists those there are"
-        raise ConfigError(f"{setting.origin}: unknown option {setting.key!r}{hint}")
-    return next((option for option in options if engine in option.engines), options[0])
-
-
-def _value(option: Option, by_key: Mapping[str, Setting]) -> Any:
+def _value(option: Option, by_key: Mapping[str, Setting], problems: list[Problem]) -> Any:
+    """Parse an option's value. A wrong one becomes a problem; the default stands in for it."""
     setting = by_key.get(option.key)
     if setting is None:
         return option.default
     try:
         return option.parse(setting.value.strip())
     except ValueError as error:
-        what = (
-            setting.origin if setting.origin.startswith("-o ") else f"{setting.origin}: {setting.key}={setting.value}"
-        )
-        raise ConfigError(f"{what}: {error}") from None
+        problems.append(_wrong_value(option, setting, str(error)))
+        return option.default
 
 
-def _from_file(path: Path) -> Iterable[Setting]:
-    """Read a Java properties file; the last value of a key counts, as in Java."""
+def _refusal(option: Option, setting: Setting) -> str:
+    """Say why the option does not take the value; "" where it does."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    line = 1
-    try:
-        for element in javaproperties.parse(text):
-            if isinstance(element, javaproperties.KeyValue):
-                yield Setting(element.key, element.value, f"{path.name}, line {line}")
-            line += element.source.count("\n")
-    except javaproperties.InvalidUEscapeError as error:
-        raise ConfigError(f"{path.name}, line {line}: {error}") from None
+        option.parse(setting.value.strip())
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
-def _from_overrides(overrides: Iterable[str]) -> Iterable[Setting]:
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise ConfigError(f"-o {override}: write it as key=value")
-        yield Setting(key.strip(), value, f"-o {override}")
+def _wrong_value(option: Option, setting: Setting, why: str) -> Problem:
+    given = "" if setting.origin.startswith("-") else f"{setting.key}={setting.value}: "  # an argument shows it already
+    return Problem(setting.origin, option.key, f"{given}{why}")
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterable[Setting]:
-    """Read `OPTION_X_Y` as option.x_y, `SERVING_X` as the server's x, and the names in `ENVIRONMENT`."""
-    for name, value in environ.items():
-        origin = f"environment variable {name}"
-        if name.startswith("OPTION_"):
-            rest = name.removeprefix("OPTION_")
-            key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
-            yield Setting(
-                {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key), value, origin
-            )
-        elif name.startswith("SERVING_"):
-            key = name.removeprefix("SERVING_").lower()
-            if key not in KNOWN and key not in SERVER_ENVIRONMENT:
-                near = difflib.get_close_matches(key, [*KNOWN, *SERVER_ENVIRONMENT], n=1)
-                hint = f"; did you mean 'SERVING_{near[0].upper()}'?" if near else ""
-                raise ConfigError(f"{origin}: unknown setting{hint}")
-            if key in KNOWN:
-                yield Setting(key, value, origin)
-    for name, key in ENVIRONMENT.items():
-        # As LMI does: `OPTION_*` beats these names.
-        option_name = "OPTION_" + key.removeprefix("option.").upper()
-        if name in environ and option_name not in environ:
-            yield Setting(key, environ[name], f"environment variable {name}")
-
-
-def _checked(config: Config) -> Config:
-    """Check options against one another."""
+def _contradictions(config: Config, wrong: set[str]) -> Iterator[Problem]:
+    """Check options against one another, unless the value of one of them is wrong already."""
     where = config.where
+    if "option.rolling_batch" in wrong:
+        return
+    if not config.engine and "option.llm_engine" not in wrong:
+        yield Problem(
+            where("option.rolling_batch"),
+            "option.rolling_batch",
+            f"option.rolling_batch={config.rolling_batch} asks for {BY_ROLLING_BATCH[config.rolling_batch]}, "
+            f"but option.llm_engine={config.llm_engine} ({where('option.llm_engine')})",
+        )
     if config.rolling_batch == "disable":
         if config.enable_streaming and config.batch_size > 1:
-            raise ConfigError(
-                f"{where('option.enable_streaming')}: option.enable_streaming=true needs batch_size=1, "
-                f"but batch_size={config.batch_size} ({where('batch_size')})"
+            yield Problem(
+                where("option.enable_streaming"),
+                "option.enable_streaming",
+                f"option.enable_streaming=true needs batch_size=1, "
+                f"but batch_size={config.batch_size} ({where('batch_size')})",
             )
         if config.tgi_compat:
-            raise ConfigError(
-                f"{where('option.tgi_compat')}: option.tgi_compat=true is for rolling batch, "
-                f"but option.rolling_batch=disable ({where('option.rolling_batch')})"
+            yield Problem(
+                where("option.tgi_compat"),
+                "option.tgi_compat",
+                f"option.tgi_compat=true is for rolling batch, "
+                f"but option.rolling_batch=disable ({where('option.rolling_batch')})",
             )
-    else:
-        for key in ("option.enable_streaming", "batch_size"):
-            field = key.removeprefix("option.")
-            default = next(option.default for option in OPTIONS if option.key == key)
-            if getattr(config, field) != default:
-                raise ConfigError(
-                    f"{where(key)}: {key} belongs to dynamic batching and needs option.rolling_batch=disable, "
-                    f"but option.rolling_batch={config.rolling_batch} ({where('option.rolling_batch')})"
-                )
-    return config
+        return
+    for key in ("option.enable_streaming", "batch_size"):
+        default = next(option.default for option in OPTIONS if option.key == key)
+        if getattr(config, key.removeprefix("option.")) != default:
+            yield Problem(
+                where(key),
+                key,
+                f"{key} belongs to dynamic batching and needs option.rolling_batch=disable, "
+                f"but option.rolling_batch={config.rolling_batch} ({where('option.rolling_batch')})",
+            )

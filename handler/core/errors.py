@@ -34,12 +34,68 @@ from __future__ import annotations
 
 import logging
 import re
+from types import TracebackType
+from typing import NamedTuple
 
 log = logging.getLogger("handler")
 
 
+class Problem(NamedTuple):
+    """A reason to refuse a start.
+
+    Attributes:
+        where: file and line, variable or argument, as `serving.properties, line 3`; "" where the message says it.
+        name: of the option; "" where the problem is no option's.
+        message: what is wrong, and what to change.
+    """
+
+    where: str
+    name: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
 class ConfigError(Exception):
-    """The start is refused; the message says what to change."""
+    """The start is refused; the message says what to change. Several problems have a number and a line each."""
+
+    def __init__(self, *problems: Problem | str) -> None:
+        super().__init__(*problems)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Each problem once."""
+        found = (one if isinstance(one, Problem) else Problem("", "", one) for one in self.args)
+        return tuple(dict.fromkeys(found))
+
+    def __str__(self) -> str:
+        texts = [str(problem) for problem in self.problems]
+        lines = [f"{number}. {text}" for number, text in enumerate(texts, 1)]
+        return texts[0] if len(texts) == 1 else "\n".join([f"{len(texts)} problems:", *lines])
+
+
+class Problems(list[Problem]):
+    """Problems of several steps: `with problems:` keeps those of a ConfigError and goes on after the block.
+
+    A problem that names an option whose value is wrong already follows from that value, and is left out.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if not isinstance(error, ConfigError):
+            return False
+        wrong = "|".join(re.escape(problem.name) for problem in self if problem.name)
+        named = re.compile(rf"(?<![\w.])({wrong})\b") if wrong else None
+        self.extend(problem for problem in error.problems if not (named and named.search(problem.message)))
+        return True
+
+    def check(self) -> None:
+        """Raise ConfigError with all problems if there are any."""
+        if self:
+            raise ConfigError(*self)
 
 
 class ServingError(Exception):

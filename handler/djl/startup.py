@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from handler.config import environment, model_files
-from handler.config.loader import Config, Setting, load_config, option_key
-from handler.core.errors import ConfigError
+from handler.config.loader import Config, Reading, read_config
+from handler.config.options.lookup import option_key
+from handler.config.sources import Setting
+from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
-from handler.serving.loading import choose_engine, load_model, model_formatters
+from handler.serving.loading import check, load_model, model_formatters
 from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.djl")
@@ -46,12 +48,17 @@ def prepare(properties: Mapping[str, Any], *, asynchronous: bool) -> tuple[Confi
     """Read the options and import the model directory's model.py, which runs it.
 
     Raises:
-        ConfigError: a wrong option, or a model.py that cannot be used; the message says what to change.
+        ConfigError: with all problems: of options, the model's files, model.py.
     """
-    config = read_config(properties, asynchronous=asynchronous)
-    for warning in config.warnings:
+    directory = Path(properties["model_dir"])
+    reading = read_properties(properties, asynchronous=asynchronous)
+    for warning in reading.config.warnings:
         log.warning("%s", warning)
-    return config, model_formatters(config, Path(properties["model_dir"]))
+    problems, formatters = check(reading, directory), Formatters()
+    with problems:
+        formatters = model_formatters(reading.config, directory)
+    problems.check()
+    return reading.config, formatters
 
 
 def check_sessions(config: Config, *, rolling: bool, passes_headers: bool) -> None:
@@ -71,7 +78,7 @@ def check_sessions(config: Config, *, rolling: bool, passes_headers: bool) -> No
         why = f"the answers of a dynamic batch share their headers; it needs batch_size=1, not {config.batch_size}"
     if config.enable_stateful_sessions and why:
         key = "option.enable_stateful_sessions"
-        raise ConfigError(f"{config.where(key)}: {key}=true: {why}")
+        raise ConfigError(Problem(config.where(key), key, f"{key}=true: {why}"))
 
 
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
@@ -105,7 +112,7 @@ async def _wait_ready(model: ServedModel) -> None:
              info.name, info.version, info.device, info.dtype, info.max_total_tokens)  # fmt: skip
 
 
-def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
+def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Reading:
     """The options, from the model directory's serving.properties and the environment, as the Java side has them.
 
     Java hands over all options without their prefix, among properties of its own; a key that is no option of ours is
@@ -121,24 +128,28 @@ def read_config(properties: Mapping[str, Any], *, asynchronous: bool) -> Config:
     if properties.get("tensor_parallel_degree") == "0":  # Java counted the GPUs and found none
         del settings["option.tensor_parallel_degree"]
     rolling = properties.get("rolling_batch") or "disable"  # Java steps a rolling batch only when the property is there
+    problems = Problems()
     if asynchronous:
         if rolling != "disable":
-            raise ConfigError("option.async_mode=true needs option.rolling_batch=disable: Java would step both ways")
+            message = "option.async_mode=true needs option.rolling_batch=disable: Java would step both ways"
+            problems.append(Problem("", "option.rolling_batch", message))
         if properties.get("max_rolling_batch_size") == _RECOMMENDED_SIZE:
             del settings["option.max_rolling_batch_size"]  # a user's own is read from the file or the environment
         rolling = "auto"  # that Java batches nothing does not keep the handler from doing so
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, "DJL Serving")
-    config = load_config(
+    config, found, engine = read_config(
         properties=file if file.is_file() else None,
         environ=environment.of_worker(),
         settings=settings.values(),
         java=True,
     )
+    problems += found
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
-    if config.model_id is None and choose_engine(config) != "echo":
-        config = replace(config, model_id=_own_model(directory))
-    return config
+    if config.model_id is None and engine not in ("", "echo"):
+        with problems:
+            config = replace(config, model_id=_own_model(directory))
+    return Reading(config, tuple(problems), engine)
 
 
 def _own_model(directory: Path) -> str:

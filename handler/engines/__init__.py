@@ -18,7 +18,7 @@ class EngineEntry:
     """One line of the registry.
 
     Attributes:
-        module: has `prepare`, `capabilities`, `load` and `load_tokenizer`, as the functions below call them; and
+        module: has `check`, `prepare`, `capabilities`, `load`, `load_tokenizer`, as the functions below call them; and
             `structured_output_check`, where a client's schema or grammar could harm the engine.
         needs: the import that shows whether the engine is installed.
         install: the command that installs it.
@@ -68,6 +68,18 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
 def prepare(name: str, model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path | None:
     """Fetch or convert the files of `option.model_id` where that is needed; return those that the engine loads."""
     return cast(Path | None, _module(name).prepare(model_id, dtype, options))
+
+
+def check(name: str, model_id: str | None, config: EngineConfig) -> None:
+    """Check the model's files and the options together; fetch, convert and load nothing. The engine may be missing.
+
+    Args:
+        config: its `model` is not read.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    importlib.import_module(ENGINES[name].module).check(model_id, config)
 
 
 def capabilities(name: str, config: EngineConfig) -> Capabilities:

@@ -157,6 +157,30 @@ class Interruptible(Protocol):
         """
 
 
+class EngineStatistics(NamedTuple):
+    """An engine's report on itself; None where it does not know.
+
+    Attributes:
+        num_waiting: the engine's requests that it does not compute yet, or no more, as its cache has no room.
+        kv_cache_usage: used part of the KV cache, 0 to 1.
+        prefix_cache_queries: prompt tokens that were looked up in the prefix cache, since the engine's start.
+        prefix_cache_hits: those of them that were found.
+    """
+
+    num_waiting: int | None = None
+    kv_cache_usage: float | None = None
+    prefix_cache_queries: int | None = None
+    prefix_cache_hits: int | None = None
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """An engine that has statistics."""
+
+    def statistics(self) -> EngineStatistics:
+        """Return the present ones; called about once a second, and whenever the last request has ended."""
+
+
 class SteppedEngine(Protocol):
     """The batcher's view of an engine; `EngineSupervisor` implements it."""
 

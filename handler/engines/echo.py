@@ -144,6 +144,10 @@ def _act(cue: str) -> None:
     raise RuntimeError(f"raised on cue {cue}")
 
 
+def check(model_id: str | None, config: EngineConfig) -> None:
+    """Check nothing: it needs no files, and its options do not depend on one another."""
+
+
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> None:
     """Prepare nothing: it needs no files."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import httptools
@@ -241,13 +242,18 @@ class Exchange:
         send_whole: a call that says that the answer will be sent whole, when it is complete. A client that ends its
             own side of the connection then counts as gone: it may only have half-closed it, but nothing is written
             by which that could be found out. Without this call its answer is written to it until a write fails.
+        held: chunks have to wait, as earlier bytes do; set by whoever keeps those.
+        written_at: time of the last chunk, by time.monotonic().
     """
 
-    __slots__ = ("_cycle", "_reads_on", "send_whole", "wake")
+    __slots__ = ("_cycle", "_reads_on", "_write", "held", "send_whole", "wake", "written_at")
 
     def __init__(self, cycle: RequestResponseCycle, send_whole: Callable[[], None]) -> None:
         self._cycle = cycle
         self._reads_on = False  # the connection has been read since the body's end
+        self._write = cycle.transport.write
+        self.held = False
+        self.written_at = 0.0
         self.wake = cycle.message_event.set
         self.send_whole = send_whole
 
@@ -271,14 +277,15 @@ class Exchange:
                 timer.cancel()
 
     def write_chunk(self, data: bytes) -> bool:
-        """Write a chunk of a begun, unfinished answer, at a third of the cost of `send`.
+        """Write a chunk of a begun, unfinished answer: the hot path, once a token.
 
         Returns:
             False: only `send` can write it now.
         """
         cycle = self._cycle
-        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        if self.held or cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
             return False
         if data:  # an empty chunk would be the end
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.written_at = monotonic()
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return True

@@ -9,12 +9,13 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.loader import Config
 from handler.core import child_processes, event_loop, garbage
-from handler.core.errors import Unavailable
+from handler.core.errors import Problem, Problems, Unavailable
 from handler.engines.base import EngineInfo
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import State
@@ -36,22 +37,31 @@ _TIDY = 2.0
 """Seconds for a conversion that was killed to remove what it has written."""
 
 
-def serve(config: Config, host: str, port: int, signals: StopSignals, access: Access = OPEN) -> int:
+def serve(
+    config: Config, host: str, port: int, signals: StopSignals, access: Access = OPEN, problems: Iterable[Problem] = ()
+) -> int:
     """Serve until a signal; returns the exit status.
 
     Args:
         signals: installed.
+        problems: those that are known already; the server does not start with any.
 
     Raises:
-        ConfigError: it cannot start: the address is taken, the model or the engine cannot be had.
+        ConfigError: with all problems: the known ones, those of the address and of model.py; or the model or the
+            engine cannot be had.
     """
     for warning in config.warnings:
         log.info("%s", warning)
-    allow_connections()
-    listener = bind(host, port, config.client_timeout)  # first: a taken port is known before a model is loaded
-    with contextlib.closing(listener):
+    found = Problems(problems)
+    with contextlib.ExitStack() as stack:
+        with found:
+            allow_connections()
+            listener = stack.enter_context(contextlib.closing(bind(host, port, config.client_timeout)))
+        with found:
+            formatters = model_formatters(config)
+        found.check()
         hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
-        return event_loop.run(_serve(config, listener, model_formatters(config), access, hosts, signals))
+        return event_loop.run(_serve(config, listener, formatters, access, hosts, signals))
 
 
 async def _serve(

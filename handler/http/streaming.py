@@ -22,6 +22,20 @@ class Source(Protocol):
     def take(self) -> bytes: ...
 
 
+class Channel(Protocol):
+    """A way to the socket that is shorter than `send` (`http/protocol.Exchange`).
+
+    Attributes:
+        held: closed, since bytes that come before wait elsewhere.
+        written_at: time of the last chunk, by time.monotonic().
+    """
+
+    held: bool
+    written_at: float
+
+    def write_chunk(self, data: bytes) -> bool: ...
+
+
 class BodyWriter:
     """Sends chunks in order: at once while the socket takes them, from a task while the client reads too slowly.
 
@@ -30,16 +44,15 @@ class BodyWriter:
     joined and sent after it. A client that stops reading is ended by the kernel (`http/server.py`).
 
     Args:
-        chunk: writes a chunk by a shorter way than `send`, where it returns True (`http/protocol.py`).
+        channel: takes chunks while nothing waits here.
     """
 
-    def __init__(self, send: Send, chunk: Callable[[bytes], bool] = lambda data: False) -> None:
+    def __init__(self, send: Send, channel: Channel) -> None:
         self._send = send
-        self._chunk = chunk
+        self._channel = channel
         self._backlog: list[bytes] = []
         self._size = 0
         self.ended = False  # the last chunk has been handed in
-        self.written_at = 0.0  # by time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Resolves when the client cannot be written to any more."""
@@ -47,22 +60,15 @@ class BodyWriter:
     def pull(self, source: Source) -> None:
         """Write what a request has to send."""
         data, last = source.take(), source.finished
-        if last or not self.write_chunk(data):
-            self.write(data, last=last)
-
-    def write_chunk(self, data: bytes) -> bool:
-        """Write a chunk by the short way, where that is open: the hot path, once a token."""
-        if self._task is not None or self.broken.done():
-            return False
-        self.written_at = time.monotonic()
         try:
-            return self._chunk(data)
+            if not last and self._channel.write_chunk(data):
+                return
         except Exception:  # the connection is closed, though nobody has said so
-            self._break()
-            return False
+            return self._break()
+        self.write(data, last=last)
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        self.ended, self.written_at = last, time.monotonic()
+        self.ended, self._channel.written_at = last, time.monotonic()
         if self._task is not None:
             self._backlog.append(data)
             self._size += len(data)
@@ -76,13 +82,16 @@ class BodyWriter:
             sending = cast(Coroutine[Any, Any, None], self._send(message))
             waiting = sending.send(None)
         except StopIteration:
+            self._channel.held = last
             return
         except (OSError, RuntimeError):  # the connection is closed, though nobody has said so
             self._break()
             return
+        self._channel.held = True
         self._task = asyncio.ensure_future(self._catch_up(sending, waiting))
 
     def _break(self) -> None:
+        self._channel.held = True
         self._backlog.clear()
         self._size = 0
         if not self.broken.done():
@@ -100,6 +109,7 @@ class BodyWriter:
             self._break()
         finally:
             self._task = None
+            self._channel.held = self.ended or self.broken.done()
 
 
 class WholeBody:

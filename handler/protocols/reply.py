@@ -12,9 +12,6 @@ from handler.core.values import NO_TOKEN, Delta, Finish, Request, Sampling, Toke
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.tensors.outputs import Lines, OutputTensors, TokenRows, document
 
-LineEncoder = Callable[[Token, int], bytes]
-"""Encode a token and its index as a line of a stream."""
-
 
 @functools.lru_cache
 def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: Token) -> bytes:
@@ -40,8 +37,11 @@ class ResponseFormat(Protocol):
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> dict[str, Any]:
         """Render a line of a stream that is not the last; `beside` holds the fields beside its token."""
 
-    def line_encoder(self, framing: Framing) -> LineEncoder:
-        """Return a fast encoder of the chunks with nothing beside their token."""
+    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+        """Return an encoder of the chunks with nothing beside their token: the hot path, once a token.
+
+        It adds each token's part of the whole text to `texts`, so that the token's index is their number.
+        """
 
     def last_chunk(
         self,
@@ -114,13 +114,12 @@ class StreamReply:
         self._request = request
         self._special_in_text = format.special_in_text
         self._framing = framing
-        self._encode_line = format.line_encoder(framing)
-        self._texts: list[str] = []
-        self._num_tokens = 0
+        self._texts: list[str] = []  # a token's each
         self._num_prompt_tokens = 0
         self._prefill: Sequence[Token] | None = None
         self._outputs = None if outputs is None else Lines(outputs)
         self._bare = self._outputs is None and not request.sampling.top_logprobs  # a line is its token alone
+        self._token_line: TokenLine | None = None
         self.content_type = framing.content_type
         self.finished = False
 
@@ -132,26 +131,27 @@ class StreamReply:
             self._prefill = delta.prefill
         if self._outputs is not None:
             self._outputs.take(delta)
-        tokens = delta.tokens
+        tokens, line = delta.tokens, self.token_line() or self._line_beside
         if delta.finish is None:
-            return self._line(tokens[0]) if len(tokens) == 1 else b"".join(map(self._line, tokens))
+            return line(tokens[0]) if len(tokens) == 1 else b"".join(map(line, tokens))
         if delta.error is not None:
             self.finished = True
             return self._framing.encode(self._format.stream_failure(delta.error))
         *tokens, last = tokens or (NO_TOKEN,)
         finish = finish_of(self._request, delta) or delta.finish
-        return b"".join([*map(self._line, tokens), self._framing.encode(self._last(last, finish))])
+        return b"".join([*map(line, tokens), self._framing.encode(self._last(last, finish))])
 
     def token_line(self) -> TokenLine | None:
-        return self._line if self._bare else None
+        if self._token_line is None and self._bare:
+            self._token_line = self._format.token_line(self._framing, self._texts)
+        return self._token_line
 
-    def _line(self, token: Token) -> bytes:
-        self._num_tokens += 1
-        if self._special_in_text or not token.special:
-            self._texts.append(token.text)
-        if self._bare:
-            return self._encode_line(token, self._num_tokens)
-        return self._framing.encode(self._format.chunk(token, self._num_tokens, self._beside(token)))
+    def _line_beside(self, token: Token) -> bytes:
+        self._take(token)
+        return self._framing.encode(self._format.chunk(token, len(self._texts), self._beside(token)))
+
+    def _take(self, token: Token) -> None:
+        self._texts.append(token.text if self._special_in_text or not token.special else "")
 
     def _beside(self, token: Token) -> dict[str, Any] | None:
         """Return the fields beside a token."""
@@ -162,17 +162,16 @@ class StreamReply:
 
     def _last(self, token: Token, finish: Finish) -> Any:
         self.finished = True
-        self._num_tokens += token.id >= 0
-        if self._special_in_text or not token.special:
-            self._texts.append(token.text)
+        if token is not NO_TOKEN:
+            self._take(token)
         request = self._request
         text = (request.prompt if request.full_text else "") + "".join(self._texts)
         details = None
         if request.details:
-            details = self._format.stream_details(request, finish, self._num_tokens, self._num_prompt_tokens)
+            details = self._format.stream_details(request, finish, len(self._texts), self._num_prompt_tokens)
             if self._prefill is not None:
                 details["prefill"] = [self._format.prompt_token(token) for token in self._prefill]
-        return self._format.last_chunk(token, self._num_tokens, text, details, self._beside(token))
+        return self._format.last_chunk(token, len(self._texts), text, details, self._beside(token))
 
     def refused(self, error: ServingError) -> HttpResponse:
         return self._format.refused_as(error, self._framing)

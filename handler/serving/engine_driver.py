@@ -13,7 +13,7 @@ from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.base import TokenLine
 from handler.scheduler.batcher import Batcher
-from handler.serving.metrics import RequestStats
+from handler.serving.metrics.request_stats import RequestStats
 
 log = logging.getLogger("handler.driver")
 
@@ -175,11 +175,7 @@ class EngineDriver:
     def step(self) -> None:
         """Deliver what the engine has said."""
         deltas = self._batcher.step()
-        lines = [(receiver, self._encode(receiver, tokens)) for receiver, tokens in self._batcher.tokens]
-        for receiver, line in lines:  # before the deltas: a sequence's tokens precede its end
-            if line and not receiver.write(line):
-                receiver.keep(line)
-        self.num_tokens += sum([len(tokens) for _, tokens in self._batcher.tokens])
+        self._write_tokens(self._batcher.tokens)  # before the deltas: a sequence's tokens precede its end
         for delta in deltas:
             self.num_tokens += len(delta.tokens)
             sink = self.sinks.get(delta.id)
@@ -191,14 +187,25 @@ class EngineDriver:
                 self._fail(delta.id, delta.sequence, error)
         self.flush()
 
-    def _encode(self, receiver: TokenReceiver, tokens: Sequence[Token]) -> bytes:
-        try:
-            line = receiver.line(tokens[0]) if len(tokens) == 1 else b"".join(map(receiver.line, tokens))
-            receiver.stats.num_tokens += len(tokens)
-            return line
-        except Exception as error:  # one client's answer must not stop the others'
-            self._fail(receiver.id, 0, error)
-            return b""
+    def _write_tokens(self, received: Sequence[tuple[TokenReceiver, Sequence[Token]]]) -> None:
+        """Encode all lines, then write them in a row: the hot path, once a token."""
+        lines: list[tuple[TokenReceiver, bytes]] = []
+        for receiver, tokens in received:
+            num_tokens = len(tokens)
+            self.num_tokens += num_tokens
+            try:
+                line = receiver.line(tokens[0]) if num_tokens == 1 else b"".join(map(receiver.line, tokens))
+            except Exception as error:  # one client's answer must not stop the others'
+                self._fail(receiver.id, 0, error)
+                continue
+            receiver.stats.num_tokens += num_tokens
+            lines.append((receiver, line))
+        for receiver, line in lines:
+            try:
+                if not receiver.write(line):
+                    receiver.keep(line)
+            except Exception:  # its connection is closed; whoever writes what is kept finds that out
+                receiver.keep(line)
 
     def _fail(self, id: int, sequence: int, error: Exception) -> None:
         """End a request whose answer could not be written, and tell its sink."""

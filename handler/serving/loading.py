@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from handler import __version__, engines
 from handler.config import environment
-from handler.config.loader import BY_ROLLING_BATCH, Config
-from handler.core.errors import ConfigError
+from handler.config.loader import Config, Reading
+from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.event_loop import run_in_daemon_thread
 from handler.core.framing import FRAMINGS
 from handler.engines.base import EngineConfig, Tokenizer
@@ -22,8 +23,9 @@ from handler.plugins.functions import Formatters, choose, find_formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
-from handler.serving.sessions import configured_sessions
+from handler.serving.sessions import configured_sessions, sessions_root
 
 log = logging.getLogger("handler.launch")
 
@@ -49,6 +51,7 @@ async def load_model(
     Raises:
         ConfigError: a wrong option, or something that is missing; the message says what to change.
     """
+    tracer = make_tracer(config.otlp_traces_endpoint, config.label)
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
     adapters = adapter_home(config, spec, directory)
     announce(spec)
@@ -62,28 +65,71 @@ async def load_model(
         context = schema_context(config, spec, adapters.registry)
         validator = make_validator(spec, engine)
         model = ServedModel(
-            config, engine, tokenizer, context, adapters, formatters, validator, sessions, stepped=stepped
+            config,
+            engine,
+            tokenizer,
+            context,
+            adapters,
+            formatters,
+            validator,
+            sessions,
+            stepped=stepped,
+            tracer=tracer,
         )
         on_failure.pop_all()
     return model
+
+
+def check(reading: Reading, directory: Path | None = None) -> Problems:
+    """Find all problems that show before anything is loaded, fetched, converted or run.
+
+    Those of the options, and with them: the sessions' path, the engine, the model's files, the engine's arguments, the
+    adapters' names.
+
+    Args:
+        directory: where serving.properties lies, or would; by default where it does.
+    """
+    config, problems = reading.config, Problems(reading.problems)
+    with problems:
+        environment.max_adapters()
+    with problems:
+        sessions_root(config)
+    if not reading.engine:
+        return problems
+    arguments = engine_config(config)
+    with problems:
+        try:
+            engines.check(reading.engine, config.model_id, arguments)
+        except ConfigError as error:
+            raise ConfigError(*(_with_origin(problem, config) for problem in error.problems)) from None
+    with problems:
+        name = choose_engine(config)
+        if not engines.capabilities(name, arguments).no_adapters:
+            _adapters_at_start(_adapter_directories(config, directory))
+    return problems
+
+
+def _with_origin(problem: Problem, config: Config) -> Problem:
+    """Add the origin of the first option that an engine's problem names; where it names none, it is the model's."""
+    named = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
+    key = named[0] if named else "option.model_id"
+    return Problem(config.origins.get(key, ""), key, problem.message)
 
 
 def choose_engine(config: Config) -> str:
     """Return the name of an engine that is installed and can run the model.
 
     Raises:
-        ConfigError: the options contradict each other, or the engine is not installed.
+        ConfigError: the engine is not installed, or does not run on so many devices.
     """
-    name = config.engine
-    if not name:
-        raise ConfigError(
-            f"option.rolling_batch={config.rolling_batch} asks for {BY_ROLLING_BATCH[config.rolling_batch]}, "
-            f"but option.llm_engine={config.llm_engine}"
-        )
-    if not engines.entry(name).spreads and config.tensor_parallel_degree not in ("1", "max"):
-        raise ConfigError(
-            f"option.tensor_parallel_degree={config.tensor_parallel_degree}: the engine {name} runs on one device"
-        )
+    name, problems = config.engine, Problems()
+    with problems:
+        engines.entry(name)
+    if not engines.ENGINES[name].spreads and config.tensor_parallel_degree not in ("1", "max"):
+        key = "option.tensor_parallel_degree"
+        message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device"
+        problems.append(Problem(config.where(key), key, message))
+    problems.check()
     return name
 
 
@@ -98,19 +144,20 @@ def engine_spec(config: Config) -> Spec:
         model = engines.prepare(name, config.model_id, config.dtype, config.engine_options)
     except OSError as error:
         raise ConfigError(f"the model's files cannot be had: {error}") from error
-    return Spec(
-        name,
-        EngineConfig(
-            model=model,
-            dtype=config.dtype,
-            max_sequences=config.max_rolling_batch_size,
-            max_tokens_per_step=config.max_num_batched_tokens,
-            max_total_tokens=config.max_model_len,
-            cache_gib=config.kv_cache_gib,
-            prefix_cache=config.enable_prefix_caching,
-            devices=config.tensor_parallel_degree,
-            options=config.engine_options,
-        ),
+    return Spec(name, engine_config(config, model))
+
+
+def engine_config(config: Config, model: Path | None = None) -> EngineConfig:
+    return EngineConfig(
+        model=model,
+        dtype=config.dtype,
+        max_sequences=config.max_rolling_batch_size,
+        max_tokens_per_step=config.max_num_batched_tokens,
+        max_total_tokens=config.max_model_len,
+        cache_gib=config.kv_cache_gib,
+        prefix_cache=config.enable_prefix_caching,
+        devices=config.tensor_parallel_degree,
+        options=config.engine_options,
     )
 
 
@@ -201,20 +248,34 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
         ConfigError: one of them cannot be used; or the environment's number of adapters is none.
     """
     limit = environment.max_adapters()
-    places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
-    homes = [path for place in dict.fromkeys(places) if place and (path := place.absolute() / "adapters").is_dir()]
+    homes = _adapter_directories(config, directory)
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
         if homes:
             log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
         return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
-    at_start: dict[str, Path] = {}
-    for home in homes:
-        for name, path in adapters_of(home).items():
-            if (other := at_start.setdefault(name, path)).resolve() != path.resolve():
-                raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
-    first = next((place for place in places if place and place.is_dir()), None)
+    first = next((place for place in _places(config, directory) if place.is_dir()), None)
     base = homes[0] if homes else first and first.absolute() / "adapters"
-    return AdapterHome(AdapterRegistry(limit, base), dict(sorted(at_start.items())))
+    return AdapterHome(AdapterRegistry(limit, base), _adapters_at_start(homes))
+
+
+def _places(config: Config, directory: Path | None) -> list[Path]:
+    places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
+    return [place for place in dict.fromkeys(places) if place]
+
+
+def _adapter_directories(config: Config, directory: Path | None) -> list[Path]:
+    places = _places(config, directory)
+    return [path for place in places if (path := place.absolute() / "adapters").is_dir()]
+
+
+def _adapters_at_start(directories: Iterable[Path]) -> dict[str, Path]:
+    """List the adapters by name, sorted."""
+    adapters: dict[str, Path] = {}
+    for home in directories:
+        for name, path in adapters_of(home).items():
+            if (other := adapters.setdefault(name, path)).resolve() != path.resolve():
+                raise ConfigError(f"the adapter {name} lies in two places: {other} and {path}")
+    return dict(sorted(adapters.items()))
 
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:

@@ -23,7 +23,9 @@ from handler.scheduler.lora.registry import AdapterHome, Change, Outcome, Regist
 from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
-from handler.serving.metrics import Metrics, RequestStats
+from handler.serving.metrics.prometheus import Gauges, Metrics
+from handler.serving.metrics.request_stats import RequestStats
+from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
 from handler.serving.sessions import Sessions
@@ -56,6 +58,7 @@ class ServedModel:
         sessions: Sessions | None = None,
         *,
         stepped: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         self.config = config
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
@@ -65,14 +68,13 @@ class ServedModel:
         )
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
-        self.draining = False
+        self.draining = self._closing = False
         self.num_requests = 0  # being read or answered, the last byte's delivery included
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the engine is ready and has the adapters that lie beside the model; a ConfigError says why it
         cannot be."""
         self._opening: asyncio.Task[None] | None = None
-        self._closing = False
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._engine = engine
         self._validator = validator
@@ -92,11 +94,13 @@ class ServedModel:
         self._driver = EngineDriver(self._batcher, rests=not stepped)
         self._adapters_at_start = adapters.at_start
         self.adapters = adapters.registry
-        self.metrics = Metrics(
+        gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
             tokens=lambda: self._driver.num_tokens,
+            statistics=lambda: engine.statistics,
         )
+        self.metrics = Metrics(config.label, gauges, tgi=config.tgi_metrics, tracer=tracer)
 
     # -- one request ---------------------------------------------------------------------------------------------
 
@@ -128,7 +132,8 @@ class ServedModel:
             self.check_room()
         except ServingError as refusal:
             error = refusal
-        stats = RequestStats(id or request_id(headers), self.metrics, log_prompts=self.config.log_prompts)
+        name = id or request_id(headers)
+        stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
         task = RequestTask(self.admission, self._driver, stats, headers, schema, on_bytes, self._batches)
         if error is not None:
             task.refuse(error)
@@ -143,8 +148,7 @@ class ServedModel:
         Args:
             body: the decoded body; None if it was not decoded.
         """
-        stats = RequestStats(id, self.metrics)
-        task = RequestTask(self.admission, self._driver, stats, {}, schema, _nobody)
+        task = RequestTask(self.admission, self._driver, RequestStats(id, self.metrics), {}, schema, _nobody)
         task.refuse(error, body)
         return task
 
@@ -202,6 +206,7 @@ class ServedModel:
         if self._validator is not None:
             self._validator.close()
         self.admission.close()
+        self.metrics.close()
 
     @property
     def state(self) -> str:

@@ -18,7 +18,7 @@ from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver, TokenReceiver
-from handler.serving.metrics import RequestStats
+from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.preprocess import Headers
 
 
@@ -209,7 +209,7 @@ class RequestTask:
         if data:
             self.unsent.append(data)
         if reply.finished:
-            self._end("ok")
+            self._end("ok", delta.finish)
         elif data and self._receiver is None:
             self._receive_tokens(reply)
         elif not data and self.begun:
@@ -286,11 +286,11 @@ class RequestTask:
         self._end("overloaded" if isinstance(error, Unavailable) else failed)
         self._driver.notify(self)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: str, finish: Finish | None = None) -> None:
         """Write the figures down; what is still in the engine leaves it."""
         self.finished = self.begun = True
         self._receiver = None  # it refers to this task: a cycle
-        self._stats.close(outcome)
+        self._stats.close(outcome, finish)
         for id in self._ids:
             self._driver.cancel(id)
         if self._threaded is not None:

@@ -73,6 +73,9 @@ COMMON = (
     # the rest
     Option("option.engine_isolation", "engine_isolation", one_of("auto", "process", "thread"), "auto", "place of the engine; auto: a process, for echo a thread"),
     Option("option.log_prompts", "log_prompts", boolean, False, "write prompts to the log"),
+    Option("option.tgi_metrics", "tgi_metrics", boolean, False, "the embedded server's /metrics has TGI's names too, for autoscalers: tgi_queue_size, tgi_batch_current_size, tgi_request_count, tgi_request_success, tgi_request_duration"),
+    Option("option.cloudwatch_metrics_interval", "cloudwatch_metrics_interval", number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never"),
+    Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs lmi-handler[tracing]"),
     # read by DJL Serving's Java side only
     *(
         Option(key, None, str, None, OF_JAVA)

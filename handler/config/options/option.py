@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 
@@ -116,10 +117,11 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def gone(why: str) -> Callable[[str], NoReturn]:
-    """Refuse an option of LMI's documents that no engine has any more; `why` names its replacement."""
+@dataclass(frozen=True)
+class Gone:
+    """Parser that refuses every value: no engine has the option any more. `why` names its replacement."""
 
-    def refuse(text: str) -> NoReturn:
-        raise ValueError(why)
+    why: str
 
-    return refuse
+    def __call__(self, text: str) -> NoReturn:
+        raise ValueError(self.why)

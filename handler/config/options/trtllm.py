@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from handler.config.options.option import Option, boolean, gone, integer, names, number, one_of, string
+from handler.config.options.option import Gone, Option, boolean, integer, names, number, one_of, string
 
 _TRTLLM = ("trtllm",)
 
@@ -43,7 +43,7 @@ def pytorch(text: str) -> str:
 
 
 def _gone(why: str, *keys: str) -> tuple[Option, ...]:
-    return tuple(Option(f"option.{key}", key, gone(why), None, f"refused: {why}", engines=_TRTLLM) for key in keys)
+    return tuple(Option(f"option.{key}", key, Gone(why), None, f"refused: {why}", engines=_TRTLLM) for key in keys)
 
 
 TRTLLM: tuple[Option, ...] = (

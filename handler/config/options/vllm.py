@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from handler.config.options.option import Option, boolean, gone, integer, json_object, number, one_of, string
+from handler.config.options.option import Gone, Option, boolean, integer, json_object, number, one_of, string
 
 _VLLM = ("vllm",)
 
 
 def _gone(key: str, why: str) -> Option:
-    return Option(f"option.{key}", key, gone(why), None, f"refused: {why}", engines=_VLLM)
+    return Option(f"option.{key}", key, Gone(why), None, f"refused: {why}", engines=_VLLM)
 
 
 VLLM = (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from handler.config import model_files
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
@@ -61,16 +62,43 @@ def prepare_checkpoint(model_id: str | None, options: Mapping[str, Any]) -> Path
     Raises:
         ConfigError: there is no such model, or no directory of Hugging Face's format.
     """
-    model_id = model_id or model_files.DEMO
-    if model_id != model_files.DEMO and not Path(model_id).exists() and _HUB_ID.fullmatch(model_id):
-        return _fetch(model_id, options.get("revision"))
+    if directory := find_checkpoint(model_id):
+        return directory
+    if model_id in (None, model_files.DEMO):
+        return _demo_checkpoint(model_files.locate(model_files.DEMO).path)
+    return _fetch(str(model_id), options.get("revision"))
+
+
+def find_checkpoint(model_id: str | None) -> Path | None:
+    """Check the directory of `option.model_id`, and return it; None where a start would fetch or make it.
+
+    Raises:
+        ConfigError: there is no such model, or no directory of Hugging Face's format.
+    """
+    if model_id in (None, model_files.DEMO):
+        return None
+    model_id = str(model_id)
+    if not Path(model_id).exists() and _HUB_ID.fullmatch(model_id):
+        return None
     model = model_files.locate(model_id, _EXPECTED)
-    if model_id == model_files.DEMO:
-        return _demo_checkpoint(model.path)
     if model.kind != "huggingface":
         raise ConfigError(f"{model.path} is a {model.kind} model; this engine serves Hugging Face model directories")
     check_checkpoint(model.path)
     return model.path
+
+
+def check_model(model_id: str | None, config: EngineConfig, arguments: Callable[[EngineConfig], object]) -> None:
+    """Check the model's directory, and the engine's arguments, which `arguments` makes.
+
+    Raises:
+        ConfigError: with the problems of both.
+    """
+    problems, model = Problems(), None
+    with problems:
+        model = find_checkpoint(model_id)
+    with problems:
+        arguments(replace(config, model=model))
+    problems.check()
 
 
 def _demo_checkpoint(source: Path) -> Path:

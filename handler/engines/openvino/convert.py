@@ -33,17 +33,25 @@ main_export(sys.argv[1], sys.argv[2], task="text-generation-with-past", library_
 
 def convert(source: Path, cache: Path) -> Path:
     """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
-    files = sorted(path for path in source.iterdir() if path.is_file())
-    target = cache / fingerprint(RECIPE, files, read=["config.json"])
-    installed = find_spec("optimum") and find_spec("optimum.intel")  # the second alone would raise
-    if not installed and not target.is_dir():
-        raise ConfigError(
-            f"{source} has to be converted first, which needs: pip install '.[convert]' in lmi-handler's directory; "
-            "then start again"
-        )
+    check_converter(source, cache)
 
     def make(directory: Path, lock: int) -> None:
         log.info("converting %s to OpenVINO's format, once; this takes minutes", source)
         run_converter(CONVERTER, source, directory, lock)
 
-    return make_once(target, make)
+    return make_once(_target(source, cache), make)
+
+
+def check_converter(source: Path, cache: Path) -> None:
+    """Raise ConfigError where `source` has not been converted and the converter is not installed."""
+    installed = find_spec("optimum") and find_spec("optimum.intel")  # the second alone would raise
+    if not installed and not _target(source, cache).is_dir():
+        raise ConfigError(
+            f"{source} has to be converted first, which needs: pip install '.[convert]' in lmi-handler's directory; "
+            "then start again"
+        )
+
+
+def _target(source: Path, cache: Path) -> Path:
+    files = sorted(path for path in source.iterdir() if path.is_file())
+    return cache / fingerprint(RECIPE, files, read=["config.json"])

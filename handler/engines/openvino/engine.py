@@ -9,17 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from handler.config.model_files import DEMO
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineStatistics, Output, Step, warm_up
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
-from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, prepare_model
+from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, find_model, prepare_model
 from handler.engines.openvino.pipeline_scorer import NO_TOPS, PipelineScorer
 from handler.engines.openvino.sampling import generation_config
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
 
-__all__ = ["OpenVino", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
+__all__ = ["OpenVino", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
@@ -65,6 +66,7 @@ class OpenVino:
         self._ignored = openvino_genai.GenerationStatus.IGNORED
         self._max_beams = config.max_tokens_per_step or _TOKENS_PER_STEP
         self._pipeline = _pipeline(config)
+        self._cache_is_fixed = config.cache_gib > 0
         self._compiler = GrammarCompiler(partial(self._compile, config.model))
         self._check: OpenVinoCheck | None = None
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests, once compiled
@@ -161,6 +163,15 @@ class OpenVino:
                 step.others.append(Output(key, (), (), Finish.ERROR, error=f"the guide cannot be followed: {error}"))
             else:
                 begin()
+
+    def statistics(self) -> EngineStatistics:
+        """Report the cache's usage where it has a size: one that grows as needed is always nearly full.
+
+        GenAI's figure is that of the last step, in percent. Nothing is computed without requests.
+        """
+        if not self._cache_is_fixed:
+            return EngineStatistics()
+        return EngineStatistics(kv_cache_usage=self._pipeline.get_metrics().cache_usage / 100 if self._running else 0.0)
 
     def load_adapter(self, adapter: Adapter) -> None:
         raise ValueError(_NO_ADAPTERS)
@@ -265,6 +276,11 @@ def _properties(dtype: str) -> dict[str, str]:
             "KV_CACHE_PRECISION": "f32",
         }
     return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
+
+
+def check(model_id: str | None, config: EngineConfig) -> None:
+    if model_id not in (None, DEMO):
+        find_model(model_id)
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:

@@ -14,7 +14,7 @@ from handler.core.text import Prompt, Vocabulary, check_tokens
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
-from handler.engines.openvino.convert import convert
+from handler.engines.openvino.convert import check_converter, convert
 from handler.engines.openvino.gguf_weights import exact_model, writable
 from handler.engines.openvino.ir_files import check_directory, context_of
 
@@ -30,18 +30,10 @@ _SMALL_GGUF = 256 << 20
 
 def prepare_model(model_id: str | None, dtype: str) -> Path:
     """Check the model's files, and return them or their cached conversion."""
-    model = model_files.locate(model_id or model_files.DEMO)
+    model = find_model(model_id or model_files.DEMO)
     cache = model_files.cache_directory() / "converted"
     if model.kind == "huggingface":
-        check_checkpoint(model.path)
         return convert(model.path, cache)
-    if model.kind == "openvino":
-        check_directory(model.path)
-    if model.kind == "gguf":
-        try:
-            gguf.check_complete(model.path)
-        except (OSError, ValueError) as error:
-            raise ConfigError(str(error)) from None
     if model.kind == "gguf" and dtype == "fp32":
         return exact_model(model.path, cache, "f32")
     if model.kind == "gguf" and model.path.stat().st_size <= _SMALL_GGUF:
@@ -50,6 +42,26 @@ def prepare_model(model_id: str | None, dtype: str) -> Path:
         except UnknownLayout as error:  # OpenVINO can still serve it, with rounded weights
             log.warning("its weights will be rounded: %s", error)
     return writable(model.path, cache) if model.kind == "gguf" else model.path
+
+
+def find_model(model_id: str) -> model_files.Model:
+    """Check the files of `option.model_id`, and whether they can be converted where they must be.
+
+    Raises:
+        ConfigError: there is no such model, or something of it is missing.
+    """
+    model = model_files.locate(model_id)
+    if model.kind == "huggingface":
+        check_checkpoint(model.path)
+        check_converter(model.path, model_files.cache_directory() / "converted")
+    if model.kind == "openvino":
+        check_directory(model.path)
+    if model.kind == "gguf":
+        try:
+            gguf.check_complete(model.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from None
+    return model
 
 
 class OpenVinoTokenizer:

@@ -7,14 +7,27 @@ An engine holds the GIL while it steps and must be killable. So the loop runs in
 from __future__ import annotations
 
 import socket
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling
-from handler.engines.base import Engine, EngineConfig, EngineInfo, Interrupted, Interruptible, Output, Step
+from handler.engines.base import (
+    Engine,
+    EngineConfig,
+    EngineInfo,
+    EngineStatistics,
+    Interrupted,
+    Interruptible,
+    Output,
+    Reporting,
+    Step,
+)
 from handler.engines.process.ipc import ChannelClosed, MessageReader, send
+
+_REPORT_INTERVAL = 1.0  # seconds
 
 
 class Add(NamedTuple):
@@ -90,6 +103,7 @@ def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
 
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
     reader = MessageReader()
+    reporter = _Reporter(engine, channel)
     active: set[int] = set()
     interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
     receive = True
@@ -125,6 +139,27 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         # A plain tuple is cheaper to pickle. Empty steps are sent too: every command must be acknowledged, or the
         # hang timer of the supervisor fires.
         send(channel, tuple(step))
+        reporter.report(idle=not active)
+
+
+class _Reporter:
+    """Sends an engine's statistics: at the start, now and then while it works, and when it has nothing left to do."""
+
+    def __init__(self, engine: Engine, channel: socket.socket) -> None:
+        self._engine = engine if isinstance(engine, Reporting) else None
+        self._channel = channel
+        self._sent: EngineStatistics | None = None
+        self._next = 0.0
+        self.report(idle=True)
+
+    def report(self, *, idle: bool) -> None:
+        if self._engine is None or not (idle or time.monotonic() >= self._next):
+            return
+        self._next = time.monotonic() + _REPORT_INTERVAL
+        statistics = self._engine.statistics()
+        if statistics != self._sent:
+            self._sent = statistics
+            send(self._channel, statistics)
 
 
 def _start(engine: Engine, command: Add | ChangeAdapter) -> Output | None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from handler.core.errors import GenerationFailed
 from handler.core.values import Adapter, Sampling
-from handler.engines.base import EngineInfo, Step
+from handler.engines.base import EngineInfo, EngineStatistics, Step
 from handler.engines.process.engine_loop import Add, Cancel, ChangeAdapter, Failed, Ready, Spec
 from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
@@ -70,6 +70,7 @@ class EngineSupervisor:
         self._failure: str | None = None  # the engine's own last message
         self._restart_wanted = False
         self.info: EngineInfo | None = None
+        self.statistics: EngineStatistics | None = None  # None: it has reported none since its start
         self.restarts = 0
         self.reason = ""
         self.state = State.LOADING
@@ -126,6 +127,8 @@ class EngineSupervisor:
                 for output in step.others:
                     if output.finish is not None:
                         self._active.discard(output.key)
+            elif isinstance(message, EngineStatistics):
+                self.statistics = message
             elif isinstance(message, Ready):
                 self._set_ready(message.info)
             elif isinstance(message, Failed):
@@ -181,6 +184,7 @@ class EngineSupervisor:
     def _start(self) -> None:
         self._reader = MessageReader()
         self._failure = None
+        self.statistics = None
         self._restart_wanted = False
         self._expects_step = False
         self._heard_at = time.monotonic()

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from handler.engines.trtllm.sampling import Model, sampling_arguments
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.stepped_loop import SteppedLoop
 from handler.engines.trtllm.structured_output import structured_output_check as structured_output_check
-from handler.engines.trtllm.support import capabilities_of, installed_version, release_of, torch_sampler
+from handler.engines.trtllm.support import capabilities_of, installed_release, installed_version, torch_sampler
 
 _PATIENCE = 0.02  # seconds that a step waits for results, before new commands are read
 
@@ -46,7 +47,7 @@ class TrtLlm:
         import tensorrt_llm
 
         version = installed_version()
-        arguments = llm_arguments(config, visible_gpus(config), release_of(version))
+        arguments = llm_arguments(config, visible_gpus(config), installed_release())
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
         self._running: dict[int, RunningRequest] = {}
@@ -270,12 +271,16 @@ class TrtLlm:
             running.result.abort()
 
 
+def check(model_id: str | None, config: EngineConfig) -> None:
+    checkpoint.check_model(model_id, config, partial(llm_arguments, gpus=1, release=installed_release()))
+
+
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
     return checkpoint.prepare_checkpoint(model_id, options)
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    release = release_of(installed_version())
+    release = installed_release()
     return capabilities_of(llm_arguments(config, 1, release), release)
 
 

@@ -6,11 +6,12 @@ import importlib
 import importlib.metadata
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
 from handler.engines.base import NO_LORA, Capabilities
-from handler.engines.trtllm.arguments import Release
+from handler.engines.trtllm.arguments import NEWEST, Release
 
 SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
 """LMI's defaults for TensorRT-LLM with do_sample (djl_python of DJL Serving)."""
@@ -34,6 +35,11 @@ def installed_version() -> str:
 def release_of(version: str) -> Release:
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def installed_release() -> Release:
+    """Return the installed version's release; without one the newest that is known."""
+    return release_of(installed_version()) if find_spec("tensorrt_llm") else NEWEST
 
 
 def torch_sampler(arguments: Mapping[str, Any]) -> bool:

@@ -54,7 +54,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         "dtype": TORCH_DTYPES[config.dtype],
         "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": max(num_devices, 1) if config.devices == "max" else int(config.devices),
-        "disable_log_stats": True,
+        "disable_log_stats": False,  # the core's statistics, for /metrics; vLLM's own loggers get none
         "generation_config": "auto",  # for its end tokens; sampling parameters are always the request's
     }
     limits = {
@@ -86,10 +86,6 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
     """Let `option.engine_args` replace single arguments, except the model."""
     if "model" in more:
         raise ConfigError("option.engine_args: the model is option.model_id")
-    if more.get("disable_log_stats") is False:
-        raise ConfigError(
-            "option.engine_args.disable_log_stats=false: vLLM's statistics are not kept here; see /metrics"
-        )
     nested = {
         name: {**arguments[name], **value}
         for name, value in more.items()

@@ -16,8 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step, warm_up
-from handler.engines.huggingface.checkpoint import eos_ids, load_tokenizer, prepare_checkpoint
+from handler.engines.base import (
+    NO_LORA,
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    EngineStatistics,
+    Output,
+    Step,
+    warm_up,
+)
+from handler.engines.huggingface.checkpoint import check_model, eos_ids, load_tokenizer, prepare_checkpoint
 from handler.engines.process.process_group import end_with_children, end_with_this_process
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import (
@@ -30,9 +39,10 @@ from handler.engines.vllm.beam import BeamSearch
 from handler.engines.vllm.lora_exclusion import LoraExclusion
 from handler.engines.vllm.patches.sync_client import patch_sync_client
 from handler.engines.vllm.results import BeamToken, Pending, Results
+from handler.engines.vllm.statistics import Statistics
 from handler.engines.vllm.structured_output import structured_output_check
 
-__all__ = ["Vllm", "capabilities", "load", "load_tokenizer", "prepare", "structured_output_check"]
+__all__ = ["Vllm", "capabilities", "check", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
 _UNSUPPORTED = {
     "typical_p": "it has no typical decoding",
@@ -87,6 +97,7 @@ class Vllm:
         if arguments.get("enable_lora") and current_platform.is_cpu():
             # Measured with vLLM 0.32: in a batch with others, a request without an adapter gets an adapter's weights.
             self._exclusion = LoraExclusion()
+        self._statistics = Statistics()
         self._late: list[Output] = []  # of requests that failed when they were started later
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, _Beams] = {}
@@ -181,9 +192,12 @@ class Vllm:
             self._late += [Output(late, (), (), Finish.ERROR, error=str(error)) for late, error in failed]
 
     def step(self) -> Step:
-        """Do the two calls of LLMEngine.step that are needed, without its statistics and caches."""
+        """Do the calls of LLMEngine.step that are needed, without its loggers and caches."""
         if self._results.pending:
-            step, beam_tokens = self._results.read(self._core.get_output().outputs)
+            outputs = self._core.get_output()
+            if outputs.scheduler_stats is not None:
+                self._statistics.add(outputs.scheduler_stats)
+            step, beam_tokens = self._results.read(outputs.outputs)
         else:  # `get_output` would wait for ever
             step, beam_tokens = Step([], [], [], []), []
         others = step.others
@@ -197,6 +211,9 @@ class Vllm:
             others.extend(self._late)
             self._late = []
         return step
+
+    def statistics(self) -> EngineStatistics:
+        return self._statistics.report(idle=not self._results.pending)
 
     # -- beams ---------------------------------------------------------------------------------------------------
 
@@ -254,6 +271,10 @@ class Vllm:
     def close(self) -> None:
         self._stop_watch()
         self._core.shutdown()
+
+
+def check(model_id: str | None, config: EngineConfig) -> None:
+    check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:

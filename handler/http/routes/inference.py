@@ -132,9 +132,9 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
     else:
         if not started:
             await _start_stream(scope, send, parsed, _bytes([*task.dialect_headers(), *ignored]))
-        writer = BodyWriter(send, exchange.write_chunk)
+        writer = BodyWriter(send, exchange)
         stream_to(task, writer)
-        task.write_tokens_to(writer.write_chunk)
+        task.write_tokens_to(exchange.write_chunk)
         await _end_of(writer, exchange, sign)
 
 
@@ -155,7 +155,7 @@ async def _end_of(writer: BodyWriter, exchange: Exchange, sign: bytes) -> None:
     while not (exchange.is_over or writer.broken.done()):
         patience = None
         if sign and not writer.ended:
-            patience = KEEP_ALIVE - (time.monotonic() - writer.written_at)
+            patience = KEEP_ALIVE - (time.monotonic() - exchange.written_at)
             if patience <= 0:
                 writer.write(sign)
                 patience = KEEP_ALIVE

@@ -27,7 +27,7 @@ from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.request import read_body as read_generate
 from handler.protocols.validation import show
 from handler.serving.admission import TOKENIZER_THREADS
-from handler.serving.metrics import RequestStats
+from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
 

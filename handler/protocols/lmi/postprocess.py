@@ -7,7 +7,8 @@ from typing import Any
 
 from handler.core.framing import Framing
 from handler.core.values import Token
-from handler.protocols.reply import LineEncoder, ResponseFormat
+from handler.protocols.base import TokenLine
+from handler.protocols.reply import ResponseFormat
 
 
 class Postprocessor:
@@ -27,8 +28,12 @@ class Postprocessor:
     def chunk(self, token: Token, index: int, beside: dict[str, Any] | None = None) -> Any:
         return self._change(self._format.chunk(token, index, beside))
 
-    def line_encoder(self, framing: Framing) -> LineEncoder:
-        return lambda token, index: framing.encode(self.chunk(token, index))
+    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+        def line(token: Token) -> bytes:
+            texts.append("" if token.special and not self.special_in_text else token.text)
+            return framing.encode(self.chunk(token, len(texts)))
+
+        return line
 
     def last_chunk(
         self,

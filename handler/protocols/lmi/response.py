@@ -8,9 +8,9 @@ from typing import Any
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.base import HttpResponse, front_end_error
+from handler.protocols.base import HttpResponse, TokenLine, front_end_error
 from handler.protocols.lmi.answers import LmiError, LmiFailedLine
-from handler.protocols.reply import LineEncoder, SequenceOutput, line_template
+from handler.protocols.reply import SequenceOutput, line_template
 
 _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 
@@ -36,15 +36,17 @@ class LmiFormat:
         """Render a line of a stream that is not the last."""
         return {"token": self.token(token), **(beside or {})}
 
-    def line_encoder(self, framing: Framing) -> LineEncoder:
+    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
         ordinary = line_template(self.chunk, framing, TOKEN_SLOTS)
         special = line_template(self.chunk, framing, _SPECIAL_SLOTS)
+        add = texts.append
 
-        def encode(token: Token, index: int) -> bytes:
-            line = special if token.special else ordinary
-            return line % (token.id, JSON_TEXTS[token.text], dumps(token.logprob))
+        def line(token: Token) -> bytes:
+            id, text, logprob, is_special, _ = token
+            add(text)
+            return (special if is_special else ordinary) % (id, JSON_TEXTS[text], dumps(logprob))
 
-        return encode
+        return line
 
     def last_chunk(
         self,

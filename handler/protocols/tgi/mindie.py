@@ -12,11 +12,11 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, TOKEN_SLOTS, Framing
 from handler.core.values import Finish, Request, Token
-from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext, TokenLine
 from handler.protocols.parameters import PARAMETERS as LMI
 from handler.protocols.parameters import Parameter, Table, read_all
 from handler.protocols.readers.values import integer
-from handler.protocols.reply import LineEncoder, SequenceOutput, line_template
+from handler.protocols.reply import SequenceOutput, line_template
 from handler.protocols.tgi.errors import failure
 from handler.protocols.tgi.native import DEFAULTS, Document, Stream
 from handler.protocols.tgi.request import (
@@ -111,9 +111,15 @@ class Mindie(TgiFormat):
             "details": None,
         }
 
-    def line_encoder(self, framing: Framing) -> LineEncoder:
-        line = line_template(self.chunk, framing, TOKEN_SLOTS)
-        return lambda token, index: line % (token.id, JSON_TEXTS[token.text])
+    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+        format = line_template(self.chunk, framing, TOKEN_SLOTS)
+
+        def line(token: Token) -> bytes:
+            id, text, _, is_special, _ = token
+            texts.append("" if is_special else text)
+            return format % (id, JSON_TEXTS[text])
+
+        return line
 
     def stream_details(
         self, request: Request, finish: Finish, num_tokens: int, num_prompt_tokens: int

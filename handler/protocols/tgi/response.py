@@ -7,8 +7,8 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, SLOT, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.base import HttpResponse, ServerContext
-from handler.protocols.reply import LineEncoder, line_template
+from handler.protocols.base import HttpResponse, ServerContext, TokenLine
+from handler.protocols.reply import line_template
 
 _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
@@ -29,14 +29,16 @@ class TgiFormat:
         nothing = {"generated_text": None, "details": None}
         return {"index": index, "token": self.token(token), **(beside or {}), **nothing}
 
-    def line_encoder(self, framing: Framing) -> LineEncoder:
-        line = line_template(self.chunk, framing, _SLOTS)
+    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+        format = line_template(self.chunk, framing, _SLOTS)
 
-        def encode(token: Token, index: int) -> bytes:
-            special = b"true" if token.special else b"false"
-            return line % (index, token.id, JSON_TEXTS[token.text], dumps(token.logprob), special)
+        def line(token: Token) -> bytes:
+            id, text, logprob, is_special, _ = token
+            texts.append("" if is_special else text)
+            special = b"true" if is_special else b"false"
+            return format % (len(texts), id, JSON_TEXTS[text], dumps(logprob), special)
 
-        return encode
+        return line
 
     def last_chunk(
         self,

@@ -67,6 +67,15 @@ def chunks(body: bytes) -> list[bytes]:
     return found
 
 
+def events_of(body: bytes) -> list[bytes]:
+    """The events of a chunked stream that has ended, however they were joined to chunks."""
+    *found, end = chunks(body)
+    assert end == b""
+    *events, rest = b"".join(found).split(b"\n\n")
+    assert rest == b""
+    return events
+
+
 def test_a_prompt_on_the_one_door_is_a_completion(echo_server: LiveServer) -> None:
     whole, streamed = echo_server.post(COMPLETE), echo_server.post({**COMPLETE, "stream": True})
     assert whole.json()["object"] == "text_completion"
@@ -82,34 +91,31 @@ def test_a_chats_stream_byte_by_byte(paced: LiveServer) -> None:
     assert head.startswith(b"HTTP/1.1 200 OK")
     for line in (b"content-type: text/event-stream", b"cache-control: no-cache", b"transfer-encoding: chunked"):
         assert line in head
-    first, second, third, end = chunks(rest)
+    first, second, third, *last = events_of(rest)
     id = re.match(rb'data: {"id":"(chatcmpl-[0-9a-f]{32})","object":"chat.completion.chunk","created":(\d{10}),', first)
     assert id is not None
     before = b'data: {"id":"%b","object":"chat.completion.chunk","created":%b,"model":"model",' % id.groups()
     before += b'"system_fingerprint":"lmi-0.1.0-echo","choices":['
 
     def event(choices: str, usage: str) -> bytes:
-        return before + f'{choices}],"usage":{usage}}}\n\n'.encode()
+        return before + f'{choices}],"usage":{usage}}}'.encode()
 
     around = '{"index":0,"delta":{%s},"logprobs":null,"finish_reason":%s}'
     assert first == event(around % ('"role":"assistant","content":" user:"', "null"), "null")
     assert second == event(around % ('"content":" a"', "null"), "null")
-    usage = event("", '{"prompt_tokens":4,"completion_tokens":3,"total_tokens":7}') + b"data: [DONE]\n\n"
-    assert third == event(around % ('"content":" ü"', '"length"'), "null") + usage
-    assert end == b""
+    assert third == event(around % ('"content":" ü"', '"length"'), "null")
+    assert last == [event("", '{"prompt_tokens":4,"completion_tokens":3,"total_tokens":7}'), b"data: [DONE]"]
 
 
 def test_a_completions_stream_byte_by_byte(paced: LiveServer) -> None:
     _, _, rest = raw(paced, post_bytes({**COMPLETE, "stream": True}, COMPLETIONS)).partition(b"\r\n\r\n")
-    *found, end = chunks(rest)
-    assert end == b""
+    *found, end = events_of(rest)
+    assert end == b"data: [DONE]"
     values = []
-    for index, chunk in enumerate(found):
-        done = b"data: [DONE]\n\n" if index == 2 else b""
-        assert chunk.startswith(b'data: {"id":"cmpl-')
-        assert chunk.endswith(b"}]}\n\n" + done)
-        values.append(json.loads(chunk.removesuffix(done).removeprefix(b"data: ")))
-        assert chunk == b"data: " + json.dumps(values[-1], separators=(",", ":")).encode() + b"\n\n" + done
+    for event in found:
+        assert event.startswith(b'data: {"id":"cmpl-')
+        values.append(json.loads(event.removeprefix(b"data: ")))
+        assert event == b"data: " + json.dumps(values[-1], separators=(",", ":")).encode()
     assert [value["choices"] for value in values] == [
         [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish}]
         for text, finish in ((" a", None), (" b", None), (" a", "length"))

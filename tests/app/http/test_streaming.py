@@ -22,6 +22,22 @@ class Answer:
         return self._data
 
 
+class Short:
+    """A short way to the socket."""
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.chunks: list[bytes] = []
+        self.is_open = is_open
+        self.held = False
+        self.written_at = 0.0
+
+    def write_chunk(self, data: bytes) -> bool:
+        if self.held or not self.is_open:
+            return False
+        self.chunks.append(data)
+        return True
+
+
 class Socket:
     """A `send` that waits while it is full, as uvicorn's does."""
 
@@ -42,7 +58,7 @@ class Socket:
 def test_chunks_go_out_at_once_while_there_is_room() -> None:
     async def story() -> None:
         socket = Socket()
-        writer = BodyWriter(socket.send)
+        writer = BodyWriter(socket.send, Short(is_open=False))
         writer.write(b"a")
         writer.write(b"b", last=True)
         assert socket.sent == [(b"a", True), (b"b", False)]  # before the event loop ran at all
@@ -53,7 +69,7 @@ def test_chunks_go_out_at_once_while_there_is_room() -> None:
 def test_what_comes_while_the_socket_is_full_is_joined_and_sent_in_order() -> None:
     async def story() -> None:
         socket = Socket()
-        writer = BodyWriter(socket.send)
+        writer = BodyWriter(socket.send, Short(is_open=False))
         socket.room.clear()
         for chunk in (b"a", b"b", b"c"):
             writer.write(chunk)
@@ -71,7 +87,7 @@ def test_what_comes_while_the_socket_is_full_is_joined_and_sent_in_order() -> No
 def test_the_last_chunk_ends_the_response_even_when_it_had_to_wait() -> None:
     async def story() -> None:
         socket = Socket()
-        writer = BodyWriter(socket.send)
+        writer = BodyWriter(socket.send, Short(is_open=False))
         socket.room.clear()
         writer.write(b"a")
         writer.write(b"b", last=True)
@@ -84,49 +100,47 @@ def test_the_last_chunk_ends_the_response_even_when_it_had_to_wait() -> None:
 
 def test_the_short_way_is_taken_while_it_is_open_and_never_for_the_end() -> None:
     async def story() -> None:
-        socket, short, is_open = Socket(), list[bytes](), True
-
-        def chunk(data: bytes) -> bool:
-            if is_open:
-                short.append(data)
-            return is_open
-
-        writer = BodyWriter(socket.send, chunk)
+        socket, short = Socket(), Short()
+        writer = BodyWriter(socket.send, short)
         writer.pull(Answer(b"a"))
-        is_open = False
+        short.is_open = False
         writer.pull(Answer(b"b"))
-        is_open = True
+        short.is_open = True
         writer.pull(Answer(b"c", last=True))
-        assert (short, socket.sent) == ([b"a"], [(b"b", True), (b"c", False)])
+        assert (short.chunks, socket.sent) == ([b"a"], [(b"b", True), (b"c", False)])
+        assert short.held  # nothing comes after the end
 
     asyncio.run(story())
 
 
 def test_the_short_way_is_closed_while_what_came_before_waits() -> None:
     async def story() -> None:
-        socket, short = Socket(), list[bytes]()
-        writer = BodyWriter(socket.send, lambda data: bool(short.append(data)) or True)
+        socket, short = Socket(), Short()
+        writer = BodyWriter(socket.send, short)
         socket.room.clear()
         writer.write(b"a")
-        assert not writer.write_chunk(b"b")
+        assert short.held
         writer.pull(Answer(b"b"))
         socket.room.set()
         await asyncio.sleep(0.01)
-        assert (short, socket.sent) == ([], [(b"a", True), (b"b", True)])
-        assert writer.write_chunk(b"c")
+        assert (short.chunks, socket.sent) == ([], [(b"a", True), (b"b", True)])
+        writer.pull(Answer(b"c"))
+        assert short.chunks == [b"c"]
 
     asyncio.run(story())
 
 
-def test_a_short_way_that_is_cut_ends_the_writer() -> None:
+def test_a_short_way_that_is_cut_ends_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        def chunk(data: bytes) -> bool:
+        def cut(data: bytes) -> bool:
             raise RuntimeError("the transport is closed")
 
-        socket = Socket()
-        writer = BodyWriter(socket.send, chunk)
+        socket, short = Socket(), Short()
+        monkeypatch.setattr(short, "write_chunk", cut)
+        writer = BodyWriter(socket.send, short)
         writer.pull(Answer(b"a"))
         assert writer.broken.done()
+        assert short.held
         writer.pull(Answer(b"b", last=True))
         assert socket.sent == []
 

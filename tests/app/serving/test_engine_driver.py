@@ -16,7 +16,7 @@ from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 from handler.serving.engine_driver import EngineDriver, TokenReceiver
-from handler.serving.metrics import RequestStats
+from handler.serving.metrics.request_stats import RequestStats
 from tests.unit.scheduler.test_batcher import Scripted, prompt
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from handler.config.loader import Config
 from handler.core.errors import ConfigError
-from handler.djl.startup import check_sessions, is_passive, read_config
+from handler.djl.startup import check_sessions, is_passive, prepare, read_properties
 
 
 def read(directory: Path, text: str = "", *, asynchronous: bool = False, **properties: Any) -> Config:
     """As Java hands them over: without their prefix, among its own."""
     (directory / "serving.properties").write_text(text)
     own = {"model_dir": str(directory), "device_id": "-1", "handler": "handle", "gpu.maxWorkers": "1", "failed": "0"}
-    return read_config({"llm_engine": "echo", **own, **properties}, asynchronous=asynchronous)
+    return read_properties({"llm_engine": "echo", **own, **properties}, asynchronous=asynchronous).checked()
 
 
 def test_options_come_without_their_prefix(tmp_path: Path) -> None:
@@ -86,6 +86,21 @@ def test_a_model_beside_the_file_is_the_model(tmp_path: Path) -> None:
     (tmp_path / "some.gguf").write_bytes(b"")
     assert read(tmp_path, llm_engine="openvino").model_id == str(tmp_path)
     assert read(tmp_path, llm_engine="openvino", model_id="elsewhere").model_id == "elsewhere"
+
+
+def test_a_start_is_refused_with_all_problems(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("engine=Python\noption.dtype=int9\noption.max_lora=2\n")
+    (tmp_path / "model.py").write_text("import nothing_of_that_name\n")
+    properties = {"model_dir": str(tmp_path), "llm_engine": "vllm", "dtype": "int9", "rolling_batch": "trtllm"}
+    with pytest.raises(ConfigError) as caught:
+        prepare(properties, asynchronous=False)
+    assert [str(problem).partition(";")[0] for problem in caught.value.problems] == [
+        "serving.properties, line 2: option.dtype=int9: must be one of auto, fp32, f32, float32, float, fp16, f16, "
+        "float16, half, bf16, bfloat16",
+        "serving.properties, line 3: unknown option 'option.max_lora'",
+        "DJL Serving: option.rolling_batch=trtllm asks for trtllm, but option.llm_engine=vllm (DJL Serving)",
+        f"{tmp_path / 'model.py'}, line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -268,5 +268,5 @@ def test_the_server_says_one_line_and_ends_with_status_2(
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"lmi: {model}")
+    assert line.startswith(f"lmi: the MODEL argument: {model}")
     assert message in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def test_the_defaults() -> None:
         "dtype": "auto",
         "max_num_seqs": 7,
         "tensor_parallel_size": 1,
-        "disable_log_stats": True,
+        "disable_log_stats": False,
         "generation_config": "auto",
         "trust_remote_code": False,
         "enable_lora": False,
@@ -123,10 +124,10 @@ def test_what_all_engines_have() -> None:
     assert engine_arguments(replace(CONFIG, devices="2"), 4, cpu=True)["tensor_parallel_size"] == 2
 
 
-def test_statistics_that_nobody_keeps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="disable_log_stats"):
-        arguments('option.engine_args={"disable_log_stats": false}')
-    assert arguments('option.engine_args={"disable_log_stats": true}') == PLAIN
+@pytest.mark.parametrize("without", [True, False])
+def test_vllms_statistics_can_be_left_out(without: bool) -> None:
+    given = json.dumps({"disable_log_stats": without})
+    assert arguments(f"option.engine_args={given}") == {**PLAIN, "disable_log_stats": without}
 
 
 def test_further_arguments_beat_options_setting_by_setting_but_not_the_model() -> None:

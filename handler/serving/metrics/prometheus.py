@@ -1,0 +1,127 @@
+"""Prometheus metrics of a server, served at /metrics.
+
+Labels are few: SageMaker turns each combination into a CloudWatch metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from handler.engines.base import EngineStatistics
+from handler.serving.metrics.tgi import TgiMetrics
+from handler.serving.metrics.tracing import Tracer
+from handler.serving.metrics.vllm import VllmMetrics
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+
+OUTCOMES = ("ok", "refused", "overloaded", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """Functions that return a current value; they are called at each look at the metrics.
+
+    Attributes:
+        queued: requests that wait for the engine.
+        active: the engine's requests.
+        tokens: tokens generated so far.
+        statistics: the engine's own report; None while it has made none.
+    """
+
+    queued: Callable[[], int]
+    active: Callable[[], int]
+    tokens: Callable[[], int]
+    statistics: Callable[[], EngineStatistics | None]
+
+
+class _Tokens(Collector):
+    """Asked when somebody looks: a Counter would have to be told at every step, at the price of a token."""
+
+    def __init__(self, count: Callable[[], float]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self._count())
+
+
+class Metrics:
+    """One registry a server, so that two servers in one process (tests) do not meet.
+
+    Args:
+        model_name: the label of vLLM's metrics.
+        tgi: export TGI's metrics too.
+        tracer: gets a span for each request.
+    """
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, model_name: str, gauges: Gauges, *, tgi: bool = False, tracer: Tracer | None = None) -> None:
+        self.tracer = tracer
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
+        for outcome in OUTCOMES:
+            self.requests.labels(outcome)
+        self.prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
+        registry.register(_Tokens(gauges.tokens))
+        self.restarts = Counter("lmi_engine_restarts", "Engines lost and started again", registry=registry)
+        self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=registry)
+        queued = Gauge("lmi_queued_requests", "Requests waiting for the engine", registry=registry)
+        queued.set_function(gauges.queued)
+        active = Gauge("lmi_active_sequences", "Sequences in the engine", registry=registry)
+        active.set_function(gauges.active)
+        self.first_token = Histogram(
+            "lmi_time_to_first_token_seconds", "From a request's acceptance to its first token",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.per_token = Histogram(
+            "lmi_time_per_output_token_seconds", "Mean time between a request's tokens after the first",
+            buckets=_TOKEN_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.duration = Histogram(
+            "lmi_request_duration_seconds", "From a request's acceptance to its last token",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._vllm = VllmMetrics(registry, model_name, gauges.queued, gauges.active, gauges.statistics)
+        self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
+
+    def count_opened(self) -> None:
+        """Count a request that has come; its outcome is not known yet."""
+        if self._tgi is not None:
+            self._tgi.count_opened()
+
+    def count(
+        self, outcome: str, seconds: float, first: float, num_prompt_tokens: int, num_tokens: int, num_sequences: int
+    ) -> None:
+        """Count a request that has ended.
+
+        Args:
+            seconds: from its acceptance to its end.
+            first: from its acceptance to its first token, if any.
+        """
+        self.requests.labels(outcome).inc()
+        self.duration.observe(seconds)
+        self.prompt_tokens.inc(num_prompt_tokens)
+        if num_tokens:
+            self.first_token.observe(first)
+            self._vllm.first_token.observe(first)
+        if num_tokens > 1:
+            self.per_token.observe((seconds - first) / (num_tokens - 1))
+        if (later := num_tokens - num_sequences) > 0:
+            self._vllm.inter_token.observe((seconds - first) * num_sequences / later, later)
+        if self._tgi is not None and outcome == "ok":
+            self._tgi.count_success(seconds)
+
+    def render(self) -> bytes:
+        own = generate_latest(self.registry)
+        return own if self._tgi is None else own + self._tgi.counters()
+
+    def close(self) -> None:
+        """Send the spans that wait."""
+        if self.tracer is not None:
+            self.tracer.close()

@@ -1,0 +1,109 @@
+"""Metrics by vLLM's names, labels, units and buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.32).
+
+A value that the engine does not report is not exported.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from handler.engines.base import EngineStatistics
+
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"  # vLLM numbers the engines of a server; ours has one
+
+_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_INTER_TOKEN = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+
+
+class CountedHistogram:
+    """A histogram that takes many equal values at once, which prometheus_client's does not."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = (*bounds, math.inf)
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        bounds = [*map(str, self._bounds[:-1]), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+
+
+class VllmMetrics(Collector):
+    """Attributes:
+    first_token: seconds from a request's acceptance to its first token.
+    inter_token: seconds between tokens. Each of a request's tokens counts with the request's mean: the true
+        distribution would cost time at every token. Sum and count are exact.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        model_name: str,
+        queued: Callable[[], int],
+        active: Callable[[], int],
+        statistics: Callable[[], EngineStatistics | None],
+    ) -> None:
+        self._values = (model_name, _ENGINE)
+        self._queued, self._active, self._statistics = queued, active, statistics
+        self.inter_token = CountedHistogram(_INTER_TOKEN)
+        self.first_token = Histogram(
+            "vllm:time_to_first_token_seconds", "From a request's acceptance to its first token",
+            _LABELS, buckets=_FIRST_TOKEN, registry=registry,
+        ).labels(*self._values)  # fmt: skip
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        statistics = self._statistics() or EngineStatistics()
+        active = self._active()
+        waiting = min(statistics.num_waiting or 0, active)  # the report may be a second old
+        yield self._gauge("vllm:num_requests_running", "Sequences that the engine computes", active - waiting)
+        yield self._gauge(
+            "vllm:num_requests_waiting",
+            "Requests in the queue, and in the engine without room",
+            self._queued() + waiting,
+        )
+        if statistics.kv_cache_usage is not None:
+            yield self._gauge(
+                "vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", statistics.kv_cache_usage
+            )
+        if statistics.prefix_cache_queries is not None and statistics.prefix_cache_hits is not None:
+            yield self._counter(
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache",
+                statistics.prefix_cache_queries,
+            )
+            yield self._counter(
+                "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", statistics.prefix_cache_hits
+            )
+        family = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Mean time between a request's tokens, counted for each", labels=_LABELS
+        )
+        self.inter_token.add_to(family, self._values)
+        yield family
+
+    def _gauge(self, name: str, help: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, help, labels=_LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, help: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, help, labels=_LABELS)
+        family.add_metric(self._values, value)
+        return family

@@ -1,0 +1,161 @@
+"""/metrics: what Prometheus' own parser reads of it, by our names, vLLM's and TGI's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from handler.engines import echo
+from handler.engines.base import EngineStatistics
+from handler.engines.process import engine_loop
+from tests.app.server import AppServer, serve
+from tests.servers import http, wait_for
+
+OURS = {
+    "lmi_requests": "counter",
+    "lmi_prompt_tokens": "counter",
+    "lmi_generated_tokens": "counter",
+    "lmi_engine_restarts": "counter",
+    "lmi_engine_ready": "gauge",
+    "lmi_queued_requests": "gauge",
+    "lmi_active_sequences": "gauge",
+    "lmi_time_to_first_token_seconds": "histogram",
+    "lmi_time_per_output_token_seconds": "histogram",
+    "lmi_request_duration_seconds": "histogram",
+}
+VLLM = {
+    "vllm:num_requests_running": "gauge",
+    "vllm:num_requests_waiting": "gauge",
+    "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:inter_token_latency_seconds": "histogram",
+}
+REPORTED = {
+    "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
+}
+TGI = {
+    "tgi_queue_size": "gauge",
+    "tgi_batch_current_size": "gauge",
+    "tgi_request_count": "counter",
+    "tgi_request_success": "counter",
+    "tgi_request_duration": "histogram",
+}
+NAMED = ("-o", "option.served_model_name=*,llama")
+ASK = {"inputs": "a b c", "parameters": {"max_new_tokens": 5}}
+
+
+def scrape(server: AppServer) -> dict[str, Metric]:
+    """The metrics by name, without the times at which they were created."""
+    text = http.get(server.url + "/metrics").text
+    families = text_string_to_metric_families(text)
+    return {family.name: family for family in families if not family.name.endswith("_created")}
+
+
+def types(metrics: Mapping[str, Metric]) -> dict[str, str]:
+    return {name: metric.type for name, metric in metrics.items()}
+
+
+def value(metrics: Mapping[str, Metric], sample: str, **labels: str) -> float:
+    (found,) = [
+        entry.value
+        for metric in metrics.values()
+        for entry in metric.samples
+        if entry.name == sample and labels.items() <= entry.labels.items()
+    ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AppServer]:
+    with serve("--engine", "echo", *NAMED, "-o", "option.tgi_metrics=true") as server:
+        yield server
+
+
+def test_every_metric_has_its_type(server: AppServer) -> None:
+    assert types(scrape(server)) == OURS | VLLM | TGI
+
+
+def test_an_engine_that_reports_nothing_has_none_of_its_metrics_and_tgis_are_an_option() -> None:
+    with serve("--engine", "echo") as server:
+        assert types(scrape(server)) == OURS | VLLM
+        assert value(scrape(server), "vllm:num_requests_running", model_name="model", engine="0") == 0
+
+
+def test_vllms_metrics_have_its_labels(server: AppServer) -> None:
+    for name, metric in scrape(server).items():
+        if name in VLLM:
+            assert metric.samples
+            for sample in metric.samples:
+                labels = {key: text for key, text in sample.labels.items() if key != "le"}
+                assert labels == {"model_name": "llama", "engine": "0"}
+
+
+@pytest.mark.parametrize(("n", "between"), [(1, 4), (2, 8)])
+def test_a_request_counts_its_tokens_after_the_first_of_each_sequence(server: AppServer, n: int, between: int) -> None:
+    before = scrape(server)
+    body = {"prompt": "a b c", "max_tokens": 5, "n": n, "model": "llama"}
+    assert server.post(body, "/v1/completions").status_code == 200
+    server.post({})  # refused
+    after = scrape(server)
+
+    def grown(sample: str, **labels: str) -> float:
+        return value(after, sample, **labels) - value(before, sample, **labels)
+
+    assert grown("vllm:time_to_first_token_seconds_count") == 1
+    assert grown("vllm:inter_token_latency_seconds_count") == between
+    assert grown("vllm:inter_token_latency_seconds_bucket", le="+Inf") == between
+    assert grown("vllm:inter_token_latency_seconds_sum") == pytest.approx(
+        n * (grown("lmi_request_duration_seconds_sum") - grown("lmi_time_to_first_token_seconds_sum")), abs=0.01
+    )
+    assert grown("tgi_request_count_total") == 2  # the parser adds the suffix
+    assert grown("tgi_request_success_total") == grown("tgi_request_duration_count") == 1
+    assert server.metric("tgi_request_count") == value(after, "tgi_request_count_total")
+
+
+def test_requests_in_the_queue_and_in_the_engine() -> None:
+    options = ("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=20", "option.tgi_metrics=true")
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 10}}
+    with (
+        serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = [pool.submit(server.post, body) for _ in range(2)]
+        wait_for(lambda: value(scrape(server), "vllm:num_requests_waiting") == 1, 5, "nobody waits")
+        metrics = scrape(server)
+        names = ("vllm:num_requests_running", "tgi_batch_current_size", "tgi_queue_size")
+        assert [value(metrics, name) for name in names] == [1, 1, 1]
+        assert [answer.result().status_code for answer in asked] == [200, 200]
+
+
+class Reporter(echo.Echo):
+    """An echo engine whose cache has room for two words of each request that it computes, but not for the last one."""
+
+    def statistics(self) -> EngineStatistics:
+        busy = len(self._active)
+        return EngineStatistics(int(busy > 1), busy / 4, 8 * busy, 3 * busy)
+
+
+def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(echo, "load", Reporter)
+    monkeypatch.setattr(engine_loop, "_REPORT_INTERVAL", 0.0)
+
+    def seen(server: AppServer) -> list[float]:
+        metrics = scrape(server)
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_hits_total")
+        return [value(metrics, f"vllm:{name}") for name in names]
+
+    with serve("--engine", "echo", "-o", "option.echo_tokens_per_second=100") as server:
+        wait_for(lambda: "vllm:kv_cache_usage_perc" in scrape(server), 5, "no report")
+        assert types(scrape(server)) == OURS | VLLM | REPORTED
+        body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 100_000}}
+        with (
+            http.stream("POST", server.url + "/invocations", json=body),
+            http.stream("POST", server.url + "/invocations", json=body),
+        ):
+            wait_for(lambda: seen(server) == [1, 1, 0.5, 6], 5, "no report of two requests")
+        wait_for(lambda: seen(server) == [0, 0, 0, 0], 5, "no report when the last request was cancelled")

@@ -1,0 +1,69 @@
+"""`lmi serve --check` lists every problem; a start that fails lists the same, and what only a start can see."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.environment import clean_environment
+
+FILE = """option.dtype=int3
+option.tgi_compt=true
+option.speculative_draft_model=x
+option.speculative_config={}
+option.rolling_batch=disable
+batch_size=2
+option.enable_streaming=true
+"""
+
+
+def serve(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "handler", "serve", *arguments]
+    return subprocess.run(
+        command, env=clean_environment() | environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("checking", [True, False], ids=["check", "start"])
+def test_all_problems_are_listed_in_one_round(tmp_path: Path, checking: bool) -> None:
+    (tmp_path / "serving.properties").write_text(FILE)
+    (tmp_path / "model.py").write_text("import nothing_of_that_name\n")
+    (tmp_path / "config.json").write_text("[]")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        more = ["--engine", "vllm", "--port", port, "--allow-host", "a/b", *(["--check"] if checking else [])]
+        environ = {"OPTION_JOB_QUEUE_SIZE": "1", "OPTION_MAX_LORAS": "0", "LMI_LOG_LEVEL": "loud"}
+        ended = serve(str(tmp_path), *more, **environ)
+    of_start = [f"cannot listen on 127.0.0.1:{port}", f"{tmp_path / 'model.py'}, line 1: ModuleNotFoundError"]
+    told = [
+        "environment variable OPTION_JOB_QUEUE_SIZE: unknown option 'option.job_queue_size'; did you mean",
+        "environment variable OPTION_MAX_LORAS: option.max_loras=0: must be a whole number of at least 1",
+        "serving.properties, line 1: option.dtype=int3: must be one of",
+        "serving.properties, line 2: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?",
+        "serving.properties, line 7: option.enable_streaming=true needs batch_size=1",
+        f"{tmp_path / 'config.json'} holds no JSON object",
+        "serving.properties, line 3: option.speculative_draft_model and option.speculative_config say",
+        "the engine 'vllm' is not installed",
+        "--allow-host a/b: must be * or a host",
+        "environment variable LMI_LOG_LEVEL=LOUD: must be",
+        *([] if checking else of_start),
+    ]
+    head, *lines = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout, head) == (2, "", f"lmi: {len(told)} problems:")
+    for number, (line, wanted) in enumerate(zip(lines, told, strict=True), 1):
+        assert line.startswith(f"{number}. {wanted}")
+
+
+def test_without_a_problem_nothing_is_started() -> None:
+    ended = serve("--engine", "openvino", "--check", OPTION_ECHO_CUES="true")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == [
+        "without effect here: option.echo_cues (environment variable OPTION_ECHO_CUES); only echo has cues",
+        "no problems; engine: openvino, option.model_id: not set",
+    ]

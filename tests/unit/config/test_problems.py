@@ -1,0 +1,140 @@
+"""All problems of a configuration at once: each with its origin, in the order of the sources."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from handler.config.loader import load_config, read_config
+from handler.config.options import KNOWN
+from handler.config.options.lookup import unknown_option
+from handler.config.options.option import Gone
+from handler.core.errors import ConfigError, Problem, Problems
+
+ECHO = "option.llm_engine=echo\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "environ", "told"),
+    [
+        pytest.param(ECHO, [], {}, [], id="none"),
+        pytest.param(
+            ECHO + "option.tgi_compt=true\noption.model_name=\\u00zz\noption.dtype=int3\n",
+            ["job_queue_size", "batch_size=0"],
+            {"OPTION_ENGINE_TIMEOUT": "x", "SERVING_JOB_QUEUE_SIZ": "1", "HF_MODEL_ID": ""},
+            [
+                "environment variable OPTION_ENGINE_TIMEOUT: option.engine_timeout=x: must be a number",
+                "environment variable SERVING_JOB_QUEUE_SIZ: unknown setting; did you mean 'SERVING_JOB_QUEUE_SIZE'?",
+                "environment variable HF_MODEL_ID: option.model_id=: must not be empty",
+                "serving.properties, line 2: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?",
+                "serving.properties, line 3: Invalid \\u escape sequence",
+                "serving.properties, line 4: option.dtype=int3: must be one of",
+                "-o job_queue_size: write it as key=value",
+                "-o batch_size=0: must be a whole number of at least 1",
+            ],
+            id="every source",
+        ),
+        pytest.param(
+            ECHO + "batch_size=4\noption.enable_streaming=true\noption.load_format=dummy\noption.dtype=x\n",
+            [],
+            {},
+            [
+                "serving.properties, line 2: batch_size belongs to dynamic batching",
+                "serving.properties, line 3: option.enable_streaming belongs to dynamic batching",
+                "serving.properties, line 4: option.load_format is for vllm and trtllm; the engine here is echo",
+                "serving.properties, line 5: option.dtype=x: must be one of",
+            ],
+            id="rules beside a wrong value",
+        ),
+        pytest.param(
+            ECHO + "option.rolling_batch=disable\nbatch_size=4\noption.enable_streaming=true\noption.tgi_compat=true\n",
+            [],
+            {},
+            [
+                "serving.properties, line 4: option.enable_streaming=true needs batch_size=1, but batch_size=4",
+                "serving.properties, line 5: option.tgi_compat=true is for rolling batch",
+            ],
+            id="several rules",
+        ),
+        pytest.param(
+            ECHO + "option.rolling_batch=fast\nbatch_size=4\n",
+            [],
+            {},
+            ["serving.properties, line 2: option.rolling_batch=fast: must be one of"],
+            id="no rule about a wrong value",
+        ),
+        pytest.param(
+            "option.llm_engine=vlm\noption.load_format=dummy\noption.swap_space=4\noption.max_loras=x\n",
+            [],
+            {},
+            [
+                "serving.properties, line 1: option.llm_engine=vlm: must be one of",
+                "serving.properties, line 3: option.swap_space=4: vLLM has no swap space any more",
+                "serving.properties, line 4: option.max_loras=x: must be a whole number",
+            ],
+            id="nobody knows whose options they are",
+        ),
+        pytest.param(
+            "option.llm_engine=echo\noption.rolling_batch=vllm\noption.max_loras=2\n",
+            [],
+            {},
+            [
+                "serving.properties, line 2: option.rolling_batch=vllm asks for vllm, but option.llm_engine=echo "
+                "(serving.properties, line 1)"
+            ],
+            id="two engines",
+        ),
+    ],
+)
+def test_every_problem_is_told(
+    tmp_path: Path, text: str, overrides: list[str], environ: dict[str, str], told: list[str]
+) -> None:
+    file = tmp_path / "serving.properties"
+    file.write_text(text)
+    problems = read_config(properties=file, overrides=overrides, environ=environ).problems
+    assert len(problems) == len(told), problems
+    for problem, wanted in zip(problems, told, strict=True):
+        assert str(problem).startswith(wanted)
+
+
+def test_a_start_raises_them_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=["option.dtype=x", "batch_size=0"], environ={})
+    first, second, third = str(caught.value).splitlines()
+    assert first == "2 problems:"
+    assert second.startswith("1. -o option.dtype=x: must be one of")
+    assert third == "2. -o batch_size=0: must be a whole number of at least 1 and at most 999"
+    assert [problem.name for problem in caught.value.problems] == ["option.dtype", "batch_size"]
+    assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
+
+
+def test_the_default_stands_in_for_a_wrong_value() -> None:
+    config, problems, _ = read_config(overrides=["option.dtype=x", "job_queue_size=7"], environ={})
+    assert (config.dtype, config.job_queue_size, len(problems)) == ("auto", 7, 1)
+
+
+def test_steps_go_on_after_a_problem() -> None:
+    problems = Problems()
+    with problems:
+        raise ConfigError("one")
+    with problems:
+        raise ConfigError(Problem("here", "x", "two"), "one")
+    with pytest.raises(ZeroDivisionError), problems:
+        raise ZeroDivisionError
+    with pytest.raises(ConfigError, match=r"^2 problems:\n1\. one\n2\. here: two$"):
+        problems.check()
+    Problems().check()
+
+
+@pytest.mark.parametrize("engine", ["", "openvino", "vllm"])
+@pytest.mark.parametrize("key", ["swap_space", "max_batch_size", "enable_block_reuse", "cuda_graph_batch_sizes"])
+def test_a_suggestion_is_no_option_that_is_refused(engine: str, key: str) -> None:
+    _, _, hint = unknown_option(f"option.{key}s", engine).partition("did you mean '")
+    for option in KNOWN.get(hint.removesuffix("'?"), []):
+        assert not isinstance(option.parse, Gone)
+        assert not engine or not option.engines or engine in option.engines or option.idle
+    assert unknown_option("option.swap_spac", engine) == (
+        "unknown option 'option.swap_spac'; docs/options.md lists those there are"
+    )
