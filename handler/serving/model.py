@@ -62,10 +62,10 @@ class ServedModel:
     ) -> None:
         self.config = config
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-        self.routes = InferenceRoutes(config.model_name, self.schema.name, registry.routes(config.root_schema))
+        self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema))
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions
-        )
+            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions,
+            whole=stepped and config.rolling_batch == "disable" and not config.enable_streaming,
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
         self.draining = self._closing = False

@@ -60,6 +60,7 @@ class Preprocessor:
         formatters: what a model.py has the bodies read and the answers written by.
         validator: tries what clients send; None where nothing has to be tried.
         sessions: None where they are off.
+        whole: the host sends whole answers only: a batch of DJL's has one content type.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Preprocessor:
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
         sessions: Sessions | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.schema = schema
         self._sessions = sessions
@@ -92,6 +95,7 @@ class Preprocessor:
         self._tokenizer = tokenizer
         self._engine_info = engine_info
         self._validator = validator
+        self._whole = whole
 
     def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
@@ -149,6 +153,8 @@ class Preprocessor:
         if body.session_call:
             return answer_call(self._sessions, body.session_call, headers, self.schema.refused)
         call = (schema or self.schema).parse(body.value, self.context)
+        if call.streams and self._whole:
+            raise InvalidPayload("'stream': DJL's dynamic batches are answered whole; streams need rolling batch")
         if (adapter := self._adapter(headers)) is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if schema is not None or self._output_formatter is None:

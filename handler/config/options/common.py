@@ -34,13 +34,13 @@ def switch(text: str) -> bool:
 
 COMMON = (
     # what is served
-    Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`"),
+    Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`", ("option.model",)),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),
     Option("option.rolling_batch", "rolling_batch", rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it"),
-    Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)"),
-    Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "number of devices for a model, or max; CPU engines have one"),
+    Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", ("option.data_type",)),
+    Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", ("option.tensor_parallel_size",)),
     # how answers look
     Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one"),
     Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md), by default its only one"),
