@@ -81,7 +81,7 @@ def check_sessions(config: Config, *, rolling: bool, passes_headers: bool) -> No
         why = f"the answers of a dynamic batch share their headers; it needs batch_size=1, not {config.batch_size}"
     if config.enable_stateful_sessions and why:
         key = "option.enable_stateful_sessions"
-        raise ConfigError(f"{config.where(key)}: {key}=true: {why}")
+        raise ConfigError(Problem(config.where(key), key, f"{key}=true: {why}"))
 
 
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
