@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
     _add_access(serve)
     serve.set_defaults(run=_serve)
+    options = commands.add_parser("options", help="list the options, or describe one")
+    options.add_argument("name", nargs="?", metavar="NAME", help="as serving.properties or the environment writes it")
+    options.set_defaults(run=_options)
     add_bench(commands)
     commands.add_parser("deploy", help="put a model on a SageMaker endpoint (lmi deploy --help)")
     return parser
@@ -110,6 +113,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     for warning in config.warnings:
         print(warning)
     print(f"no problems; engine: {reading.engine}, option.model_id: {config.model_id or 'not set'}")
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> int:
+    from handler.config.options import listing
+
+    print(listing.describe(arguments.name) if arguments.name else listing.table())
     return 0
 
 

@@ -68,6 +68,9 @@ class Config:
     tgi_metrics: bool
     otlp_traces_endpoint: str | None
     cloudwatch_metrics_interval: float
+    enable_stateful_sessions: bool
+    sessions_expiration: int
+    sessions_path: str | None
     engine_options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, without its defaults
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)  # of serving.properties

@@ -26,8 +26,11 @@ ENVIRONMENT = {
     "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
     "PREDICT_TIMEOUT": "option.predict_timeout",
+    "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "option.enable_stateful_sessions",
+    "SAGEMAKER_SESSIONS_EXPIRATION": "option.sessions_expiration",
+    "SAGEMAKER_SESSIONS_PATH": "option.sessions_path",
 }
-"""LMI's variables outside the OPTION_ and SERVING_ patterns."""
+"""LMI's variables outside the OPTION_ and SERVING_ patterns, and AWS's of its images."""
 
 SERVER_ENVIRONMENT = frozenset({
     "allow_multi_status", "certificate_file", "chunked_read_timeout", "cluster_address", "cors_allowed_headers",

@@ -39,6 +39,11 @@ def rolling_batch(text: str) -> str:
     return "auto" if value == "scheduler" else value
 
 
+def switch(text: str) -> bool:
+    """Parse a boolean; AWS's images also take 1."""
+    return text == "1" or boolean(text)
+
+
 COMMON = (
     # what is served
     Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`", ("option.model",)),
@@ -56,6 +61,10 @@ COMMON = (
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
     Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "format of the model's tool calls; auto: by its chat template"),
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),
+    # sessions
+    Option("option.enable_stateful_sessions", "enable_stateful_sessions", switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on"),
+    Option("option.sessions_expiration", "sessions_expiration", integer(1), 1200, "seconds that a session lives"),
+    Option("option.sessions_path", "sessions_path", string, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
     # how much at once
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503"),

@@ -48,7 +48,7 @@ def unknown_option(key: str, engine: str) -> str:
     arguments = engine_arguments(engine)
     names = [other for other in arguments.arguments if _is_accepted(KNOWN.get(f"option.{other}", ()), engine)]
     hints += [f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare]
-    hint = f"did you mean {' or '.join(hints)}?" if hints else "docs/options.md lists those there are"
+    hint = f"did you mean {' or '.join(hints)}?" if hints else "`lmi options` lists those there are"
     return f"unknown option {key!r}{_releases(name, engine)}; {hint}"
 
 

@@ -106,7 +106,12 @@ def precision(text: str) -> str:
 
 
 def parallel_degree(text: str) -> str:
-    return text if text == "max" else str(integer(1)(text))
+    if text == "max":
+        return text
+    try:
+        return str(integer(1)(text))
+    except ValueError as error:
+        raise ValueError(f"{error}, or max") from None
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.config.model_files import DEMO
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish, Sampling, StructuredOutput
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineStatistics, Output, Step, warm_up
 from handler.engines.openvino.grammar_compiler import GrammarCompiler
 from handler.engines.openvino.logit_scorer import LogitScorer, Scores, has_logits
-from handler.engines.openvino.model import OpenVinoTokenizer, context_length, eos_ids, find_model, prepare_model
+from handler.engines.openvino.model import OpenVinoTokenizer, check, context_length, eos_ids, prepare_model
 from handler.engines.openvino.pipeline_scorer import NO_TOPS, PipelineScorer
 from handler.engines.openvino.sampling import generation_config
 from handler.engines.openvino.structured_output import OpenVinoCheck, structured_output_check
@@ -276,11 +275,6 @@ def _properties(dtype: str) -> dict[str, str]:
             "KV_CACHE_PRECISION": "f32",
         }
     return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
-
-
-def check(model_id: str | None, config: EngineConfig) -> None:
-    if model_id not in (None, DEMO):
-        find_model(model_id)
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.text import Prompt, Vocabulary, check_tokens
+from handler.engines.base import EngineConfig
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.model_cache import UnknownLayout
 from handler.engines.openvino import gguf
@@ -42,6 +43,16 @@ def prepare_model(model_id: str | None, dtype: str) -> Path:
         except UnknownLayout as error:  # OpenVINO can still serve it, with rounded weights
             log.warning("its weights will be rounded: %s", error)
     return writable(model.path, cache) if model.kind == "gguf" else model.path
+
+
+def check(model_id: str | None, config: EngineConfig) -> None:
+    """Check a model's files without loading them; the demo model is made at the start.
+
+    Raises:
+        ConfigError: with all problems found.
+    """
+    if model_id not in (None, model_files.DEMO):
+        find_model(model_id)
 
 
 def find_model(model_id: str) -> model_files.Model:

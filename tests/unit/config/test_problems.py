@@ -136,5 +136,5 @@ def test_a_suggestion_is_no_option_that_is_refused(engine: str, key: str) -> Non
         assert not isinstance(option.parse, Gone)
         assert not engine or not option.engines or engine in option.engines or option.idle
     assert unknown_option("option.swap_spac", engine) == (
-        "unknown option 'option.swap_spac'; docs/options.md lists those there are"
+        "unknown option 'option.swap_spac'; `lmi options` lists those there are"
     )

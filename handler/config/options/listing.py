@@ -1,0 +1,105 @@
+"""Options as text, for `lmi options`: a table of all, or everything about one."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS
+from handler.config.options.common import LLM_ENGINES
+from handler.config.options.lookup import find_option, unknown_option
+from handler.config.options.option import Gone, Option
+from handler.core.errors import ConfigError
+
+_WIDTH = 120
+
+
+def table() -> str:
+    """List the options that have an effect here: a line each, by engines."""
+    listed = [option for option in OPTIONS if option.field and not isinstance(option.parse, Gone)]
+    groups = sorted({option.engines for option in listed})
+    return "\n\n".join(
+        "\n".join(_group(engines, [one for one in listed if one.engines == engines])) for engines in groups
+    )
+
+
+def _group(engines: Sequence[str], options: Sequence[Option]) -> Iterator[str]:
+    width = max(len(option.key) for option in options)
+    yield f"Only with {', '.join(engines)}:" if engines else "With every engine:"
+    for option in options:
+        yield f"  {option.key:{width}}  {option.help}{_default(option, ' (default {})')}"
+
+
+def describe(name: str) -> str:
+    """Describe an option by any of its names, with or without `option.`, or by its variable.
+
+    Raises:
+        ConfigError: nobody has it; the message has the nearest name.
+    """
+    key = _key(name)
+    found = [option for engine in ("", *LLM_ENGINES) if (option := find_option(key, engine))]
+    if not found:
+        raise ConfigError(unknown_option(key, ""))
+    return "\n\n".join("\n".join(_lines(option)) for option in {one.engines: one for one in found}.values())
+
+
+def _key(name: str) -> str:
+    """Return the name as serving.properties writes it."""
+    if name in ENVIRONMENT:
+        return ENVIRONMENT[name]
+    for prefix, start in (("OPTION_", "option."), ("SERVING_", "")):
+        if name.startswith(prefix):
+            name = start + name.removeprefix(prefix).lower()
+    return name if name.startswith("option.") or find_option(name, "") else f"option.{name}"
+
+
+def _lines(option: Option) -> Iterator[str]:
+    yield option.key
+    if isinstance(option.parse, Gone):
+        yield f"  refused: {option.parse.why}"
+        return
+    facts = {
+        "meaning": option.help or "an argument of the engine's own",
+        "type": _type(option),
+        "default": _default(option, "{}") or "none",
+        "engines": _engines(option),
+        "environment": ", ".join(
+            [variable(option.key), *(name for name, key in ENVIRONMENT.items() if key == option.key)]
+        ),
+        "other names": ", ".join(option.aliases),
+    }
+    for fact, text in facts.items():
+        if text:
+            yield textwrap.fill(f"  {fact + ':':13}{text}", _WIDTH, subsequent_indent=" " * 15, break_long_words=False)
+
+
+def variable(key: str) -> str:
+    """Name the environment variable of an option; "" for one that only serving.properties and `-o` can have."""
+    if not key.startswith("option."):
+        return f"SERVING_{key.upper()}" if key == key.lower() and "." not in key and key != "engine" else ""
+    name = key.removeprefix("option.")
+    return f"OPTION_{name.upper() if name in (name.lower(), 'entryPoint') else name}"
+
+
+def _type(option: Option) -> str:
+    """Say what the parser takes, in the words in which it refuses."""
+    try:
+        option.parse(",")
+    except ValueError as error:
+        return str(error).removeprefix("must be ").partition(":")[0]
+    return "a text"
+
+
+def _default(option: Option, form: str) -> str:
+    if option.default is None:
+        return ""
+    return form.format(str(option.default).lower() if isinstance(option.default, bool) else option.default)
+
+
+def _engines(option: Option) -> str:
+    if option.help is OF_JAVA:
+        return ""
+    if not option.engines:
+        return "all"
+    others = f"no effect with others: {option.idle}" if option.idle else "others refuse it"
+    return f"{', '.join(option.engines)}; {others}"

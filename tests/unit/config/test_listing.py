@@ -1,0 +1,60 @@
+"""`lmi options`: what a user without the documents can read about an option."""
+
+from __future__ import annotations
+
+import pytest
+
+from handler.cli import main
+from handler.config.options import OPTIONS, Option
+from handler.config.options.listing import describe, table, variable
+from handler.config.options.option import Gone
+from handler.config.sources import Setting, from_environment
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "tgi_compat",
+            [
+                "option.tgi_compat",
+                "  meaning:     answers in TGI's format",
+                "  type:        true or false",
+                "  default:     false",
+                "  engines:     all",
+                "  environment: OPTION_TGI_COMPAT",
+            ],
+        ),
+        ("HF_MODEL_ID", ["  type:        a text", "  environment: OPTION_MODEL_ID, HF_MODEL_ID"]),
+        ("SERVING_BATCH_SIZE", ["  environment: SERVING_BATCH_SIZE", "  other names: max_dynamic_batch_size"]),
+        ("OPTION_ECHO_CUES", ["  engines:     echo; no effect with others: only echo has cues"]),
+        ("tensor_parallel_degree", ["  type:        a whole number of at least 1, or max"]),
+        ("option.engine_args", ["  type:        a JSON object", "  engines:     vllm, trtllm; others refuse it"]),
+        ("load_format", ["  engines:     vllm; others refuse it", "  engines:     trtllm; others refuse it"]),
+        (
+            "option.swap_space",
+            ["  refused: vLLM has no swap space any more; requests that do not fit are computed anew"],
+        ),
+    ],
+)
+def test_an_option_is_described(capsys: pytest.CaptureFixture[str], name: str, lines: list[str]) -> None:
+    assert main(["options", name]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line in lines] == lines
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options", "tgi_compt"]) == 2
+    assert capsys.readouterr().err == "lmi: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?\n"
+
+
+def test_the_table_has_a_line_for_every_option_with_an_effect() -> None:
+    listed = [line.split()[0] for line in table().splitlines() if line.startswith("  ")]
+    assert sorted(listed) == sorted(one.key for one in OPTIONS if one.field and not isinstance(one.parse, Gone))
+
+
+@pytest.mark.parametrize("option", [one for one in OPTIONS if one.field], ids=lambda one: one.key)
+def test_the_variable_sets_the_option(option: Option) -> None:
+    name = variable(option.key)
+    assert list(from_environment({name: "x"})) == [Setting(option.key, "x", f"environment variable {name}")]
+    assert option.key in describe(name).splitlines()
