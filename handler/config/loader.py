@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.options import KNOWN, OF_JAVA, OPTIONS, Option
-from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
+from handler.config.options.common import BY_ROLLING_BATCH, engine_name
 from handler.config.options.lookup import find_option, unknown_option, wrong_arguments
 from handler.config.options.variables import Note
 from handler.config.sources import (
@@ -22,6 +22,7 @@ from handler.config.sources import (
     from_foreign_variables,
     from_lmis_handler,
     from_overrides,
+    named_engine,
 )
 from handler.core.errors import ConfigError, Problem
 
@@ -153,13 +154,13 @@ def read_config(
         *(from_file(properties) if properties else ()),
         *from_overrides(overrides),
     ]
-    named = _engine([*(item for item in found if isinstance(item, Setting)), *settings], "")
+    named = named_engine([*(item for item in found if isinstance(item, Setting)), *settings], "")
     found = [*from_foreign_variables(environ, named), *found]
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
     if not java:
         sources = from_lmis_handler(sources)
-    engine = _engine([*sources, *settings], auto)
+    engine = named_engine([*sources, *settings], auto)
     by_key: dict[str, Setting] = {}
     chosen: dict[str, Option] = {}
     for setting in [*sources, *settings]:
@@ -199,18 +200,6 @@ def read_config(
     places = {origin: place for place, origin in enumerate(origins)}
     problems.sort(key=lambda problem: places.get(problem.where, len(places)))
     return Reading(config, tuple(problems), engine)
-
-
-def _engine(settings: Iterable[Setting], auto: str) -> str:
-    """Name the engine before values are checked, as engines may read an option's name differently; "" if unknown."""
-    texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
-    texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
-    llm_engine, rolling_batch = texts.values()
-    if llm_engine not in LLM_ENGINES or rolling_batch not in ROLLING_BATCHES:
-        return ""
-    if llm_engine == "auto" and rolling_batch not in BY_ROLLING_BATCH:
-        return auto
-    return engine_name(llm_engine, rolling_batch)
 
 
 def _without_effect(

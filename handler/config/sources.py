@@ -11,6 +11,7 @@ from typing import NamedTuple
 import javaproperties
 
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
+from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
 from handler.config.options.variables import SECRET, Note, Own, translate
 from handler.core.errors import Problem
 
@@ -119,3 +120,15 @@ def _key(name: str) -> str:
     rest = name.removeprefix("OPTION_")
     key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
     return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
+
+
+def named_engine(settings: Iterable[Setting], auto: str) -> str:
+    """Name the engine before values are checked, as engines may read an option's name differently; "" if unknown."""
+    texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
+    texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
+    llm_engine, rolling_batch = texts.values()
+    if llm_engine not in LLM_ENGINES or rolling_batch not in ROLLING_BATCHES:
+        return ""
+    if llm_engine == "auto" and rolling_batch not in BY_ROLLING_BATCH:
+        return auto
+    return engine_name(llm_engine, rolling_batch)

@@ -32,8 +32,13 @@ from handler.config.sources import Setting, from_environment
         ("option.engine_args", ["  type:        a JSON object", "  engines:     vllm, trtllm; others refuse it"]),
         ("load_format", ["  engines:     vllm; others refuse it", "  engines:     trtllm; others refuse it"]),
         (
-            "option.swap_space",
-            ["  refused: vLLM has no swap space any more; requests that do not fit are computed anew"],
+            "option.draft_model_tp_size",
+            ["  refused: say it in option.speculative_config as draft_tensor_parallel_size"],
+        ),
+        ("option.swap_space", ["  no effect: vLLM's scheduler has it no more"]),
+        (
+            "option.kv_transfer_config",
+            ["  meaning:     an argument of the engine's own", "  engines:     vllm; others refuse it"],
         ),
     ],
 )
