@@ -147,8 +147,7 @@ class ServedModel:
         Args:
             body: the decoded body; None if it was not decoded.
         """
-        stats = RequestStats(id, self.metrics)
-        task = RequestTask(self.admission, self._driver, stats, {}, schema, _nobody)
+        task = RequestTask(self.admission, self._driver, RequestStats(id, self.metrics), {}, schema, _nobody)
         task.refuse(error, body)
         return task
 
