@@ -115,7 +115,7 @@ CHAT_VALUES: Values = {
     "ignore_eos": (True, {}),
     "model": ("gpt2", {}),
     "user": ("test", {}),
-    "tools": ([{"type": "function"}], {}),
+    "tools": ([{"type": "function", "function": {"name": "f"}}], {}),
     "response_format": ({"type": "json_object"}, {}),
 }
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from handler.config.options import KNOWN, OF_JAVA, OPTIONS, Option
 from handler.config.options.common import LLM_ENGINES, ROLLING_BATCHES
-from handler.config.options.lookup import find_option, unknown_option
+from handler.config.options.lookup import find_option, unknown_option, wrong_arguments
 from handler.config.sources import Setting, from_environment, from_file, from_overrides
 from handler.core.errors import ConfigError, Problem
 
@@ -62,6 +62,9 @@ class Config:
     tgi_metrics: bool
     otlp_traces_endpoint: str | None
     cloudwatch_metrics_interval: float
+    enable_stateful_sessions: bool
+    sessions_expiration: int
+    sessions_path: str | None
     engine_options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, without its defaults
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)  # of serving.properties
@@ -155,23 +158,34 @@ def read_config(
     sources, settings = [item for item in found if isinstance(item, Setting)], list(settings)
     engine = _engine([*sources, *settings], auto)
     by_key: dict[str, Setting] = {}
+    chosen: dict[str, Option] = {}
     for setting in [*sources, *settings]:
         option = find_option(setting.key, engine)
         if option is None:
             problems.append(Problem(setting.origin, setting.key, unknown_option(setting.key, engine)))
             continue
+        chosen[option.key] = option
         before = by_key.get(option.key)
         if setting not in settings or before is None or before.value.strip() != setting.value.strip():
             by_key[option.key] = setting
-    own = [option for option in OPTIONS if engine in option.engines]
+    own = [option for option in OPTIONS if option.field and engine in option.engines]
+    passed = [option for option in chosen.values() if option.argument and engine in option.engines]
     common = [option for option in OPTIONS if option.field and not option.engines]
-    values = {option.key: _value(option, by_key, problems) for option in [*common, *own]}
+    values = {option.key: _value(option, by_key, problems) for option in [*common, *own, *passed]}
     fields = {str(option.field): values[option.key] for option in common}
     fields["max_rolling_batch_size"] = fields["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
-    others = {key: setting for key, setting in by_key.items() if key not in values}
+    engine_options = {str(option.field): values[option.key] for option in own if values[option.key] is not None}
+    more = engine_options.get("engine_args", {})
+    origin = by_key["option.engine_args"].origin if more else ""
+    for message in wrong_arguments(more, engine):
+        problems.append(Problem(origin, "option.engine_args", f"option.engine_args: {message}"))
+    if passed or more:
+        arguments = {option.key.removeprefix("option."): values[option.key] for option in passed}
+        engine_options["engine_args"] = {**arguments, **more}
+    others = {key: (chosen[key], setting) for key, setting in by_key.items() if key not in values}
     config = Config(
         **fields,
-        engine_options={str(option.field): values[option.key] for option in own if values[option.key] is not None},
+        engine_options=engine_options,
         warnings=_without_effect(others, engine, problems, java=java),
         directory=properties.absolute().parent if properties else None,
         origins={key: setting.origin for key, setting in by_key.items()},
@@ -195,16 +209,15 @@ def _engine(settings: Iterable[Setting], auto: str) -> str:
 
 
 def _without_effect(
-    by_key: Mapping[str, Setting], engine: str, problems: list[Problem], *, java: bool
+    by_key: Mapping[str, tuple[Option, Setting]], engine: str, problems: list[Problem], *, java: bool
 ) -> tuple[str, ...]:
     """Warn of options without effect here; those of other engines that cannot be ignored are problems."""
     idle: dict[str, list[str]] = {}
-    for key, setting in by_key.items():
-        options = KNOWN[key]
-        option = options[0]
-        if option.field is None:
+    for key, (option, setting) in by_key.items():
+        if option.field is None and not option.argument:
             why = "" if java and option.help is OF_JAVA else option.help
         else:
+            options = [option] if option.argument else KNOWN[key]
             refusals = [refusal for one in options if (refusal := _refusal(one, setting))]
             why = option.idle if engine else ""
             if len(refusals) == len(options):  # a wrong value is refused with any engine

@@ -61,6 +61,26 @@ def prepare(properties: Mapping[str, Any], *, asynchronous: bool) -> tuple[Confi
     return reading.config, formatters
 
 
+def check_sessions(config: Config, *, rolling: bool, passes_headers: bool) -> None:
+    """Check that Java hands a session's id to the client that opens it.
+
+    Args:
+        rolling: Java steps a rolling batch.
+        passes_headers: `DjlVersion.passes_headers`.
+
+    Raises:
+        ConfigError: sessions are on, and it does not.
+    """
+    why = ""
+    if rolling and not passes_headers:
+        why = "before DJL Serving 0.28 the answers of a rolling batch have no headers"
+    if not rolling and config.batch_size > 1:
+        why = f"the answers of a dynamic batch share their headers; it needs batch_size=1, not {config.batch_size}"
+    if config.enable_stateful_sessions and why:
+        key = "option.enable_stateful_sessions"
+        raise ConfigError(f"{config.where(key)}: {key}=true: {why}")
+
+
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
     """Return a model whose engine is ready. The engine's process ends with the thread that runs this.
 

@@ -167,6 +167,7 @@ class ParsedRequest(NamedTuple):
     """One HTTP request: its prompts, and the reply that writes their answer.
 
     Attributes:
+        requests: empty where the answer needs no engine; the reply then ends with the first delta, which has no tokens.
         ignored: names in the body that no dialect knows.
         postprocess: makes the same reply with a function that changes its values before framing. None: a user's
             output formatter does not apply to this answer.

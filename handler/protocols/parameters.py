@@ -49,7 +49,7 @@ class Parameter(NamedTuple):
 def unsupported(why: str, *neutral: Any) -> Parameter:
     """Make a parameter of which only neutral values are accepted; a boolean is no number."""
 
-    @accepts(**({"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]}))
+    @accepts(**({"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}))
     def read(value: Any) -> None:
         if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
             raise ValueError(f"is not supported: {why}")

@@ -25,6 +25,7 @@ from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
+from handler.serving.sessions import configured_sessions
 
 log = logging.getLogger("handler.launch")
 
@@ -54,14 +55,26 @@ async def load_model(
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
     adapters = adapter_home(config, spec, directory)
     announce(spec)
+    sessions = configured_sessions(config)
     engine = start_engine(config, spec)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(engine.close)
+        if sessions is not None:
+            on_failure.callback(sessions.end)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = schema_context(config, spec, adapters.registry)
         validator = make_validator(spec, engine)
         model = ServedModel(
-            config, engine, tokenizer, context, adapters, formatters, validator, stepped=stepped, tracer=tracer
+            config,
+            engine,
+            tokenizer,
+            context,
+            adapters,
+            formatters,
+            validator,
+            sessions,
+            stepped=stepped,
+            tracer=tracer,
         )
         on_failure.pop_all()
     return model

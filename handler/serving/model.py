@@ -28,6 +28,7 @@ from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
+from handler.serving.sessions import Sessions
 
 
 def _nobody(task: RequestTask) -> None:
@@ -41,6 +42,7 @@ class ServedModel:
         engine: started, perhaps still loading.
         tokenizer: used on threads.
         validator: tries clients' structured output; None where nothing has to be tried.
+        sessions: None where they are off.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
     """
 
@@ -53,16 +55,17 @@ class ServedModel:
         adapters: AdapterHome,
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
+        sessions: Sessions | None = None,
         *,
         stepped: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-        self.routes = InferenceRoutes(config.model_name, self.schema.name, registry.routes(config.root_schema))
+        self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema))
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, validator=validator
-        )
+            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions,
+            whole=stepped and config.rolling_batch == "disable" and not config.enable_streaming,
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
         self.draining = False

@@ -107,7 +107,7 @@ TRTLLM: tuple[Option, ...] = (
     *_gone(_DRAFT, "max_draft_len", "speculative_draft_model", "draft_model_id", "speculative_length", "speculative_model", "num_speculative_tokens"),
     *_gone("use option.enable_prefix_caching", "enable_block_reuse"),
     *_gone("use option.sampler_type", "enable_trtllm_decoder", "enable_trtllm_sampler", "enable_mixed_sampler", "mixed_decoder", "mixed_sampler"),
-    *_gone("use option.tensor_parallel_degree", "tensor_parallel_size", "auto_parallel", "auto_parallel_world_size"),
+    *_gone("use option.tensor_parallel_degree", "auto_parallel", "auto_parallel_world_size"),
     *_gone(_TOKENIZER, "tokenizer", "tokenizer_mode", "tokenizer_revision", "skip_tokenizer_init"),
     *_gone(f"it went with the TensorRT engines; {_ARGS}", "batching_type", "normalize_log_probs", "enable_prompt_adapter", "max_prompt_adapter_token"),
     *_gone("its keys are arguments by themselves now: use option.engine_args", "pytorch_backend_config", "pytorch_config"),

@@ -46,9 +46,13 @@ def prepare_model(model_id: str | None, dtype: str) -> Path:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """See `engines.check`."""
+    """Check a model's files without loading them; the demo model is made at the start.
+
+    Raises:
+        ConfigError: with all problems found.
+    """
     if model_id not in (None, model_files.DEMO):
-        find_model(str(model_id))
+        find_model(model_id)
 
 
 def find_model(model_id: str) -> model_files.Model:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
 
 from handler.core.errors import ConfigError
 from handler.core.values import Sampling, StructuredOutput
@@ -83,7 +84,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Let `option.engine_args` replace single arguments, except the model."""
+    """Let `option.engine_args` and vLLM's own options replace single arguments, except the model."""
     if "model" in more:
         raise ConfigError("option.engine_args: the model is option.model_id")
     nested = {
@@ -92,6 +93,29 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(value, dict) and isinstance(arguments.get(name), dict)
     }
     return {**arguments, **more, **nested}
+
+
+def construct(arguments: Mapping[str, Any], engine_args: type) -> dict[str, Any]:
+    """Turn JSON objects into the classes that EngineArgs declares for them, as vLLM's command line does.
+
+    Raises:
+        ConfigError: such a class does not take the object; the message names the argument.
+    """
+    types = {field.name: field.type for field in fields(engine_args)}
+    return {name: _construct(name, value, types.get(name)) for name, value in arguments.items()}
+
+
+def _construct(name: str, value: Any, declared: Any) -> Any:
+    classes = [one for one in (declared, *get_args(declared)) if isinstance(one, type) and is_dataclass(one)]
+    if not isinstance(value, dict) or not classes:
+        return value
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(classes[0]).validate_python(value)
+    except ValidationError as error:
+        found = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"option.{name}: {'; '.join(found)}") from None
 
 
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:

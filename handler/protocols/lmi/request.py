@@ -60,7 +60,8 @@ class Lmi(LmiFormat):
         streams = framing is not JSON
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
-                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more"
+                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more; "
+                "a body with 'prompt' in the place of 'inputs' streams n choices side by side"
             )
 
         def reply(format: ResponseFormat) -> Reply:

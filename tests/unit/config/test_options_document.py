@@ -1,13 +1,18 @@
-"""docs/options.md lists the table of options; `python -m tests.unit.config.test_options_document` rewrites it."""
+"""docs/options.md and deploy/data/options.json; `python -m tests.unit.config.test_options_document` rewrites both."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
+from handler.config.options import ENVIRONMENT, KNOWN, OF_JAVA, OPTIONS, Option
+from handler.config.options.engine_arguments import shipped
+from handler.config.options.option import Gone
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"
+NAMES = Path(__file__).parents[3] / "deploy" / "data" / "options.json"
+SERVER = {"job_queue_size", "batch_size", "max_batch_delay", "max_request_size", "max_dynamic_batch_size", "engine"}
 
 HEAD = """# Options
 
@@ -15,6 +20,10 @@ Set an option with `-o`, in a `serving.properties` file, or in the environment. 
 `OPTION_X_Y`; a key without `option.` is `SERVING_X_Y`. `-o` wins over serving.properties, that over the environment,
 that over the default. An unknown key or a wrong value stops the start. The message names the file and line, or the
 variable, and the nearest known name.
+
+Any argument of vLLM's EngineArgs, and of TensorRT-LLM's TorchLlmArgs, is an option too: `option.seed` is `seed`. Its
+name and type are checked against the installed engine's own class, or against those of vLLM {VLLM} and TensorRT-LLM
+{TRTLLM}. [migrating.md](migrating.md) has the names of LMI, vLLM and TGI that are refused here, or have no effect.
 
 """
 
@@ -49,13 +58,14 @@ missing, the start fails. A file with an unknown layout of weights is served as 
 
 
 def render() -> str:
-    common = [option for option in OPTIONS if option.field and not option.engines]
-    groups = sorted({option.engines for option in OPTIONS if option.engines})
+    options = [option for option in OPTIONS if option.field and not isinstance(option.parse, Gone)]
+    common = [option for option in options if not option.engines]
+    groups = sorted({option.engines for option in options if option.engines})
     tables = [_table(common)]
     for engines in groups:
         tables.append(
             f"## Only with {_enumerate(engines)}\n"
-            + _table([option for option in OPTIONS if option.engines == engines])
+            + _table([option for option in options if option.engines == engines])
         )
     javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA)
     idle = "\n".join(f"* `{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
@@ -64,7 +74,8 @@ def render() -> str:
         f"In the embedded server, DJL Serving's own keys have no effect and log a warning too: {javas}."
     )
     body = "\n\n".join(tables)
-    return f"{HEAD}{body}\n\n{note}\n{TAIL}"
+    releases = {name.upper(): shipped(name).source.split(" ", 1)[1] for name in ("vllm", "trtllm")}
+    return f"{HEAD.format(**releases)}{body}\n\n{note}\n{TAIL}"
 
 
 def _enumerate(names: Sequence[str]) -> str:
@@ -87,9 +98,21 @@ def _shown(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
+def names() -> str:
+    """List every option's name in a specification of `lmi deploy`, also those that the handler refuses."""
+    found = {name.removeprefix("option.") for name in KNOWN if name.startswith("option.")}
+    found |= {name for engine in ("vllm", "trtllm") for name in shipped(engine).arguments}
+    return json.dumps(sorted((found | SERVER) - {"model_id", "model"}), indent=1) + "\n"
+
+
 def test_the_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == render()
 
 
+def test_deploys_list_of_names_is_up_to_date() -> None:
+    assert NAMES.read_text() == names()
+
+
 if __name__ == "__main__":
     DOCUMENT.write_text(render())
+    NAMES.write_text(names())

@@ -141,12 +141,14 @@ def test_every_option_of_trtllm_is_in_the_table_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [one for one in OPTIONS if one.help.startswith("refused")], ids=lambda option: option.key
+    "option",
+    [one for one in OPTIONS if one.help.startswith("refused") and "trtllm" in one.engines],
+    ids=lambda option: option.key,
 )
 def test_what_tensorrt_engines_had_is_refused_by_name(option: Any) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_config(overrides=["option.llm_engine=trtllm", f"{option.key}=1"], environ={})
-    assert str(refused.value) == f"-o {option.key}=1: {option.help.removeprefix('refused: ')}"
+        load_config(overrides=["option.llm_engine=trtllm", f"{option.key}=x"], environ={})
+    assert str(refused.value) == f"-o {option.key}=x: {option.help.removeprefix('refused: ')}"
 
 
 @pytest.mark.parametrize(
