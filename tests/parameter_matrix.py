@@ -68,6 +68,7 @@ VALUES: Values = {
     "watermark": (True, {}),
     "grammar": ({"type": "json", "value": SCHEMA}, {}),
     "adapter_id": ("mine", {}),
+    "priority": (-1, {}),
     "outputs": (["output_ids", "cum_log_probs"], {}),
 }
 

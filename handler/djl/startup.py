@@ -25,6 +25,9 @@ log = logging.getLogger("handler.djl")
 _RECOMMENDED_SIZE = "32"
 """DJL Serving's LmiConfigRecommender sets it where a user set none. In async mode Java itself has no such limit."""
 
+_EMBEDDED_ONLY = {"option.tgi_metrics", "option.cloudwatch_metrics_interval"}
+"""Options of metrics that this worker cannot show: it has no HTTP, and DJL puts words of its own before its lines."""
+
 _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
 
 
@@ -78,7 +81,7 @@ def check_sessions(config: Config, *, rolling: bool, passes_headers: bool) -> No
         why = f"the answers of a dynamic batch share their headers; it needs batch_size=1, not {config.batch_size}"
     if config.enable_stateful_sessions and why:
         key = "option.enable_stateful_sessions"
-        raise ConfigError(f"{config.where(key)}: {key}=true: {why}")
+        raise ConfigError(Problem(config.where(key), key, f"{key}=true: {why}"))
 
 
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
@@ -123,7 +126,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
     settings = {
         key: Setting(key, value, "DJL Serving")
         for name, value in properties.items()
-        if (key := option_key(name)) and isinstance(value, str) and value
+        if (key := option_key(name)) and isinstance(value, str) and value and name != "model_dir"
     }
     if properties.get("tensor_parallel_degree") == "0":  # Java counted the GPUs and found none
         del settings["option.tensor_parallel_degree"]
@@ -144,6 +147,9 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
         java=True,
     )
     problems += found
+    for key in _EMBEDDED_ONLY & config.origins.keys():
+        idle = f"without effect here: {key} ({config.where(key)}); DJL Serving has metrics of its own"
+        config = replace(config, warnings=(*config.warnings, idle))
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
     if config.model_id is None and engine not in ("", "echo"):

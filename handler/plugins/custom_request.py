@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from handler.core.text import Prompt
 from handler.plugins.api import Input, Session
 from handler.plugins.functions import InputFormatter, failed, kind, run, users_objects
 
@@ -70,3 +71,17 @@ class CustomReader:
             raise failed(self._formatter, "returned what is not JSON", error) from None
         plain: dict[str, Any] = json.loads(text)
         return plain
+
+
+class FormatterTokenizer:
+    """What input formatters get as `tokenizer`.
+
+    Args:
+        encode: the engine's; thread-safe.
+    """
+
+    def __init__(self, encode: Callable[[str], Prompt]) -> None:
+        self._encode = encode
+
+    def encode(self, text: str) -> list[int]:
+        return self._encode(text).ids

@@ -25,7 +25,7 @@ from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
-from handler.serving.sessions import configured_sessions
+from handler.serving.sessions import configured_sessions, sessions_root
 
 log = logging.getLogger("handler.launch")
 
@@ -83,7 +83,8 @@ async def load_model(
 def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
-    Those of the options, and with them: the engine, the model's files, the engine's arguments, the adapters' names.
+    Those of the options, and with them: the sessions' path, the engine, the model's files, the engine's arguments, the
+    adapters' names.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -91,6 +92,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     config, problems = reading.config, Problems(reading.problems)
     with problems:
         environment.max_adapters()
+    with problems:
+        sessions_root(config)
     if not reading.engine:
         return problems
     arguments = engine_config(config)

@@ -63,19 +63,18 @@ class ServedModel:
         self.config = config
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
         self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema))
+        whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions,
-            whole=stepped and config.rolling_batch == "disable" and not config.enable_streaming,
+            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole
+        )
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
-        self.draining = False
+        self.draining = self._closing = False
         self.num_requests = 0  # being read or answered, the last byte's delivery included
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the engine is ready and has the adapters that lie beside the model; a ConfigError says why it
-        cannot be."""
+        """Done when the engine is ready and has the adapters beside the model; a ConfigError says why it cannot be."""
         self._opening: asyncio.Task[None] | None = None
-        self._closing = False
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._engine = engine
         self._validator = validator
@@ -93,8 +92,7 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self._driver = EngineDriver(self._batcher, rests=not stepped)
-        self._adapters_at_start = adapters.at_start
-        self.adapters = adapters.registry
+        self.adapters, self._adapters_at_start = adapters.registry, adapters.at_start
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
@@ -149,8 +147,7 @@ class ServedModel:
         Args:
             body: the decoded body; None if it was not decoded.
         """
-        stats = RequestStats(id, self.metrics)
-        task = RequestTask(self.admission, self._driver, stats, {}, schema, _nobody)
+        task = RequestTask(self.admission, self._driver, RequestStats(id, self.metrics), {}, schema, _nobody)
         task.refuse(error, body)
         return task
 

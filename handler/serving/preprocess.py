@@ -14,7 +14,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request, new_uuid
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.plugins.custom_request import CustomReader
+from handler.plugins.custom_request import CustomReader, FormatterTokenizer
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import Formatters
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
@@ -83,7 +83,7 @@ class Preprocessor:
         self._reader: CustomReader | None = None
         self.input_formatter = "" if formatters.input is None else formatters.input.title  # for messages
         if formatters.input is not None:
-            keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
+            keywords = {"tokenizer": FormatterTokenizer(tokenizer.encode), "configs": formatters.configs}
             self._reader = CustomReader(formatters.input, _decoded, keywords)
         self._any_media = formatters.input is not None and not formatters.input.takes_payload
         self.context = replace(
@@ -282,16 +282,6 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """
     quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
     return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
-
-
-class FormatterTokenizer:
-    """What input formatters get as `tokenizer`. Thread-safe."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text).ids
 
 
 def _decoded(body: bytes, headers: Headers) -> Any:

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from handler.config.loader import Config
-from handler.core.errors import BadRequest, ConfigError, ServingError
+from handler.core.errors import BadRequest, ConfigError, Problem, ServingError
 from handler.core.framing import JSON, dumps
 from handler.core.values import Delta
 from handler.plugins.api import Session
@@ -34,7 +34,7 @@ NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
 
 _OFF = "Invalid payload. stateful sessions not enabled"
 _HOW = "option.enable_stateful_sessions=true enables them"
-_FOLDER = "sagemaker_sessions"
+_MEMORY, _FOLDER = Path("/dev/shm"), "sagemaker_sessions"
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,256}")  # what SageMaker's API lets through: messages show it without quotes
 _LONGEST_CALL = 1 << 16  # bytes of a body that is searched for `requestType`
@@ -52,7 +52,7 @@ class Sessions:
         clock: returns the seconds since 1970.
 
     Raises:
-        ConfigError: the directory cannot be used.
+        OSError: the directory cannot be made or written.
     """
 
     def __init__(self, root: Path, lifetime: int, clock: Callable[[], float] = time.time) -> None:
@@ -62,12 +62,9 @@ class Sessions:
         self._opened: set[str] = set()  # here, and not removed yet
         self._wake_up = threading.Event()
         self._ended = False
-        try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=root):
-                pass
-        except OSError as error:
-            raise ConfigError(f"option.sessions_path={root}: no session can be kept there: {error.strerror}") from None
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
         self.remove_expired()
         atexit.register(self.end)
 
@@ -154,25 +151,40 @@ def configured_sessions(config: Config) -> Sessions | None:
     Raises:
         ConfigError: their directory cannot be used.
     """
-    if not config.enable_stateful_sessions:
+    root = sessions_root(config)
+    if root is None:
         return None
-    root = Path(config.sessions_path) if config.sessions_path is not None else _default_root()
-    sessions = Sessions(root, config.sessions_expiration)
+    try:
+        sessions = Sessions(root, config.sessions_expiration)
+    except OSError as error:
+        raise _unusable(config, root, str(error.strerror)) from None
     sessions.look_after()
     return sessions
 
 
-def _default_root() -> Path:
-    """Return AWS's default: a directory in memory, else among the temporary files.
+def sessions_root(config: Config) -> Path | None:
+    """Return the directory of the sessions that the options ask for, which may not exist yet; None where they are off.
 
     Raises:
-        ConfigError: another user of the machine made it, and could read the ids of sessions there.
+        ConfigError: it cannot be used, or another user made AWS's default, and could read the ids of sessions there.
     """
-    memory = Path("/dev/shm")
-    root = (memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())) / _FOLDER
-    if os.path.lexists(root) and root.lstat().st_uid != os.geteuid():
-        raise ConfigError(f"{root} belongs to another user: set option.sessions_path to a directory of your own")
+    if not config.enable_stateful_sessions:
+        return None
+    if config.sessions_path is not None:
+        root = Path(config.sessions_path).absolute()
+    else:  # in memory, else among the temporary files
+        root = (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())) / _FOLDER
+        if os.path.lexists(root) and root.lstat().st_uid != os.geteuid():
+            raise _unusable(config, root, "another user of this machine made it; set option.sessions_path")
+    existing = next(path for path in (root, *root.parents) if os.path.exists(path))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise _unusable(config, root, f"{existing} is no directory that can be written")
     return root
+
+
+def _unusable(config: Config, root: Path, why: str) -> ConfigError:
+    key = "option.sessions_path"
+    return ConfigError(Problem(config.where(key), key, f"{key}={root}: no session can be kept there: {why}"))
 
 
 # -- calls -------------------------------------------------------------------------------------------------------

@@ -40,7 +40,17 @@ _CUDA_GRAPH = {
     "cuda_graph_max_batch_size": "max_batch_size",
     "cuda_graph_padding": "enable_padding",
 }
+_RELEASES: Mapping[str, tuple[Release, Release]] = {
+    "moe_cluster_parallel_size": ((1, 0), (1, 2)),
+    "onboard_blocks": ((1, 0), (1, 2)),
+    "disable_flashinfer_sampling": ((1, 2), (1, 2)),
+}
+"""First and last release of options that not each has: llm-api/reference in the documentation of 1.0 to 1.3.0rc29."""
+
 _LORA_MODULES = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
+_LORA_CONFIG = ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")
+"""Modules of LoraConfig, of 1.3 first: there the others only lead to it, with a warning."""
+
 _MAX_INPUT_LEN = 1024  # LMI's default beside max_output_len
 _CONTEXT_LENGTH = 2048  # tokens, where neither options nor the model name any
 _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend")
@@ -70,6 +80,9 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         ConfigError: options contradict each other, or this version has no such thing.
     """
     options = config.options
+    for name, (first, last) in _RELEASES.items():
+        if options.get(name) is not None and not first <= release <= last:
+            raise ConfigError(f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} has no such argument")
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "dtype": TORCH_DTYPES[config.dtype],
@@ -92,6 +105,8 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
     _merge(arguments, options.get("engine_args") or {})
     if arguments.get("enable_lora") or arguments.get("lora_config"):
         arguments["lora_config"] = {**_lora(options), **(arguments.get("lora_config") or {})}
+    if release >= (1, 3):  # which would limit prompts to 1,024 tokens by default
+        arguments.setdefault("max_input_len", arguments["max_seq_len"])
     sampler = arguments.pop("sampler_type", None) or options.get("sampler_type", "auto")
     return {**_sampler(arguments, sampler, release), **arguments}
 
@@ -183,12 +198,16 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
 def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> dict[str, Any]:
     """Choose the sampler; before 1.3 always explicitly, as defaults differ between versions.
 
+    1.3 has TorchSampler alone, and no argument for it.
+
     Args:
         arguments: all others, with those of option.engine_args.
     """
-    beams = (arguments.get("max_beam_width") or 1) > 1
     if release >= (1, 3):
-        return {} if sampler == "auto" else {"sampler_type": sampler}
+        if sampler == "TRTLLMSampler":
+            raise ConfigError("option.sampler_type=TRTLLMSampler: TensorRT-LLM has only TorchSampler since 1.3")
+        return {}
+    beams = (arguments.get("max_beam_width") or 1) > 1
     if release < (1, 1) and (ours := arguments.get("enable_trtllm_sampler")) is not None:
         sampler = "TRTLLMSampler" if ours else "TorchSampler"
     if beams and sampler == "TorchSampler":
@@ -219,7 +238,7 @@ def _construct(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if name == "lora_config":
-        return import_name("LoraConfig", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")(**value)
+        return import_name("LoraConfig", *_LORA_CONFIG)(**value)
     if name == "speculative_config":
         rest = dict(value)
         kind = rest.pop("decoding_type", None)

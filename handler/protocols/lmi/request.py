@@ -118,6 +118,7 @@ class Lmi(LmiFormat):
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
             adapter=merge_adapters(adapter, others.get("adapter"), parsed.names.get("adapter", "")),
+            priority=others.get("priority", 0),
             eos_token_id=end_id,
             names=_names(parsed),
         )

@@ -67,6 +67,7 @@ class OpenAiChat:
             messages=messages if has_place else tuple(plain_messages(messages, tools.shown)),
             tools=tuple(tools.shown) if has_place else (),
             adapter=adapter,
+            priority=parameters.others.get("priority", 0),
             fill_context=self.max_new_tokens is None and "max_new_tokens" not in parameters.names,
             names=names("messages", parameters),
         )

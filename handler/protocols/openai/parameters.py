@@ -74,6 +74,7 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("truncate", integer(1)),
     "structured_outputs": Parameter("structured_output", _structured_outputs),
     **{name: PARAMETERS[name] for name in PARAMETERS if name.startswith("guided_")},
+    "priority": PARAMETERS["priority"],
     "use_beam_search": unsupported("there is no beam search on this route", False),
     "prompt_logprobs": unsupported("ask for echo with logprobs on /v1/completions", [], {}),
     "allowed_token_ids": unsupported("the engines have no such thing", [], {}),
@@ -154,7 +155,7 @@ COMPLETIONS = Table(
 HARMLESS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "prediction", "reasoning_effort", "verbosity", "priority", "request_id", "guided_decoding_backend",
+        "prediction", "reasoning_effort", "verbosity", "request_id", "guided_decoding_backend",
         "tool_prompt", "cache_salt",
     }
 )  # fmt: skip

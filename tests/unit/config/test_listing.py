@@ -31,10 +31,7 @@ from handler.config.sources import Setting, from_environment
         ("tensor_parallel_degree", ["  type:        a whole number of at least 1, or max"]),
         ("option.engine_args", ["  type:        a JSON object", "  engines:     vllm, trtllm; others refuse it"]),
         ("load_format", ["  engines:     vllm; others refuse it", "  engines:     trtllm; others refuse it"]),
-        (
-            "option.swap_space",
-            ["  refused: vLLM has no swap space any more; requests that do not fit are computed anew"],
-        ),
+        ("option.s3url", ["  refused: write option.model_id"]),
     ],
 )
 def test_an_option_is_described(capsys: pytest.CaptureFixture[str], name: str, lines: list[str]) -> None:

@@ -1,18 +1,15 @@
-"""docs/options.md and deploy/data/options.json; `python -m tests.unit.config.test_options_document` rewrites both."""
+"""docs/options.md lists the table of options; `python -m tests.unit.config.test_options_document` rewrites it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from handler.config.options import ENVIRONMENT, KNOWN, OF_JAVA, OPTIONS, Option
+from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.option import Gone
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"
-NAMES = Path(__file__).parents[3] / "deploy" / "data" / "options.json"
-SERVER = {"job_queue_size", "batch_size", "max_batch_delay", "max_request_size", "max_dynamic_batch_size", "engine"}
 
 HEAD = """# Options
 
@@ -98,21 +95,9 @@ def _shown(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def names() -> str:
-    """List every option's name in a specification of `lmi deploy`, also those that the handler refuses."""
-    found = {name.removeprefix("option.") for name in KNOWN if name.startswith("option.")}
-    found |= {name for engine in ("vllm", "trtllm") for name in shipped(engine).arguments}
-    return json.dumps(sorted((found | SERVER) - {"model_id", "model"}), indent=1) + "\n"
-
-
 def test_the_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == render()
 
 
-def test_deploys_list_of_names_is_up_to_date() -> None:
-    assert NAMES.read_text() == names()
-
-
 if __name__ == "__main__":
     DOCUMENT.write_text(render())
-    NAMES.write_text(names())

@@ -25,6 +25,13 @@ def test_options_come_without_their_prefix(tmp_path: Path) -> None:
     assert config.warnings == ()
 
 
+def test_metrics_of_the_embedded_server_alone_are_said_to_have_no_effect(tmp_path: Path) -> None:
+    warnings = read(tmp_path, "option.tgi_metrics=true", cloudwatch_metrics_interval="60").warnings
+    assert len(warnings) == 2
+    assert "option.tgi_metrics (serving.properties, line 1)" in "".join(warnings)
+    assert "option.cloudwatch_metrics_interval (DJL Serving)" in "".join(warnings)
+
+
 def test_the_mode_is_what_java_does(tmp_path: Path) -> None:
     assert read(tmp_path).rolling_batch == "disable"  # Java steps a rolling batch only when it is told to
     assert read(tmp_path, rolling_batch="auto").rolling_batch == "auto"

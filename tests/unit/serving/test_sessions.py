@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,8 @@ from handler.config.loader import load_config
 from handler.core.errors import BadRequest, ConfigError, ServingError
 from handler.djl.batches import Item, Piece
 from handler.plugins.api import Session
-from handler.serving.sessions import Sessions, configured_sessions, session_call
+from handler.serving import sessions
+from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
 from tests.stepped import Bench, ask, benches, item, text_of
 
 __all__ = ["benches"]
@@ -162,17 +164,47 @@ def _until(done: Callable[[], bool]) -> None:
     raise AssertionError("not within 5 s")
 
 
-def test_a_directory_that_cannot_be_used(tmp_path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("file", "{}/file is no directory that can be written"), ("file/x/y", "{}/file is no directory"), ("", "")],
+)
+def test_a_path_is_checked_before_it_is_made(tmp_path: Path, path: str, why: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"option.sessions_path=.*/file/x: no session can be kept there: Not a dir"):
-        Sessions(tmp_path / "file" / "x", 60, clock)
-    store = Sessions(tmp_path / "gone", 60, clock)
-    (tmp_path / "gone").rmdir()
-    (tmp_path / "gone").write_text("")
-    with pytest.raises(ServingError, match="Failed to create session: Not a directory") as refused:
+    root = tmp_path / path if path else tmp_path / "deep" / "sessions"
+    on = ["option.enable_stateful_sessions=true", f"option.sessions_path={root}"]
+    config = load_config(environ={}, overrides=on)
+    if why:
+        told = f"^-o {on[1]}: {on[1]}: no session can be kept there: {why.format(tmp_path)}"
+        with pytest.raises(ConfigError, match=told):
+            sessions_root(config)
+    else:
+        assert sessions_root(config) == root
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_default_path_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_MEMORY", tmp_path)
+    config = load_config(environ={}, overrides=["option.enable_stateful_sessions=true"])
+    assert sessions_root(config) == tmp_path / "sagemaker_sessions"
+    (tmp_path / "sagemaker_sessions").mkdir()
+    assert sessions_root(config) is not None
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match=r"another user of this machine made it; set option.sessions_path"):
+        sessions_root(config)
+
+
+def test_a_directory_that_goes_away(tmp_path: Path, clock: Clock) -> None:
+    root = tmp_path / "gone"
+    store = Sessions(root, 60, clock)
+    root.rmdir()
+    store.remove_expired()
+    assert is_open(store, store.open())
+    store.end()
+    root.rmdir()
+    root.write_text("")
+    with pytest.raises(ServingError, match="Failed to create session: ") as refused:
         store.open()
     assert refused.value.status == 424
-    store.remove_expired()
 
 
 # -- calls and options -------------------------------------------------------------------------------------------
