@@ -1,4 +1,4 @@
-"""docs/options.md lists the table of options; `python -m tests.unit.config.test_options_document` rewrites it."""
+"""docs/options.md; `python -m tests.unit.config.test_options_document` rewrites it."""
 
 from __future__ import annotations
 
