@@ -138,7 +138,7 @@ def bare_engine(pipe: Connection, clients: int) -> None:
         if len(running) < min(clients, spec.config.max_sequences):
             number, leaves = choose(rng, fresh)
             words, tokens = lengths(number)
-            ids = [random.Random(number + index).randrange(1000, 40_000) for index in range(words)]
+            ids = [rng.randrange(1000, 40_000) for _ in range(rng.randint(words, words * 2))]  # as words have
             config = openvino_genai.GenerationConfig(max_new_tokens=tokens, logprobs=1)
             handle = pipeline.add_request(new, openvino.Tensor(numpy.array([ids], dtype=numpy.int64)), config)
             running[new] = handle, leaves

@@ -1,4 +1,4 @@
-"""vLLM against transformers on the same files: tokens, scores, beams; guides, adapters, and deaths of its processes."""
+"""vLLM against transformers on the same files: tokens, scores, beams; guides, and deaths of its processes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from handler.core.errors import GenerationFailed
-from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
+from handler.core.values import Finish, StructuredOutput
 from handler.engines.process.supervisor import State
-from tests.process.engines.test_conformance import Driver, ids, start, text
+from tests.process.engines.test_conformance import Driver, ids, text
 from tests.process_tree import in_session
 from tests.servers import wait_for
 
@@ -176,93 +176,6 @@ def test_what_does_not_fit_vllm_is_refused_alone(vllm: Driver) -> None:
     found = vllm.run()
     assert "temperature must be in [0, 2]" in str(found[hot][-1].error)
     assert ids(found[good]) == alone
-
-
-# -- adapters ------------------------------------------------------------------------------------------------------
-
-
-def make_adapter(directory: Path, seed: int, model: Path) -> Path:
-    """A LoRA adapter of random weights in PEFT's form, strong enough to change every answer."""
-    import torch
-    from safetensors.torch import save_file
-
-    shape = json.loads((model / "config.json").read_text())
-    hidden, rank = shape["hidden_size"], 4
-    value = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
-    draw = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(shape["num_hidden_layers"]):
-        for name, rows in (("q_proj", hidden), ("v_proj", value)):
-            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{at}.lora_A.weight"] = torch.randn(rank, hidden, generator=draw) * 0.05
-            tensors[f"{at}.lora_B.weight"] = torch.randn(rows, rank, generator=draw) * 0.05
-    directory.mkdir(parents=True)
-    save_file(tensors, directory / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none",
-        "base_model_name_or_path": str(model), "task_type": "CAUSAL_LM",
-    }  # fmt: skip
-    (directory / "adapter_config.json").write_text(json.dumps(config))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def lora(hf_demo: Path) -> Iterator[Driver]:
-    found = start("vllm", hf_demo, enable_lora=True, max_loras=2, max_lora_rank=8)
-    yield found
-    found.engine.close()
-
-
-@pytest.fixture(scope="module")
-def adapters(hf_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
-    at = tmp_path_factory.mktemp("adapters")
-    return [Adapter(f"a{n}", n, str(make_adapter(at / f"a{n}", n, hf_demo))) for n in (1, 2, 3)]
-
-
-def ask_with(lora: Driver, adapter: Adapter | None) -> int:
-    request = Request(STORY, Sampling(max_new_tokens=12), adapter=adapter)
-    return lora.batcher.submit(request, lora.tokenizer.encode(STORY))
-
-
-def test_each_answers_as_itself_alone_and_in_company(lora: Driver, adapters: list[Adapter]) -> None:
-    alone = {}
-    for adapter in (None, *adapters):
-        id = ask_with(lora, adapter)
-        alone[adapter] = ids(lora.run()[id])
-    assert len({tuple(found) for found in alone.values()}) == 4
-    asked = {ask_with(lora, adapter): adapter for adapter in (None, *adapters) * 3}
-    found = lora.run()
-    assert {id: ids(found[id]) for id in asked} == {id: alone[adapter] for id, adapter in asked.items()}
-    assert lora.batcher.idle
-
-
-def test_a_broken_one_is_refused_and_spares_the_others(lora: Driver, adapters: list[Adapter], tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    good, bad = ask_with(lora, adapters[0]), ask_with(lora, Adapter("bad", 9, str(tmp_path)))
-    found = lora.run()
-    assert isinstance(found[bad][-1].error, GenerationFailed)
-    assert found[good][-1].finish is not Finish.ERROR
-
-
-@pytest.mark.parametrize("spoil", ["weights", "alpha", "rank"])
-def test_one_that_would_spoil_every_answer_is_refused(lora: Driver, hf_demo: Path, tmp_path: Path, spoil: str) -> None:
-    from safetensors.torch import load_file, save_file
-
-    directory = make_adapter(tmp_path / "bad", 7, hf_demo)
-    weights, config = directory / "adapter_model.safetensors", directory / "adapter_config.json"
-    tensors, values = load_file(weights), json.loads(config.read_text())
-    if spoil == "weights":
-        next(iter(tensors.values()))[0, 0] = float("nan")
-    elif spoil == "alpha":
-        values["lora_alpha"] = float("nan")
-    else:
-        values["r"] = 8
-    save_file(tensors, weights)
-    config.write_text(json.dumps(values))
-    alone = ids(lora.one(STORY))
-    bad = ask_with(lora, Adapter("bad", 20, str(directory)))
-    assert isinstance(lora.run()[bad][-1].error, GenerationFailed)
-    assert ids(lora.one(STORY)) == alone
 
 
 # -- deaths --------------------------------------------------------------------------------------------------------

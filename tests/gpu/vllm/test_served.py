@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import httpx
 import pytest
 
 from tests.gpu.vllm.conftest import SMALL
-from tests.gpu.vllm.test_engine import make_adapter
 from tests.parameter_matrix import ALL, CHAT_VALUES, TGI_VALUES, check, check_chat, check_tgi
 from tests.servers import LiveServer, serve
 
@@ -104,8 +104,37 @@ def test_a_client_that_leaves_frees_its_place(server: LiveServer) -> None:
     assert server.metric("lmi_active_sequences") == 0
 
 
+def make_adapter(directory: Path, seed: int, model: Path) -> Path:
+    """A LoRA adapter of random weights in PEFT's form, strong enough to change every answer."""
+    import torch
+    from safetensors.torch import save_file
+
+    shape = json.loads((model / "config.json").read_text())
+    hidden, rank = shape["hidden_size"], 4
+    value = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(shape["num_hidden_layers"]):
+        for name, rows in (("q_proj", hidden), ("v_proj", value)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(rank, hidden, generator=draw) * 0.05
+            tensors[f"{at}.lora_B.weight"] = torch.randn(rows, rank, generator=draw) * 0.05
+    directory.mkdir(parents=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none",
+        "base_model_name_or_path": str(model), "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def register(server: LiveServer, source: Path) -> httpx.Response:
+    return server.post({"name": source.name, "src": str(source)}, path="/adapters")
+
+
 class TestAdapters:
-    """One that lies there at the start, one that is registered, and none, all at once."""
+    """One that lies there at the start, two that are registered, and none, in an engine that has room for two."""
 
     @pytest.fixture(scope="module")
     @classmethod
@@ -115,6 +144,7 @@ class TestAdapters:
             (at / file.name).symlink_to(file)
         make_adapter(at / "adapters" / "mine", 1, hf_demo)
         make_adapter(at / "later", 2, hf_demo)
+        make_adapter(at / "last", 3, hf_demo)
         return at
 
     @pytest.fixture(scope="module")
@@ -129,32 +159,67 @@ class TestAdapters:
     def test_a_parameter(self, lora: LiveServer, name: str) -> None:
         check(lora, "vllm", name)
 
-    def test_from_registering_to_dropping(self, lora: LiveServer, model: Path) -> None:
-        def answer(adapter: str | None) -> str:
-            body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 12}, "adapters": adapter}
-            found = lora.post(body)
-            assert found.status_code == 200, found.text
-            return str(found.json()["generated_text"])
+    @staticmethod
+    def answer(lora: LiveServer, adapter: str | None) -> str:
+        found = lora.post({"inputs": PROMPT, "parameters": {"max_new_tokens": 12}, "adapters": adapter})
+        assert found.status_code == 200, found.text
+        return str(found.json()["generated_text"])
 
-        registered = lora.post({"name": "later", "src": str(model / "later")}, path="/adapters")
-        assert registered.status_code == 200, registered.text
-        alone = {name: answer(name) for name in (None, "mine", "later")}
-        assert len(set(alone.values())) == 3
+    def test_from_registering_to_dropping(self, lora: LiveServer, model: Path) -> None:
+        for name in ("later", "last"):
+            registered = register(lora, model / name)
+            assert registered.status_code == 200, registered.text
+        alone = {name: self.answer(lora, name) for name in (None, "mine", "later", "last")}
+        assert len(set(alone.values())) == 4
+        names = [*alone] * 3
         with ThreadPoolExecutor(12) as pool:
-            names = [None, "mine", "later"] * 4
-            assert list(pool.map(answer, names)) == [alone[name] for name in names]
+            assert list(pool.map(partial(self.answer, lora), names)) == [alone[name] for name in names]
         assert httpx.delete(f"{lora.url}/adapters/later", timeout=30).status_code == 200
         refused = lora.post({"inputs": PROMPT, "adapters": "later"})
         assert (refused.status_code, "later" in refused.text) == (424, True)
-        assert answer("mine") == alone["mine"]
+        assert self.answer(lora, "mine") == alone["mine"]
 
     def test_a_broken_one_is_refused_and_says_why(self, lora: LiveServer, model: Path, hf_demo: Path) -> None:
         broken = make_adapter(model / "broken", 3, hf_demo)
         (broken / "adapter_model.safetensors").write_bytes(b"junk")
-        refused = lora.post({"name": "broken", "src": str(broken)}, path="/adapters")
+        refused = register(lora, broken)
         assert refused.status_code == 424
         assert "the engine could not load the adapter broken: SafetensorError" in refused.text
         assert lora.ping() == 200
+
+    def test_one_that_breaks_while_it_is_out_of_the_engine_fails_its_request_alone(
+        self, lora: LiveServer, model: Path, hf_demo: Path
+    ) -> None:
+        fading = make_adapter(model / "fading", 4, hf_demo)
+        assert register(lora, fading).status_code == 200
+        alone = [self.answer(lora, name) for name in ("mine", "last")]  # now there is no room for it
+        (fading / "adapter_model.safetensors").write_bytes(b"junk")
+        refused = lora.post({"inputs": PROMPT, "adapters": "fading"})
+        assert (refused.status_code, "SafetensorError" in refused.text) == (424, True), refused.text
+        assert [self.answer(lora, name) for name in ("mine", "last")] == alone
+
+    @pytest.mark.parametrize("spoil", ["weights", "alpha", "rank"])
+    def test_one_that_would_spoil_every_answer_is_refused(
+        self, lora: LiveServer, model: Path, hf_demo: Path, spoil: str
+    ) -> None:
+        from safetensors.torch import load_file, save_file
+
+        directory = make_adapter(model / f"wrong_{spoil}", 7, hf_demo)
+        weights, config = directory / "adapter_model.safetensors", directory / "adapter_config.json"
+        tensors, values = load_file(weights), json.loads(config.read_text())
+        if spoil == "weights":
+            next(iter(tensors.values()))[0, 0] = float("nan")
+        elif spoil == "alpha":
+            values["lora_alpha"] = float("nan")
+        else:
+            values["r"] = 8
+        save_file(tensors, weights)
+        config.write_text(json.dumps(values))
+        alone = self.answer(lora, None)
+        refused = register(lora, directory)
+        assert refused.status_code == 424
+        assert f"the engine could not load the adapter wrong_{spoil}: " in refused.text
+        assert self.answer(lora, None) == alone
 
 
 # -- OpenAI's routes ---------------------------------------------------------------------------------------------
