@@ -154,6 +154,7 @@ def engine_config(config: Config, model: Path | None = None) -> EngineConfig:
         max_sequences=config.max_rolling_batch_size,
         max_tokens_per_step=config.max_num_batched_tokens,
         max_total_tokens=config.max_model_len,
+        max_input_len=config.max_input_len,
         cache_gib=config.kv_cache_gib,
         prefix_cache=config.enable_prefix_caching,
         devices=config.tensor_parallel_degree,
@@ -290,6 +291,7 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,
+        max_input_len=config.max_input_len,
         enable_streaming=config.enable_streaming,
         model_names=tuple(
             name for name in (config.model_name, config.model_id, *(config.served_model_name or ())) if name

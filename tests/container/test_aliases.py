@@ -16,6 +16,11 @@ from handler.core.errors import ConfigError
         ({"MAX_CONCURRENT_REQUESTS": "64"}, {"SERVING_JOB_QUEUE_SIZE": "64"}),
         ({"MAX_BATCH_SIZE": "8"}, {"OPTION_MAX_ROLLING_BATCH_SIZE": "8"}),
         ({"MAX_BATCH_PREFILL_TOKENS": "4096"}, {"OPTION_MAX_ROLLING_BATCH_PREFILL_TOKENS": "4096"}),
+        ({"MAX_TOTAL_TOKENS": "4096"}, {"OPTION_MAX_MODEL_LEN": "4096"}),
+        (
+            {"SM_VLLM_MODEL": "a/b", "SM_VLLM_ENFORCE_EAGER": ""},
+            {"OPTION_LLM_ENGINE": "vllm", "OPTION_MODEL_ID": "a/b", "OPTION_ENFORCE_EAGER": "true"},
+        ),
         ({"HF_MODEL_TRUST_REMOTE_CODE": "true"}, {"OPTION_TRUST_REMOTE_CODE": "true"}),
         (
             {"OPTION_LLM_ENGINE": "vllm", "CUDA_MEMORY_FRACTION": "0.8", "ENABLE_CUDA_GRAPHS": "false"},
@@ -68,7 +73,6 @@ def test_equal_values_are_no_contradiction() -> None:
     assert translate({"HF_MODEL_ID": "a/b", "OPTION_MODEL_ID": "a/b"}).lines == ()
 
 
-def test_what_has_no_effect_is_said() -> None:
-    assert translate({"MAX_TOTAL_TOKENS": "4096"}).lines == (
-        "MAX_TOTAL_TOKENS has no effect here; see OPTION_MAX_MODEL_LEN",
-    )
+def test_all_problems_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)^2 problems:.*HF_TASK=.*ROPE_FACTOR="):
+        translate({"HF_TASK": "fill-mask", "ROPE_FACTOR": "2", "MAX_BEST_OF": "2"})

@@ -37,7 +37,7 @@ _NEURON = "AWS Neuron is not served"
 LMI = (
     *_refused("write option.quantize=bitsandbytes", "load_in_4bit", "load_in_8bit", unless=_FALSE, engines=ENGINES),
     *_refused(_MACHINE, "cluster_size", unless=("1",), engines=ENGINES),
-    *_refused("write option.model_id", "s3url", "model_dir", engines=ENGINES),
+    *_refused("write option.model_id", "s3url", engines=ENGINES),
     *_refused("answers in Bedrock's form are not made here; leave it out", "bedrock_compat", unless=_FALSE, engines=ENGINES),
     *_refused("option.tensor_parallel_degree spreads a model over GPUs", "device_map", unless=("auto",), engines=ENGINES),
     *_refused("write option.kv_transfer_config={\"kv_connector\": \"LMCacheConnectorV1\", \"kv_role\": \"kv_both\"}, and set LMCache by its own LMCACHE_* variables", "lmcache_auto_config", unless=_FALSE, engines=ENGINES),

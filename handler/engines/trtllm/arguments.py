@@ -18,7 +18,7 @@ NEWEST: Release = (1, 3)  # the newest with differences below
 _SAME_NAME = (
     "context_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size", "moe_cluster_parallel_size",
     "gpus_per_node", "enable_attention_dp", "enable_chunked_prefill", "gather_generation_logits", "stream_interval",
-    "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width", "max_input_len",
+    "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width",
     "iter_stats_max_iterations", "request_stats_max_iterations",
 )  # fmt: skip
 """Options that are keywords of LLM themselves."""
@@ -128,8 +128,10 @@ def _lengths(config: EngineConfig) -> dict[str, Any]:
     options = config.options
     arguments: dict[str, Any] = {}
     limit = _either(config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len")
+    if config.max_input_len is not None:
+        arguments["max_input_len"] = config.max_input_len
     if options.get("max_output_len") is not None:
-        arguments["max_input_len"] = options.get("max_input_len") or _MAX_INPUT_LEN
+        arguments.setdefault("max_input_len", _MAX_INPUT_LEN)
         limit = limit or arguments["max_input_len"] + options["max_output_len"]
     arguments["max_seq_len"] = limit or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
     step = _either(

@@ -31,6 +31,15 @@ from handler.config.sources import Setting, from_environment
         ("tensor_parallel_degree", ["  type:        a whole number of at least 1, or max"]),
         ("option.engine_args", ["  type:        a JSON object", "  engines:     vllm, trtllm; others refuse it"]),
         ("load_format", ["  engines:     vllm; others refuse it", "  engines:     trtllm; others refuse it"]),
+        (
+            "option.draft_model_tp_size",
+            ["  refused: say it in option.speculative_config as draft_tensor_parallel_size"],
+        ),
+        ("option.swap_space", ["  no effect: vLLM's scheduler has it no more"]),
+        (
+            "option.kv_transfer_config",
+            ["  meaning:     an argument of the engine's own", "  engines:     vllm; others refuse it"],
+        ),
         ("option.s3url", ["  refused: write option.model_id"]),
     ],
 )
