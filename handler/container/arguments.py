@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 from handler.config.options.common import BY_ROLLING_BATCH, engine_name
 from handler.config.options.variables import SECRET, Own, contradiction
 from handler.config.options.variables import translate as foreign
-from handler.core.errors import ConfigError, Problem
+from handler.core.errors import ConfigError
 
 _PORT = 8080
 _BIND = "SAGEMAKER_BIND_TO_PORT"
@@ -71,30 +71,24 @@ class Translation(NamedTuple):
 def translate(environ: Mapping[str, str]) -> Translation:
     """Add the handler's own names for TGI's, Hugging Face's and AWS's; an empty value counts as unset.
 
-    The server's own log says which ones have no effect.
+    What is refused or has no effect, the server says, with all other problems.
 
     Raises:
-        ConfigError: two names of one option have different values, or a value is refused.
+        ConfigError: two of the handler's own names of one option have different values.
     """
     result = dict(environ)
-    problems: list[Problem] = []
     lines: list[str] = []
     rolling_batch = environ.get("OPTION_ROLLING_BATCH") or "auto"
     llm_engine = environ.get("OPTION_LLM_ENGINE") or "auto"
     named = llm_engine != "auto" or rolling_batch in BY_ROLLING_BATCH
     for item in foreign(environ, engine_name(llm_engine, rolling_batch) if named else ""):
-        if isinstance(item, Problem):
-            problems.append(item)
-        elif isinstance(item, Own):
+        if isinstance(item, Own):
             result[item.name] = item.value
             secret = item.name in SECRET
             if secret:
                 del result[item.foreign]  # DJL Serving's log shows HF_* but for HF_TOKEN
             lines.append(f"{item.foreign} is understood as {item.name}{'' if secret else '=' + item.value}")
-    for weak, strong in _SAME:
-        value, other = result.get(weak), result.get(strong)
-        if value and other and value != other:
-            problems.append(contradiction(weak, value, strong, other))
-    if problems:
+    pairs = [(weak, result.get(weak, ""), strong, result.get(strong, "")) for weak, strong in _SAME]
+    if problems := [contradiction(*pair) for pair in pairs if pair[1] and pair[3] and pair[1] != pair[3]]:
         raise ConfigError(*problems)
     return Translation(result, tuple(lines))

@@ -281,6 +281,7 @@ def _adapters_at_start(directories: Iterable[Path]) -> dict[str, Path]:
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     able = engines.capabilities(spec.engine, spec.config)
+    names = (config.model_name, config.model_id, *(config.served_model_name or ()))
     return ServerContext(
         engine=spec.engine,
         unsupported=able.unsupported,
@@ -293,9 +294,7 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         max_sequences=config.max_rolling_batch_size,
         max_input_len=config.max_input_len,
         enable_streaming=config.enable_streaming,
-        model_names=tuple(
-            name for name in (config.model_name, config.model_id, *(config.served_model_name or ())) if name
-        ),
+        model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,
     )

@@ -188,7 +188,7 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
                 raise ValueError(variable.help)
             made = variable.convert(value, engine)
         except ValueError as error:
-            yield Problem(f"environment variable {name}", "", f"{name}={value}: {error}")
+            yield Problem(f"environment variable {name}", name, f"{name}={value}: {error}")
             continue
         if own and made is not None:
             yield Own(name, own, made)
@@ -199,7 +199,9 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
 def contradiction(first: str, value: str, second: str, other: str) -> Problem:
     """Two variables of one option have two values; those of secrets are not shown."""
     values = "" if {first, second} & SECRET else f" ({value} and {other})"
-    return Problem("", "", f"environment variables {first} and {second} contradict each other{values}: leave one out")
+    return Problem(
+        "", first, f"environment variables {first} and {second} contradict each other{values}: leave one out"
+    )
 
 
 def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:

@@ -67,6 +67,14 @@ def value(config: Config, name: str) -> Any:
     [
         ({"SM_NUM_GPUS": "x"}, "environment variable SM_NUM_GPUS: option.tensor_parallel_degree=x: must be a whole"),
         ({"SM_NUM_GPUS": "2", "NUM_SHARD": "4"}, "environment variables NUM_SHARD and SM_NUM_GPUS contra"),
+        (
+            {"NUM_SHARD": "4", "TENSOR_PARALLEL_DEGREE": "2"},
+            "environment variables NUM_SHARD and TENSOR_PARALLEL_D",
+        ),
+        (
+            {"HF_API_TOKEN": "hf_a", "HF_TOKEN": "hf_b"},
+            "environment variables HF_API_TOKEN and HF_TOKEN contradict each",
+        ),
         ({"QUANTIZE": "awq"}, "environment variable QUANTIZE: option.quantize is for vllm and trtllm; the engine here"),
         ({"HF_TASK": "fill-mask"}, "environment variable HF_TASK: HF_TASK=fill-mask: only text generation is served"),
         ({"ROPE_FACTOR": "2"}, "environment variable ROPE_FACTOR: ROPE_FACTOR=2: write OPTION_HF_OVERRIDES"),
