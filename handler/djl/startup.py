@@ -126,7 +126,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
     settings = {
         key: Setting(key, value, "DJL Serving")
         for name, value in properties.items()
-        if (key := option_key(name)) and isinstance(value, str) and value and name != "model_dir"
+        if (key := option_key(name)) and isinstance(value, str) and value
     }
     if properties.get("tensor_parallel_degree") == "0":  # Java counted the GPUs and found none
         del settings["option.tensor_parallel_degree"]

@@ -155,6 +155,7 @@ def engine_config(config: Config, model: Path | None = None) -> EngineConfig:
         max_sequences=config.max_rolling_batch_size,
         max_tokens_per_step=config.max_num_batched_tokens,
         max_total_tokens=config.max_model_len,
+        max_input_len=config.max_input_len,
         cache_gib=config.kv_cache_gib,
         prefix_cache=config.enable_prefix_caching,
         devices=config.tensor_parallel_degree,
@@ -281,6 +282,7 @@ def _adapters_at_start(directories: Iterable[Path]) -> dict[str, Path]:
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     able = engines.capabilities(spec.engine, spec.config)
+    names = (config.model_name, config.model_id, *(config.served_model_name or ()))
     return ServerContext(
         engine=spec.engine,
         unsupported=able.unsupported,
@@ -291,10 +293,9 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,
+        max_input_len=config.max_input_len,
         enable_streaming=config.enable_streaming,
-        model_names=tuple(
-            name for name in (config.model_name, config.model_id, *(config.served_model_name or ())) if name
-        ),
+        model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,
     )

@@ -226,8 +226,9 @@ class Preprocessor:
         if info is None:  # nothing was ever loaded: the host turns requests away
             return
         limit = info.max_total_tokens
-        if num_prompt >= limit:
-            raise PromptTooLong(names.prompt, num_prompt, limit - 1)
+        most = min(limit - 1, self.context.max_input_len or limit)
+        if num_prompt > most:
+            raise PromptTooLong(names.prompt, num_prompt, most)
         needed = wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
         if num_prompt + needed > limit and not request.fill_context:
             raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)

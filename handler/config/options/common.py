@@ -22,6 +22,18 @@ TOOL_CALL_PARSERS = ("auto", "hermes", "smollm2", "llama3_json")
 OF_JAVA = "DJL Serving's Java side reads it"
 
 
+BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
+"""Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
+
+
+def engine_name(llm_engine: str, rolling_batch: str) -> str:
+    """Name the engine of the two options; "" where they contradict each other."""
+    by_batch = BY_ROLLING_BATCH.get(rolling_batch)
+    if llm_engine == "auto":
+        return by_batch or "openvino"  # it reads every kind of model
+    return llm_engine if by_batch in (None, llm_engine) else ""
+
+
 def rolling_batch(text: str) -> str:
     value = one_of(*ROLLING_BATCHES)(text)
     return "auto" if value == "scheduler" else value
@@ -60,6 +72,7 @@ COMMON = (
     Option("max_batch_delay", "max_batch_delay", integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch"),
     Option("max_request_size", "max_request_size", integer(1), 67_108_864, "bytes of a request body; longer ones get 413"),
     Option("option.max_model_len", "max_model_len", integer(2), None, "tokens of prompt and answer together; by default the model's context length"),
+    Option("option.max_input_len", "max_input_len", integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves"),
     Option("option.max_num_batched_tokens", "max_num_batched_tokens", integer(16), None, "tokens that one engine step computes; fewer shorten other requests' waits during long prompts; by default openvino 256, others as they choose", ("option.max_rolling_batch_prefill_tokens",)),
     Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 leaves it to the engine (openvino: grows as needed; vllm: on a GPU by option.gpu_memory_utilization, on a CPU 4)"),
     Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, None, "reuse the KV cache of equal prompt beginnings; by default as the engine does (openvino: no, vllm and trtllm: yes)", ("option.enable_kv_cache_reuse",)),

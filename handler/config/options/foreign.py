@@ -37,12 +37,15 @@ _NEURON = "AWS Neuron is not served"
 LMI = (
     *_refused("write option.quantize=bitsandbytes", "load_in_4bit", "load_in_8bit", unless=_FALSE, engines=ENGINES),
     *_refused(_MACHINE, "cluster_size", unless=("1",), engines=ENGINES),
-    *_refused("write option.model_id", "s3url", "model_dir", engines=ENGINES),
+    *_refused("write option.model_id", "s3url", engines=ENGINES),
     *_refused("answers in Bedrock's form are not made here; leave it out", "bedrock_compat", unless=_FALSE, engines=ENGINES),
     *_refused("option.tensor_parallel_degree spreads a model over GPUs", "device_map", unless=("auto",), engines=ENGINES),
     *_refused("write option.kv_transfer_config={\"kv_connector\": \"LMCacheConnectorV1\", \"kv_role\": \"kv_both\"}, and set LMCache by its own LMCACHE_* variables", "lmcache_auto_config", unless=_FALSE, engines=ENGINES),
     *_refused(_NEURON, "neuron_optimize_level", "n_positions", "unroll", "load_split_model", "context_length_estimate", "amp", "compiled_graph_path", "draft_model_compiled_path", "save_mp_checkpoint_path", "group_query_attention", "model_loader", "rolling_batch_strategy", "fuse_qkv", "fuse_mlp", "on_device_embedding", "on_device_generation", "shard_over_sequence", "sequence_parallel", "override_neuron_config", "preloaded_model", engines=ENGINES),
-    *_idle("every request joins a running batch at its next step", "waiting_steps", "paged_attention", engines=()),
+    *_refused("set LMCACHE_CONFIG_FILE in the environment", "lmcache_config_file", engines=ENGINES),
+    *_refused(_IMAGES, "image_placeholder_token", engines=ENGINES),
+    Option("translatorFactory", "translatorFactory", Gone(_TEXT), None, f"refused: {_TEXT}", engines=ENGINES),
+    *_idle("every request joins a running batch at its next step", "waiting_steps", "paged_attention", "max_sparsity", "max_splits", "decoding_strategy", engines=()),
     *_idle("the engine chooses how it loads and computes", "low_cpu_mem_usage", "disable_flash_attn", engines=()),
     *_idle("speculation's statistics are not kept here", "speculative_telemetry", engines=()),
 )  # fmt: skip

@@ -32,8 +32,8 @@ def _argument(key: str, engine: str) -> Option | None:
 
 
 def option_key(name: str) -> str | None:
-    """Find the key of an option by DJL's name, which has no prefix."""
-    key = next((name for name in (f"option.{name}", name) if name in KNOWN), None)
+    """Find the key of an option that the handler accepts by DJL's name, which has no prefix."""
+    key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
     if key is None:
         return None
     keys = {option.key for option in KNOWN[key]}

@@ -48,7 +48,6 @@ def _gone(why: str, *keys: str) -> tuple[Option, ...]:
 
 TRTLLM: tuple[Option, ...] = (
     # lengths and sizes
-    Option("option.max_input_len", "max_input_len", integer(1), None, "largest number of a prompt's tokens", engines=_TRTLLM),
     Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of an answer's tokens; with option.max_input_len (then 1024 by default) it gives the length of both together", engines=_TRTLLM),
     Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
