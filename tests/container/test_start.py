@@ -92,11 +92,10 @@ def test_all_that_cannot_start_is_refused_at_once(tmp_path: Path, front: str) ->
 
 
 def test_a_refusal_is_one_line_and_status_2(tmp_path: Path) -> None:
-    names = {"OPTION_LLM_ENGINE": "echo", "SM_NUM_GPUS": "4", "TENSOR_PARALLEL_DEGREE": "2"}
-    with container(tmp_path, names) as found:
+    with container(tmp_path, {"HF_MODEL_ID": "a/b", "OPTION_MODEL_ID": "c/d"}) as found:
         assert found.wait_ended(20) == 2
     assert found.lines[-1].endswith(
-        "cannot start: environment variables SM_NUM_GPUS and TENSOR_PARALLEL_DEGREE contradict each other (4 and 2): "
+        "cannot start: environment variables HF_MODEL_ID and OPTION_MODEL_ID contradict each other (a/b and c/d): "
         "leave one out\n"
     )
 
