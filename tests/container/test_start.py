@@ -42,6 +42,14 @@ def test_echo_needs_no_model(tmp_path: Path) -> None:
     assert start.command[-2:] == ["-o", "option.llm_engine=echo"]
 
 
+@pytest.mark.parametrize("front", ["embedded", "djl"])
+def test_a_check_is_lmi_serves(tmp_path: Path, front: str) -> None:
+    environ = environment(tmp_path, OPTION_MODEL_ID="a/b", LMI_FRONT=front, HF_TOKEN_SECRET_ARN="not asked for")
+    start = prepare(["serve", "--check"], environ, DRIVER)
+    assert start.command[-2:] == ["--check", "a/b"]
+    assert not start.supervised
+
+
 def test_model_data_are_never_written_to(tmp_path: Path) -> None:
     data = model_data(tmp_path, "option.llm_engine=echo\n")
     with pytest.raises(ConfigError, match=r"HF_HOME=.*cannot be written to"):
@@ -85,6 +93,7 @@ def test_all_that_cannot_start_is_refused_at_once(tmp_path: Path, front: str) ->
         "environment variable OPTION_MAX_LORAS: option.max_loras=0: must be a whole number of at least 1",
         "serving.properties, line 2: option.dtype=int9: must be one of",
         "serving.properties, line 3: option.enable_streaming belongs to dynamic batching",
+        *(["LMI_FRONT=djl: there is no DJL Serving in this image"] if front == "djl" else []),
     ]
     assert len(texts) == len(wanted), texts
     for text, start in zip(texts, sorted(wanted), strict=True):
