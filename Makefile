@@ -82,8 +82,8 @@ test-deploy: dev ## 1 min: `lmi deploy` on doubles of AWS's control plane and Sa
 test-fuzz: dev ## 2 min: request bodies and cuts of text at random, many of each
 	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
 
-test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the container's programs, conversion, the wheel
-	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl
+test-tools: dev ## 1 min: tests of the doubles, the benchmarks, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
+	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/monitoring
 
 test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)
 	$(PYTEST) tests/gpu/trtllm

@@ -1,11 +1,12 @@
 """Measure a server on one core that a busy process shares: begun streams, pace, `/ping`, CPU and writes a token.
 
 The server's whole process tree has one core, the clients the other. Beside ours runs vLLM's Rust front end, in turns,
-with a mock engine core. Three measurements; run each with nothing else on the machine:
+with a mock engine core. Four measurements; run each with nothing else on the machine:
 
     python bench/busy_host.py [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
     python bench/busy_host.py --requests         # requests a second, on a whole core
     python bench/busy_host.py --full-speed       # how long a new client waits beside streams without a pace
+    python bench/busy_host.py --queue            # whether clients get their places in turn, where all are taken
 
 PATH: the wheel of `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`.
 DIRECTORY: `python bench/dummy_model.py tiny DIRECTORY` makes it.
@@ -31,10 +32,14 @@ from measurements import (
     NEIGHBOURS,
     NEW_CLIENTS,
     PACE,
+    PLACES,
+    WAITING_TOKENS,
     NewClients,
+    Queue,
     Rate,
     Window,
     measure_new_clients,
+    measure_queue,
     measure_requests,
     measure_streams,
 )
@@ -119,6 +124,19 @@ def run_full_speed(repeat: int, half: bool) -> Any:
     return {"neighbours": NEIGHBOURS, **middle._asdict(), "each": each}
 
 
+def run_queue(seconds: float, repeat: int, half: bool) -> Any:
+    each = [measure_queue(seconds, half=half) for _ in range(repeat)]
+    middle = Queue(*_medians(each))  # type: ignore[arg-type]
+    print(
+        f"{CLIENTS * 2} clients on {PLACES} places, {WAITING_TOKENS} tokens, no pace, {_core(half)}, "
+        f"{seconds:g} s, {repeat} times"
+    )
+    cells = [f"{middle.requests:,.0f}", f"{max(queue.overtaken for queue in each)}"]
+    cells += [f"{value:.0f}" for value in (middle.wait_p50_ms, middle.wait_max_ms, middle.answer_p50_ms)]
+    print(table(["requests", "overtaken, most", "wait p50 ms", "wait max ms", "answer p50 ms"], [cells]))
+    return {"clients": CLIENTS * 2, "places": PLACES, **middle._asdict(), "each": each}
+
+
 def _core(half: bool) -> str:
     return "half a core" if half else "a whole core"
 
@@ -137,6 +155,7 @@ def main() -> int:
     add("--requests", action="store_true", help="measure requests a second")
     add("--tokens", default="1,8", help="of each answer of --requests (default %(default)s)")
     add("--full-speed", action="store_true", help="measure how long a new client waits")
+    add("--queue", action="store_true", help="measure whether clients get their places in turn")
     add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
     add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
     given = parser.parse_args()
@@ -152,6 +171,8 @@ def main() -> int:
         found = {"requests": run_requests(front_ends, _numbers(given.tokens), given.seconds, given.repeat)}
     elif given.full_speed:
         found = {"full_speed": run_full_speed(given.repeat, not given.whole)}
+    elif given.queue:
+        found = {"queue": run_queue(given.seconds, given.repeat, not given.whole)}
     else:
         half = not given.whole
         found = {"streams": run_streams(front_ends, _numbers(given.clients), given.seconds, given.repeat, half)}

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from counting import Clients, Count
 from cpu import cpu_seconds
-from front_ends import FrontEnd, chat, started
+from front_ends import FrontEnd, chat, ours_with_places, started
 from pings import Pings
+from queueing import ask_in_turns, overtaken
 from throughput import Askers
 
 PACE = 50  # tokens a second of each stream
@@ -21,6 +22,9 @@ BEGIN_SECONDS = 20.0  # for all streams to begin
 CLIENTS = 64  # that ask for short answers
 NEIGHBOURS = 200  # streams without a pace
 NEW_CLIENTS = 5
+PLACES = 32  # requests that run at once, where clients wait for a place
+WAITING_TOKENS = 500  # of each answer there
+MARGIN = 0.05  # seconds between two requests whose order counts
 _LONG = 1_000_000  # tokens; no stream ends while it is measured
 _SETTLE = 1.5  # seconds between the last stream's begin and the window
 _ANSWER_LIMIT = 10.0  # seconds for a ping, and for a new client's first token
@@ -68,6 +72,23 @@ class NewClients(NamedTuple):
     begun_seconds: float
     wait_p50_ms: float
     wait_max_ms: float
+
+
+class Queue(NamedTuple):
+    """`CLIENTS` * 2 clients that share `PLACES` places.
+
+    Attributes:
+        requests: answered.
+        overtaken: requests that began after one that was sent at least `MARGIN` later.
+        wait_p50_ms, wait_max_ms: until the first token.
+        answer_p50_ms: from the first token to the last.
+    """
+
+    requests: int
+    overtaken: int
+    wait_p50_ms: float
+    wait_max_ms: float
+    answer_p50_ms: float
 
 
 def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
@@ -125,6 +146,17 @@ def measure_new_clients(front_end: FrontEnd, *, half: bool) -> NewClients:
             time.sleep(_SETTLE)
             waits = [_first_token_seconds(server.url) * 1e3 for _ in range(NEW_CLIENTS)]
     return NewClients(begun, _begun_seconds(counts), statistics.median(waits), max(waits))
+
+
+def measure_queue(seconds: float, *, half: bool) -> Queue:
+    with started(ours_with_places(PLACES), 0, half=half) as server:
+        turns = ask_in_turns(server.url, chat(WAITING_TOKENS), CLIENTS * 2, seconds)
+    begin = min(turn.sent for turn in turns) + _WARM_UP
+    turns = [turn for turn in turns if turn.sent > begin]
+    waits = [turn.wait * 1e3 for turn in turns]
+    answers = [(turn.ended - turn.begun) * 1e3 for turn in turns]
+    late = overtaken(turns, MARGIN)
+    return Queue(len(turns), late, statistics.median(waits), max(waits), statistics.median(answers))
 
 
 def _first_token_seconds(url: str) -> float:

@@ -1,9 +1,12 @@
-"""Measure how long other requests wait for one large body: the longest gap of a stream, the slowest `/ping`.
+"""Measure how long others wait for a large body, or a long prompt: the longest gap of a stream, the slowest `/ping`.
 
 A server with the echo engine serves a stream of 100 tokens a second, a `/ping` every 10 ms, and one body after another.
 Run it with nothing else on the machine.
 
     python bench/neighbours.py [--megabytes 60] [--only numbers,keys] [--repeat 3] [--most 100]
+    python bench/neighbours.py --tokenizer DIRECTORY    # prompts of 16,000 and 40,000 tokens
+
+DIRECTORY: a Hugging Face model's, whose tokenizer the server then has. Its engine has its own process, as models do.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import random
 import re
 import socket
+import string
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +32,8 @@ _REQUEST = (
     "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media}\r\nContent-Length: {size}\r\n"
     "Connection: close\r\n\r\n"
 )
+
+_ECHO_TOKENIZER = Path(__file__).with_name("echo_tokenizer.py")
 
 _SENDER = """
 import socket, sys
@@ -65,6 +73,8 @@ _MESSAGE = b'{"role":"user","content":"hello"},'
 _TOOL = b'{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{}}}},'
 _CHAT = "/v1/chat/completions"
 
+_PROMPTS = (16_000, 40_000)  # tokens
+
 KINDS = {
     "deep lists": Kind(lambda size: b"[" * (size // 2) + b"]" * (size // 2)),
     "deep objects": Kind(_filled(b"", b'{"a":', b"")),
@@ -89,6 +99,21 @@ KINDS = {
     "spaces": Kind(_filled(b"{", b" ", b'"inputs":"a"}')),
     "not UTF-8": Kind(_filled(b'{"inputs":"', b"a", b'\xff"}')),
 }
+
+
+def long_prompts(directory: Path) -> dict[str, Kind]:
+    """Return prompts of random words, which share no token sequences that a tokenizer could have cached."""
+    from tokenizers import Tokenizer
+
+    letters = random.Random(0)
+    words = ["".join(letters.choices(string.ascii_lowercase, k=letters.randint(2, 9))) for _ in range(_PROMPTS[-1])]
+    text = " ".join(words)
+    ends = [end for _, end in Tokenizer.from_file(str(directory / "tokenizer.json")).encode(text).offsets]
+    return {f"{tokens} tokens": Kind(partial(_long_prompt, text[: ends[tokens - 1]])) for tokens in _PROMPTS}
+
+
+def _long_prompt(text: str, size: int) -> bytes:
+    return json.dumps({"inputs": text, "parameters": {"max_new_tokens": 1}}).encode()
 
 
 class Neighbour:
@@ -128,9 +153,10 @@ class Neighbour:
 
 
 @contextlib.contextmanager
-def server(*arguments: str) -> Iterator[tuple[int, int]]:
+def server(*arguments: str, tokenizer: Path | None = None) -> Iterator[tuple[int, int]]:
     """Its port and process id."""
-    command = [sys.executable, "-m", "handler", "serve", "--port", "0", "--engine", "echo", *arguments]
+    lmi = ["-m", "handler"] if tokenizer is None else [str(_ECHO_TOKENIZER), str(tokenizer)]
+    command = [sys.executable, *lmi, "serve", "--port", "0", "--engine", "echo", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -172,11 +198,18 @@ def main() -> int:
     add("--only", default="", help="kinds, separated by commas")
     add("--repeat", type=int, default=1, help="times that each body is sent (default %(default)s)")
     add("--most", type=float, default=100.0, help="milliseconds that a neighbour may wait (default %(default)s)")
+    add("--tokenizer", type=Path, metavar="DIRECTORY", help="send long prompts in the place of large bodies")
     given = parser.parse_args()
     size = int(given.megabytes * 1e6)
-    names = [name for name in given.only.split(",") if name] or list(KINDS)
+    kinds = long_prompts(given.tokenizer) if given.tokenizer else KINDS
+    names = [name for name in given.only.split(",") if name] or list(kinds)
     worst = 0.0
-    with server("-o", "option.echo_tokens_per_second=100") as (port, pid), tempfile.TemporaryDirectory() as folder:
+    options = ["-o", "option.echo_tokens_per_second=100"]
+    if given.tokenizer:
+        options += ["-o", "option.engine_isolation=process"]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        port, pid = stack.enter_context(server(*options, tokenizer=given.tokenizer))
         neighbour = Neighbour(port)
         time.sleep(1)
         neighbour.reset()
@@ -186,9 +219,9 @@ def main() -> int:
         print(f"{'body':20} {'seconds':>8} {'stream ms':>10} {'ping ms':>8} {'MiB after':>10}  answer")
         for name in names:
             path = Path(folder) / "body"
-            path.write_bytes(KINDS[name].make(size))
+            path.write_bytes(kinds[name].make(size))
             for _ in range(given.repeat):
-                seconds, gap, ping, answer = measure(KINDS[name], size, port, neighbour, path)
+                seconds, gap, ping, answer = measure(kinds[name], size, port, neighbour, path)
                 worst = max(worst, gap, ping)
                 row = f"{name:20} {seconds:8.2f} {gap * 1000:10.0f} {ping * 1000:8.0f} {resident(pid):10.0f}"
                 print(f"{row}  {answer[:110]}", flush=True)

@@ -68,6 +68,7 @@ VALUES: Values = {
     "watermark": (True, {}),
     "grammar": ({"type": "json", "value": SCHEMA}, {}),
     "adapter_id": ("mine", {}),
+    "priority": (-1, {}),
     "outputs": (["output_ids", "cum_log_probs"], {}),
 }
 
@@ -115,7 +116,7 @@ CHAT_VALUES: Values = {
     "ignore_eos": (True, {}),
     "model": ("gpt2", {}),
     "user": ("test", {}),
-    "tools": ([{"type": "function"}], {}),
+    "tools": ([{"type": "function", "function": {"name": "f"}}], {}),
     "response_format": ({"type": "json_object"}, {}),
 }
 

@@ -30,6 +30,7 @@ class Row(NamedTuple):
 
 
 JSON = {"content-type": "application/json"}
+_FUNCTION = {"type": "function", "function": {"name": "f"}}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 UNICODE = 'é 日本語 🙂 👩\u200d🚀 עברית "quoted" back\\slash a\u0301 \U00020000 a\u2028b c\x85d <b>'
 WORDS = "".join(f" {word}" for word in UNICODE.split())  # as the echo engine says them
@@ -96,7 +97,9 @@ ENVELOPE = (
     send("plain text in another charset", 424, "not UTF-8", "a ü".encode("latin-1"), {"content-type": "text/plain"}),
     send("unsupported media", 415, "'text/csv'", b"a,b", {"content-type": "text/csv"}),
     send("unsupported encoding", 415, "'gzip'", _ASK, {**JSON, "content-encoding": "gzip"}),
-    header("session header", 424, "stateful sessions", X_Amzn_SageMaker_Session_Id="NEW_SESSION"),
+    header("session header", 400, "stateful sessions not enabled", X_Amzn_SageMaker_Session_Id="NEW_SESSION"),
+    send("session's call", 400, "stateful sessions not enabled", {"requestType": "NEW_SESSION"}),
+    send("session's call with inputs", 400, "has no other fields", {"requestType": "CLOSE", "inputs": "a"}),
     header("adapter header", 424, NO_ADAPTERS, X_Amzn_SageMaker_Adapter_Identifier="mine"),
     header("adapter property", 424, NO_ADAPTERS, adapter="mine"),
     header("target model header", 424, "multi-model hosting", X_Amzn_SageMaker_Target_Model="mine"),
@@ -228,7 +231,8 @@ ROLLING = (
     chat("logprobs", " user: a assistant: user: a", "a", logprobs=True, top_logprobs=1),
     chat("stop", " user: ", "a", stop=["a"]),
     chat("seed", " user: a assistant: user: a", "a", temperature=0.7, seed=3),
-    chat("unknown names", " user: a assistant: user: a", "a", top_k=3),
+    chat("unknown names", " user: a assistant: user: a", "a", x=3),
+    chat("tools", " user: a assistant: user: a", "a", tools=[_FUNCTION], tool_choice="none"),
     chat("stream", " user: a assistant: user: a", "a", stream=True),
     chat("stream of unicode", f" user:{WORDS} assistant:", UNICODE, stream=True, max_tokens=len(UNICODE.split()) + 2),
     chat("stream with logprobs", " user: a assistant: user: a", "a", stream=True, logprobs=True, top_logprobs=1),
@@ -236,9 +240,9 @@ ROLLING = (
     chat("stream refused", "temperature=3: ", "a", status=424, stream=True, temperature=3),
     chat("temperature", "temperature=3: ", "a", status=424, temperature=3),
     chat("more than the context", "prompt tokens it must be at most", "a", status=424, max_tokens=1 << 21),
-    chat("tools", "tools=", "a", status=424, tools=[{"type": "function"}]),
+    chat("wrong tools", "tools[0]: ", "a", status=424, tools=[{"type": "function"}]),
     chat("no messages", "'messages' must be", status=424),
-    send("chat: role", 424, "messages[0]", {"messages": [{"role": "tool", "content": "a"}]}),
+    send("chat: role", 424, "messages[0]", {"messages": [{"role": "robot", "content": "a"}]}),
     send("chat: image", 424, "'image_url'", {"messages": [{"role": "user", "content": [_PART, _IMAGE]}]}),
     triton("plain", "a b c a b c a b"),
     triton("failing", "raised on cue", 400, text_input="<raise> a"),
@@ -308,8 +312,11 @@ DYNAMIC = (
     refuse("n", "must be 1", n=2),
     refuse("outputs", "only available with rolling batch", outputs=["output_ids"]),
     stream(refuse("not by request", "'stream'")),
-    chat("not here", "not available for dynamic batching", "a", status=424),
-    triton("not here", "not available for dynamic batching", 424),
+    chat("one", " user: a assistant: user: a", "a"),
+    chat("wrong", "temperature=9", "a", status=424, temperature=9),
+    completion("one", " a b c a b"),
+    triton("one", "a b c a b c a b"),
+    routed("tgi", "/generate", 200, " a b", {"inputs": "a b c", "parameters": {"max_new_tokens": 2}}),
 )
 """Dynamic batch, whose answers are lists."""
 

@@ -20,6 +20,7 @@ from handler.plugins.functions import Formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel
+from handler.serving.sessions import Sessions
 from tests.unit.scheduler.test_batcher import Scripted
 
 INFO = EngineInfo("scripted", "1", "none", "none", 100)
@@ -59,6 +60,7 @@ class Bench:
         info: EngineInfo = INFO,
         formatters: Formatters | None = None,
         validator: StructuredOutputValidator | None = None,
+        sessions: Sessions | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -74,6 +76,7 @@ class Bench:
                 AdapterHome(AdapterRegistry()),
                 formatters or Formatters(),
                 validator,
+                sessions,
                 stepped=True,
             )
             model.start()

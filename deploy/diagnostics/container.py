@@ -111,7 +111,7 @@ CONTAINER = (
     Cause(
         "unknown option",
         (r"unknown option|no such option|did you mean|unrecognized arguments: --", r"option\.\S+ (must|is not|cannot)"),
-        "The container refuses an option: correct it in options (names of docs/options.md, without `option.`); "
+        "The container refuses an option: correct it in options (`lmi options` lists them; without `option.`); "
         "variables of other servers' entry points in environment do nothing here.",
     ),
     Cause(

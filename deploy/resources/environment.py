@@ -6,17 +6,17 @@ SERVING_X. Everybody who may describe the model can read the environment, so it 
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable
-from importlib.resources import files
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from deploy.errors import Refused, SpecError
 from deploy.redaction import is_secret
 from deploy.resolve.decision import Decision
 from deploy.spec import Spec
+from handler.config.loader import read_config
+from handler.config.options.lookup import find_option
 
 MODEL_DATA = "/opt/ml/model"
 """Directory of the model data in the container (SageMaker's CreateModel, ModelDataSource)."""
@@ -54,24 +54,33 @@ def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool 
 
     Raises:
         Refused: a value looks like a secret.
-        SpecError: an option is unknown, two settings contradict each other, or SageMaker's limits are exceeded.
+        SpecError: options are unknown or have wrong values, two settings contradict each other (with all such
+            problems), or SageMaker's limits are exceeded.
     """
-    user_settings = [*_options(spec, decision), *_variables(spec)]
+    user_settings = [*_options(spec), *_variables(spec)]
     if not allow_plaintext_secret:
         _refuse_secrets(user_settings)
     settings_by_name: dict[str, _Setting] = {}
+    problems, advice = _misplaced(spec), []
     for setting in [*user_settings, *_required(spec, decision)]:
         key = _key(setting.name)
         before = settings_by_name.get(key)
         if before is not None and before.value != setting.value and not _is_inside(before, setting):
-            raise SpecError(
+            problems.append(
                 f"{before.origin} and {setting.origin} contradict each other ({before.name}={before.value}, "
-                f"{setting.name}={setting.value})",
-                f"Leave {before.origin} out." if before in user_settings else "",
+                f"{setting.name}={setting.value})"
             )
+            if before in user_settings:
+                advice.append(f"Leave {before.origin} out.")
         settings_by_name.setdefault(key, setting)
     for setting in _defaults(spec, decision):
         settings_by_name.setdefault(_key(setting.name), setting)
+    if not _is_aws_image(decision) and (wrong := _wrong_options(spec, settings_by_name)):
+        problems += wrong
+        advice.append(_OPTIONS)
+    if problems:
+        head = [f"{len(problems)} problems:"] if len(problems) > 1 else []
+        raise SpecError("\n  ".join([*head, *problems]), "\n".join(advice))
     return _check_limits({setting.name: setting.value for setting in sorted(settings_by_name.values())})
 
 
@@ -89,21 +98,37 @@ def _is_aws_image(decision: Decision) -> bool:
     return "/djl-inference" in decision.image
 
 
-def _options(spec: Spec, decision: Decision) -> Iterable[_Setting]:
+def _misplaced(spec: Spec) -> list[str]:
+    prefixed = [f"options.{name}: write it without `option.`" for name in spec.options if name.startswith("option.")]
+    model = ["options.model_id: the model is said under model: (id, s3 or path)"] if "model_id" in spec.options else []
+    return prefixed + model
+
+
+def _options(spec: Spec) -> Iterable[_Setting]:
     for option, value in spec.options.items():
-        origin = f"options.{option}"
-        if option.startswith("option."):
-            raise SpecError(f"{origin}: write it without `option.`")
-        if option == "model_id":
-            raise SpecError(f"{origin}: the model is said under model: (id, s3 or path)")
-        if not _is_aws_image(decision) and option not in _known_options():
-            near = difflib.get_close_matches(option, _known_options(), n=1, cutoff=0.75)
-            raise SpecError(
-                f"{origin}: the handler has no such option" + (f"; did you mean {near[0]!r}?" if near else ""),
-                "docs/options.md lists them. An image that knows it all the same gets it by "
-                f"environment.{_name(option)}.",
-            )
-        yield _Setting(_name(option), _text(value), origin)
+        if not option.startswith("option.") and option != "model_id":
+            yield _Setting(_name(option), _text(value), f"options.{option}")
+
+
+def _wrong_options(spec: Spec, settings: Mapping[str, _Setting]) -> list[str]:
+    """Read the options as the container will, and say what it would refuse.
+
+    Unknown variables under `environment:` are left to the image, which may be newer.
+    """
+    directory = spec.model.directory
+    file = directory / "serving.properties" if directory else None
+    reading = read_config(
+        properties=file if file and file.is_file() else None,
+        environ={setting.name: setting.value for setting in settings.values()},
+        auto="",  # an image may choose the engine
+    )
+    origins = {f"environment variable {setting.name}": setting.origin for setting in settings.values()}
+    found = [(origins.get(problem.where, problem.where), problem) for problem in reading.problems]
+    return [
+        f"{origin}: {problem.message.replace('option.', '')}"
+        for origin, problem in found
+        if not origin.startswith("environment.") or find_option(problem.name, "")
+    ]
 
 
 def _name(option: str) -> str:
@@ -188,7 +213,7 @@ def _check_limits(variables: dict[str, str]) -> dict[str, str]:
 
 _TOO_LONG = "Put options into a serving.properties in the model's directory (model.path, model.s3)."
 
-
-def _known_options() -> frozenset[str]:
-    names: list[str] = json.loads((files("deploy") / "data" / "options.json").read_text())
-    return frozenset(names)
+_OPTIONS = (
+    "`lmi options` lists the options. An image that knows another one gets it by a variable under environment:, as "
+    "OPTION_NAME."
+)

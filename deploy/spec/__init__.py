@@ -65,7 +65,7 @@ class Spec(Section):
     model: Model = Field(description="The model.")
     options: dict[str, Option] = Field(
         default_factory=dict,
-        description="The handler's options (docs/options.md), without `option.`.",
+        description="The handler's options (`lmi options` lists them), without `option.`.",
     )
     environment: dict[str, Variable] = Field(
         default_factory=dict, description="Further environment variables; no secrets."

@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.options import KNOWN, OF_JAVA, OPTIONS, Option
-from handler.config.options.common import LLM_ENGINES, ROLLING_BATCHES
-from handler.config.options.lookup import find_option, unknown_option
-from handler.config.sources import Setting, from_environment, from_file, from_overrides
+from handler.config.options.common import BY_ROLLING_BATCH, engine_name
+from handler.config.options.lookup import find_option, unknown_option, wrong_arguments
+from handler.config.options.variables import Note
+from handler.config.sources import (
+    Setting,
+    from_environment,
+    from_file,
+    from_foreign_variables,
+    from_lmis_handler,
+    from_overrides,
+    named_engine,
+)
 from handler.core.errors import ConfigError, Problem
-
-BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
-"""Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
 
 _SEQUENCES = {"vllm": 256, "trtllm": 256}
 """LMI's default of option.max_rolling_batch_size, where it is not 32."""
@@ -49,6 +55,7 @@ class Config:
     engine_timeout: float
     engine_isolation: str
     max_model_len: int | None
+    max_input_len: int | None
     max_num_batched_tokens: int | None
     kv_cache_gib: int
     enable_prefix_caching: bool | None
@@ -62,6 +69,9 @@ class Config:
     tgi_metrics: bool
     otlp_traces_endpoint: str | None
     cloudwatch_metrics_interval: float
+    enable_stateful_sessions: bool
+    sessions_expiration: int
+    sessions_path: str | None
     engine_options: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, without its defaults
     warnings: tuple[str, ...] = ()
     directory: Path | None = field(default=None, compare=False)  # of serving.properties
@@ -79,14 +89,6 @@ class Config:
 
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")
-
-
-def engine_name(llm_engine: str, rolling_batch: str) -> str:
-    """Name the engine of the two options; "" where they contradict each other."""
-    by_batch = BY_ROLLING_BATCH.get(rolling_batch)
-    if llm_engine == "auto":
-        return by_batch or "openvino"  # it reads every kind of model
-    return llm_engine if by_batch in (None, llm_engine) else ""
 
 
 class Reading(NamedTuple):
@@ -145,66 +147,71 @@ def read_config(
         java: DJL Serving's Java side runs, and reads its own keys.
         auto: the engine where no option names one; "" where that is not known here.
     """
+    environ, settings = os.environ if environ is None else environ, list(settings)
     # Weakest first; later ones win.
-    found = [
-        *from_environment(os.environ if environ is None else environ),
+    found: list[Setting | Problem | Note] = [
+        *from_environment(environ),
         *(from_file(properties) if properties else ()),
         *from_overrides(overrides),
     ]
+    named = named_engine([*(item for item in found if isinstance(item, Setting)), *settings], "")
+    found = [*from_foreign_variables(environ, named), *found]
     problems = [item for item in found if isinstance(item, Problem)]
-    sources, settings = [item for item in found if isinstance(item, Setting)], list(settings)
-    engine = _engine([*sources, *settings], auto)
+    sources = [item for item in found if isinstance(item, Setting)]
+    if not java:
+        sources = from_lmis_handler(sources)
+    engine = named_engine([*sources, *settings], auto)
     by_key: dict[str, Setting] = {}
+    chosen: dict[str, Option] = {}
     for setting in [*sources, *settings]:
         option = find_option(setting.key, engine)
         if option is None:
             problems.append(Problem(setting.origin, setting.key, unknown_option(setting.key, engine)))
             continue
+        chosen[option.key] = option
         before = by_key.get(option.key)
         if setting not in settings or before is None or before.value.strip() != setting.value.strip():
             by_key[option.key] = setting
-    own = [option for option in OPTIONS if engine in option.engines]
+    own = [option for option in OPTIONS if option.field and engine in option.engines]
+    passed = [option for option in chosen.values() if option.argument and engine in option.engines]
     common = [option for option in OPTIONS if option.field and not option.engines]
-    values = {option.key: _value(option, by_key, problems) for option in [*common, *own]}
+    values = {option.key: _value(option, by_key, problems) for option in [*common, *own, *passed]}
     fields = {str(option.field): values[option.key] for option in common}
     fields["max_rolling_batch_size"] = fields["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
-    others = {key: setting for key, setting in by_key.items() if key not in values}
+    engine_options = {str(option.field): values[option.key] for option in own if values[option.key] is not None}
+    more = engine_options.get("engine_args", {})
+    origin = by_key["option.engine_args"].origin if more else ""
+    for message in wrong_arguments(more, engine):
+        problems.append(Problem(origin, "option.engine_args", f"option.engine_args: {message}"))
+    if passed or more:
+        arguments = {option.key.removeprefix("option."): values[option.key] for option in passed}
+        engine_options["engine_args"] = {**arguments, **more}
+    notes = [f"{item.foreign} has no effect here: {item.message}" for item in found if isinstance(item, Note)]
+    others = {key: (chosen[key], setting) for key, setting in by_key.items() if key not in values}
     config = Config(
         **fields,
-        engine_options={str(option.field): values[option.key] for option in own if values[option.key] is not None},
-        warnings=_without_effect(others, engine, problems, java=java),
+        engine_options=engine_options,
+        warnings=(*notes, *_without_effect(others, engine, problems, java=java)),
         directory=properties.absolute().parent if properties else None,
         origins={key: setting.origin for key, setting in by_key.items()},
     )
     problems += _contradictions(config, {problem.name for problem in problems})
-    places = {item.where if isinstance(item, Problem) else item.origin: place for place, item in enumerate(found)}
+    origins = (item.where if isinstance(item, Problem) else item.origin for item in found if not isinstance(item, Note))
+    places = {origin: place for place, origin in enumerate(origins)}
     problems.sort(key=lambda problem: places.get(problem.where, len(places)))
     return Reading(config, tuple(problems), engine)
 
 
-def _engine(settings: Iterable[Setting], auto: str) -> str:
-    """Name the engine before values are checked, as engines may read an option's name differently; "" if unknown."""
-    texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
-    texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
-    llm_engine, rolling_batch = texts.values()
-    if llm_engine not in LLM_ENGINES or rolling_batch not in ROLLING_BATCHES:
-        return ""
-    if llm_engine == "auto" and rolling_batch not in BY_ROLLING_BATCH:
-        return auto
-    return engine_name(llm_engine, rolling_batch)
-
-
 def _without_effect(
-    by_key: Mapping[str, Setting], engine: str, problems: list[Problem], *, java: bool
+    by_key: Mapping[str, tuple[Option, Setting]], engine: str, problems: list[Problem], *, java: bool
 ) -> tuple[str, ...]:
     """Warn of options without effect here; those of other engines that cannot be ignored are problems."""
     idle: dict[str, list[str]] = {}
-    for key, setting in by_key.items():
-        options = KNOWN[key]
-        option = options[0]
-        if option.field is None:
+    for key, (option, setting) in by_key.items():
+        if option.field is None and not option.argument:
             why = "" if java and option.help is OF_JAVA else option.help
         else:
+            options = [option] if option.argument else KNOWN[key]
             refusals = [refusal for one in options if (refusal := _refusal(one, setting))]
             why = option.idle if engine else ""
             if len(refusals) == len(options):  # a wrong value is refused with any engine

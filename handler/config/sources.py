@@ -11,6 +11,8 @@ from typing import NamedTuple
 import javaproperties
 
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
+from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
+from handler.config.options.variables import SECRET, Note, Own, translate
 from handler.core.errors import Problem
 
 
@@ -20,6 +22,10 @@ class Setting(NamedTuple):
     key: str
     value: str
     origin: str
+
+
+_HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
+"""Words in the names of djl_python's modules, and their engines."""
 
 
 def from_file(path: Path) -> Iterator[Setting | Problem]:
@@ -59,22 +65,70 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Problem]:
     """Read `OPTION_X_Y` as option.x_y, `SERVING_X` as the server's x, and the names in `ENVIRONMENT`."""
     for name, value in environ.items():
         origin = f"environment variable {name}"
-        if name.startswith("OPTION_"):
-            rest = name.removeprefix("OPTION_")
-            key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
-            yield Setting(
-                {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key), value, origin
-            )
-        elif name.startswith("SERVING_"):
-            key = name.removeprefix("SERVING_").lower()
-            if key in KNOWN:
-                yield Setting(key, value, origin)
-            elif key not in SERVER_ENVIRONMENT:
+        key = _key(name)
+        if name.startswith("SERVING_") and key not in KNOWN:
+            if key not in SERVER_ENVIRONMENT:
                 near = difflib.get_close_matches(key, [*KNOWN, *SERVER_ENVIRONMENT], n=1)
                 hint = f"; did you mean 'SERVING_{near[0].upper()}'?" if near else ""
                 yield Problem(origin, "", f"unknown setting{hint}")
+        elif name.startswith(("OPTION_", "SERVING_")):
+            yield Setting(key, value, origin)
     for name, key in ENVIRONMENT.items():
         # As LMI does: `OPTION_*` beats these names.
         option_name = "OPTION_" + key.removeprefix("option.").upper()
         if name in environ and option_name not in environ:
             yield Setting(key, environ[name], f"environment variable {name}")
+
+
+def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[Setting | Problem | Note]:
+    """Read TGI's, Hugging Face's and AWS's names.
+
+    Args:
+        engine: the one that options name; "" where they name none.
+    """
+    for item in translate(environ, engine):
+        if not isinstance(item, Own):
+            yield item
+        elif item.name in SECRET:
+            yield Note(item.foreign, f"huggingface_hub may not read it; write {item.name}")
+        elif item.name not in environ:
+            yield Setting(_key(item.name), item.value, f"environment variable {item.foreign}")
+
+
+def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
+    """Read what LMI's own handlers mean: their module names the engine, and async mode batches without DJL's help.
+
+    `djl_python.lmi_vllm.vllm_async_service` is the default of LMI's images since 0.34; it asks for
+    option.rolling_batch=disable, as Java then batches nothing.
+    """
+    last = {setting.key: setting for setting in settings}
+    module = last.get("option.entryPoint", Setting("", "", ""))
+    engine = next((engine for word, engine in _HANDLERS.items() if word in module.value), "")
+    if module.value.startswith("djl_python.") and engine:
+        settings = [Setting("option.llm_engine", engine, module.origin), *settings]
+    if last.get("option.async_mode", module).value.strip().lower() == "true":
+        settings = [one for one in settings if (one.key, one.value.strip()) != ("option.rolling_batch", "disable")]
+    return settings
+
+
+def _key(name: str) -> str:
+    """Name the option of one of the handler's variables."""
+    if name.startswith("SERVING_"):
+        return name.removeprefix("SERVING_").lower()
+    if name in ENVIRONMENT:
+        return ENVIRONMENT[name]
+    rest = name.removeprefix("OPTION_")
+    key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
+    return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
+
+
+def named_engine(settings: Iterable[Setting], auto: str) -> str:
+    """Name the engine before values are checked, as engines may read an option's name differently; "" if unknown."""
+    texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
+    texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
+    llm_engine, rolling_batch = texts.values()
+    if llm_engine not in LLM_ENGINES or rolling_batch not in ROLLING_BATCHES:
+        return ""
+    if llm_engine == "auto" and rolling_batch not in BY_ROLLING_BATCH:
+        return auto
+    return engine_name(llm_engine, rolling_batch)

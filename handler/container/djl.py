@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from handler.config.loader import BY_ROLLING_BATCH, Config, load_config
+from handler.config.loader import Config, load_config
 from handler.config.model_files import locate
+from handler.config.options.common import BY_ROLLING_BATCH
 from handler.config.sources import Setting
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource

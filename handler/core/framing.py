@@ -71,7 +71,7 @@ class _JsonTexts(dict[str, bytes]):
         if len(text) <= self._MOST_CHARACTERS:
             if len(self) >= self._MOST_TEXTS:
                 self.clear()
-            self[text] = data
+            self[text] = data = bytes(memoryview(data))  # a copy: orjson's own bytes take 4 KiB, however few they are
         return data
 
 

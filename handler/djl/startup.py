@@ -25,6 +25,9 @@ log = logging.getLogger("handler.djl")
 _RECOMMENDED_SIZE = "32"
 """DJL Serving's LmiConfigRecommender sets it where a user set none. In async mode Java itself has no such limit."""
 
+_EMBEDDED_ONLY = {"option.tgi_metrics", "option.cloudwatch_metrics_interval"}
+"""Options of metrics that this worker cannot show: it has no HTTP, and DJL puts words of its own before its lines."""
+
 _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
 
 
@@ -59,6 +62,26 @@ def prepare(properties: Mapping[str, Any], *, asynchronous: bool) -> tuple[Confi
         formatters = model_formatters(reading.config, directory)
     problems.check()
     return reading.config, formatters
+
+
+def check_sessions(config: Config, *, rolling: bool, passes_headers: bool) -> None:
+    """Check that Java hands a session's id to the client that opens it.
+
+    Args:
+        rolling: Java steps a rolling batch.
+        passes_headers: `DjlVersion.passes_headers`.
+
+    Raises:
+        ConfigError: sessions are on, and it does not.
+    """
+    why = ""
+    if rolling and not passes_headers:
+        why = "before DJL Serving 0.28 the answers of a rolling batch have no headers"
+    if not rolling and config.batch_size > 1:
+        why = f"the answers of a dynamic batch share their headers; it needs batch_size=1, not {config.batch_size}"
+    if config.enable_stateful_sessions and why:
+        key = "option.enable_stateful_sessions"
+        raise ConfigError(Problem(config.where(key), key, f"{key}=true: {why}"))
 
 
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
@@ -124,6 +147,9 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Rea
         java=True,
     )
     problems += found
+    for key in _EMBEDDED_ONLY & config.origins.keys():
+        idle = f"without effect here: {key} ({config.where(key)}); DJL Serving has metrics of its own"
+        config = replace(config, warnings=(*config.warnings, idle))
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
     if config.model_id is None and engine not in ("", "echo"):

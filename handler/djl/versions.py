@@ -29,6 +29,7 @@ class DjlVersion(NamedTuple):
         always_steps: a rolling batch is stepped whenever option.rolling_batch is there, be it `disable`.
         steps_all_ranks: a step goes to all ranks of an MPI world, and the last one's answer counts, unless
             option.rolling_batch is `trtllm`.
+        passes_headers: a rolling batch's answers have the headers that the worker gives them.
     """
 
     length: struct.Struct
@@ -36,6 +37,7 @@ class DjlVersion(NamedTuple):
     commits_early: bool
     always_steps: bool
     steps_all_ranks: bool
+    passes_headers: bool
 
     @property
     def max_piece(self) -> int:
@@ -57,6 +59,7 @@ def installed_version() -> DjlVersion:
         commits_early=version < (0, 29),
         always_steps=version < (0, 28),
         steps_all_ranks=version < (0, 29),
+        passes_headers=version >= (0, 28),
     )
 
 

@@ -212,7 +212,9 @@ def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, messag
 
 
 def headers_of(task: RequestTask) -> dict[str, str]:
-    return {"Content-Type": task.content_type, **ignored_header(task.ignored)}
+    """Return the headers of an answer. Of a dialect's own, those about sessions pass: their answers need no engine."""
+    own = () if task.parsed is None or task.parsed.requests else task.dialect_headers()
+    return {"Content-Type": task.content_type, **ignored_header(task.ignored), **dict(own)}
 
 
 def one_line(message: str) -> str:

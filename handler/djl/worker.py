@@ -14,7 +14,7 @@ from djl_python import Input, Output
 from handler.core import garbage
 from handler.core.errors import ConfigError, Unavailable
 from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
-from handler.djl.startup import is_passive, load, prepare
+from handler.djl.startup import check_sessions, is_passive, load, prepare
 from handler.djl.versions import installed_version, read_ahead
 from handler.djl.wire import one_line, refusal
 from handler.djl.worker_loop import WorkerLoop
@@ -62,12 +62,11 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
             _mode = Passive()
             return answer
         config, formatters = prepare(properties, asynchronous=False)
+        rolling = config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
+        check_sessions(config, rolling=rolling, passes_headers=version.passes_headers)
         loop = WorkerLoop()
         model = loop.run(load(config, formatters, Path(properties["model_dir"]), stepped=True))
-        if config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties):
-            _mode = Rolling(model, loop, version)
-        else:
-            _mode = Dynamic(model, loop)
+        _mode = Rolling(model, loop, version) if rolling else Dynamic(model, loop)
         loop.look_after(_LOOK)
         _prepare_process()
     return answer

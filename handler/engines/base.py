@@ -96,6 +96,7 @@ class EngineConfig:
     max_sequences: int = 32
     max_tokens_per_step: int | None = None
     max_total_tokens: int | None = None
+    max_input_len: int | None = None
     cache_gib: int = 0
     prefix_cache: bool | None = None
     devices: str = "1"  # a number, or max

@@ -28,6 +28,7 @@ from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
 from handler.protocols.base import front_end_error
 from handler.serving.loading import load_model, model_formatters
+from handler.serving.metrics import cloudwatch
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
 
@@ -147,8 +148,10 @@ async def _serve_model(
     garbage.keep_collecting()
     app.open(model, App(model, access, hosts))
     model.start(changed)
+    interval = model.config.cloudwatch_metrics_interval
     try:
-        await serving
+        with cloudwatch.reporting(model.metrics.registry, model.config.label, interval):
+            await serving
     finally:
         model.close()
     failure = model.opened.exception() if model.opened.done() else None

@@ -7,7 +7,22 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+
+class Session(NamedTuple):
+    """A client's stateful session (docs/sessions.md).
+
+    Attributes:
+        directory: for files of the user's own; removed when the session is closed or has expired.
+        expires: in UTC.
+    """
+
+    id: str
+    directory: Path
+    expires: datetime
 
 
 class Token:
@@ -105,6 +120,7 @@ class RequestInput:
         request_id: set by the handler, unique in the process.
         parameters: a body's `parameters`; `stream` may be among them.
         tgi_compat: `option.tgi_compat`, set by the handler.
+        session: the client's, set by the handler; None without one.
     """
 
     request_id: int | None = None
@@ -113,6 +129,7 @@ class RequestInput:
     parameters: dict[str, Any] = field(default_factory=dict)
     server_parameters: dict[str, Any] = field(default_factory=dict)
     tgi_compat: bool = False
+    session: Session | None = field(default=None, kw_only=True)
 
 
 @dataclass
@@ -206,12 +223,16 @@ class Input:
     Args:
         body: its bytes.
         properties: its HTTP headers, names in lower case.
+        session: the client's; None without one.
     """
 
-    def __init__(self, body: bytes = b"", properties: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, body: bytes = b"", properties: Mapping[str, str] | None = None, session: Session | None = None
+    ) -> None:
         self.properties: dict[str, Any] = dict(properties or {})
         self.content = Content(data=body)
         self.function_name = "handle"
+        self.session = session
 
     def get_properties(self) -> dict[str, Any]:
         return self.properties

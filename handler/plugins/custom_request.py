@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handler.plugins.api import Input
+from handler.core.text import Prompt
+from handler.plugins.api import Input, Session
 from handler.plugins.functions import InputFormatter, failed, kind, run, users_objects
 
 
@@ -30,7 +31,9 @@ class CustomReader:
         accepts = formatter.accepts
         self._keywords = {name: value for name, value in keywords.items() if accepts is None or name in accepts}
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> tuple[dict[str, Any], Any]:
+    def read(
+        self, body: bytes, headers: Mapping[str, str], session: Session | None = None
+    ) -> tuple[dict[str, Any], Any]:
         """Return the body for the dialect, and the formatter's own object, None where it returned a dict.
 
         Raises:
@@ -38,8 +41,11 @@ class CustomReader:
             InvalidPayload: the formatter takes the decoded payload, and the body is not JSON.
         """
         formatter = self._formatter
-        item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers)
-        value = run(formatter, item, **self._keywords)
+        item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers, session)
+        keywords = self._keywords
+        if session is not None and (formatter.accepts is None or "session" in formatter.accepts):
+            keywords = {**keywords, "session": session}
+        value = run(formatter, item, **keywords)
         with users_objects(formatter):
             return self._read(value)
 
@@ -65,3 +71,17 @@ class CustomReader:
             raise failed(self._formatter, "returned what is not JSON", error) from None
         plain: dict[str, Any] = json.loads(text)
         return plain
+
+
+class FormatterTokenizer:
+    """What input formatters get as `tokenizer`.
+
+    Args:
+        encode: the engine's; thread-safe.
+    """
+
+    def __init__(self, encode: Callable[[str], Prompt]) -> None:
+        self._encode = encode
+
+    def encode(self, text: str) -> list[int]:
+        return self._encode(text).ids

@@ -11,7 +11,7 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSONLINES, dumps
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
-from handler.plugins.api import Sequence, TextGenerationOutput, TextInput
+from handler.plugins.api import Sequence, Session, TextGenerationOutput, TextInput
 from handler.plugins.api import Token as UserToken
 from handler.plugins.functions import OutputFormatter, Style, failed, kind, run, users_objects
 from handler.protocols.base import ParsedRequest
@@ -21,7 +21,13 @@ _ids = itertools.count()
 
 
 def with_formatter(
-    call: ParsedRequest, formatter: OutputFormatter, body: Mapping[str, Any], given: Any, *, tgi_compat: bool
+    call: ParsedRequest,
+    formatter: OutputFormatter,
+    body: Mapping[str, Any],
+    given: Any,
+    *,
+    tgi_compat: bool,
+    session: Session | None = None,
 ) -> ParsedRequest:
     """Return the request with the user's function in its reply, where the function applies.
 
@@ -29,6 +35,7 @@ def with_formatter(
         body: the body that `call` was read from.
         given: the input formatter's own object for the output formatter; None for a new one.
         tgi_compat: `option.tgi_compat`.
+        session: the client's.
     """
     if call.postprocess is None:
         return call
@@ -40,6 +47,8 @@ def with_formatter(
     output = TextGenerationOutput(next(_ids), given)
     with users_objects(formatter), contextlib.suppress(AttributeError, TypeError):  # it may take no attributes
         given.request_id, given.tgi_compat = output.request_id, tgi_compat
+        if session is not None:  # else the name may be the user's own
+            given.session = session
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 
 

@@ -48,6 +48,7 @@ class ServerContext:
         output_formatter: `option.output_formatter`; None when unset.
         refuse_unknown: refuse names that no dialect knows, instead of listing them in a header.
         max_sequences: the most sequences that one request may ask for.
+        max_input_len: tokens that a prompt may have; None leaves it to `most_tokens`.
         chat_template: the model's own chat template; "" without one.
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
         fingerprint: the `system_fingerprint` of answers.
@@ -65,6 +66,7 @@ class ServerContext:
     output_formatter: str | None = None
     refuse_unknown: bool = False
     max_sequences: int = 32
+    max_input_len: int | None = None
     enable_streaming: bool = False
     chat_template: str = ""
     model_names: Sequence[str] = ("model",)
@@ -167,6 +169,7 @@ class ParsedRequest(NamedTuple):
     """One HTTP request: its prompts, and the reply that writes their answer.
 
     Attributes:
+        requests: empty where the answer needs no engine; the reply then ends with the first delta, which has no tokens.
         ignored: names in the body that no dialect knows.
         postprocess: makes the same reply with a function that changes its values before framing. None: a user's
             output formatter does not apply to this answer.

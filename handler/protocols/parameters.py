@@ -17,6 +17,7 @@ from handler.protocols.readers.adapters import named_adapter
 from handler.protocols.readers.structured_output import choice, grammar, json_object, json_schema, regex, tgi_grammar
 from handler.protocols.readers.values import (
     INT32,
+    INT64,
     STRING_OR_STRINGS,
     accepts,
     boolean,
@@ -49,7 +50,7 @@ class Parameter(NamedTuple):
 def unsupported(why: str, *neutral: Any) -> Parameter:
     """Make a parameter of which only neutral values are accepted; a boolean is no number."""
 
-    @accepts(**({"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]}))
+    @accepts(**({"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}))
     def read(value: Any) -> None:
         if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
             raise ValueError(f"is not supported: {why}")
@@ -151,6 +152,8 @@ PARAMETERS: dict[str, Parameter] = {
     "watermark": unsupported("no engine here marks its text", False),
     "grammar": Parameter("structured_output", tgi_grammar),
     "adapter_id": Parameter("adapter", named_adapter, informed=True),
+    # vLLM's, for its chats and completions
+    "priority": Parameter("priority", integer(-INT64 - 1, INT64)),
 }
 
 LMI = Table(PARAMETERS, "parameters.")

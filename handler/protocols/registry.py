@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import ServingError
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema, ServerContext
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
@@ -53,47 +53,16 @@ class DispatchByField:
         return self._dialect(body).refused(error, body, context)
 
 
-class RefusingDialect:
-    """A dialect that a mode does not have. It refuses by name, in the mode's form."""
-
-    def __init__(self, mode: Schema, why: str) -> None:
-        self.name = f"no_{mode.name}"
-        self.any_media = mode.any_media
-        self._mode = mode
-        self._why = why
-
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        raise InvalidPayload(self._why)
-
-    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        return self._mode.refused(error, body, context)
-
-
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """The paths of a model in Triton's protocol."""
 
-_LMI, _TGI, _BATCH = Lmi(), TgiCompat(), DynamicBatch()
 _COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
-_NO_CHAT = "'messages': chat completions are not available for dynamic batching; they need rolling batch"
-_NO_COMPLETIONS = "'prompt': completions are not available for dynamic batching; they need rolling batch"
-_NO_TRITON = "'text_input': Triton's generate is not available for dynamic batching; it needs rolling batch"
 
 SCHEMAS: dict[str, Schema] = {
-    schema.name: schema
-    for schema in (
-        DispatchByField(_LMI, {"messages": Chat(_LMI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
-        DispatchByField(_TGI, {"messages": Chat(_TGI), "prompt": _COMPLETIONS, "text_input": _TRITON}),
-        DispatchByField(
-            _BATCH,
-            {
-                "messages": RefusingDialect(_BATCH, _NO_CHAT),
-                "prompt": RefusingDialect(_BATCH, _NO_COMPLETIONS),
-                "text_input": RefusingDialect(_BATCH, _NO_TRITON),
-            },
-        ),
-    )
+    mode.name: DispatchByField(mode, {"messages": Chat(mode), "prompt": _COMPLETIONS, "text_input": _TRITON})
+    for mode in (Lmi(), TgiCompat(), DynamicBatch())
 }
-
+"""Dialects of /invocations by the mode's name."""
 
 ROOTS: dict[str, Schema] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
 """`option.root_schema` -> the dialect of `/`."""

@@ -16,6 +16,7 @@ from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Token, new_delta, new_token
 from handler.engines.base import Output, Step, SteppedEngine, join
 from handler.scheduler.lora.registry import AdapterRegistry
+from handler.scheduler.request_queue import RequestQueue
 
 log = logging.getLogger("handler.batcher")
 
@@ -54,8 +55,9 @@ class _EngineRequest:
 class Batcher:
     """Submit, step, cancel.
 
-    Ids are unique for the life of the process. Requests wait in order until all their sequences fit into the engine. A
-    request's failure ends that request. An engine's failure ends the requests in it; others wait for the next engine.
+    Ids are unique for the life of the process. Requests wait in a `RequestQueue` until all their sequences fit into the
+    engine. A request's failure ends that request. An engine's failure ends the requests in it; others wait for the next
+    engine.
 
     Args:
         engine: runs the requests.
@@ -88,14 +90,14 @@ class Batcher:
         self.tokens: list[tuple[Any, Sequence[Token]]] = []
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
-        self._queue: dict[int, _Active] = {}  # in order of arrival
+        self._queue = RequestQueue[_Active]()
         self._in_engine: dict[int, _EngineRequest] = {}  # by the engine's key
         self._running: dict[int, _Active] = {}
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._adapters.bind(
             engine,
             self._keys,
-            lambda: [active.request for active in (*self._running.values(), *self._queue.values())],
+            lambda: [active.request for active in (*self._running.values(), *self._queue)],
         )
 
     @property
@@ -135,7 +137,7 @@ class Batcher:
         request = self._adapters.current(request)
         now = time.monotonic()
         active = _Active(next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit, started)
-        self._queue[active.id] = active
+        self._queue.add(active.id, request.priority, active)
         self._admit()
         return active.id
 
@@ -157,7 +159,7 @@ class Batcher:
             self._forget(active)
             self._admit()
         else:
-            self._queue.pop(id, None)
+            self._queue.discard(id)
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of the engine's steps, waiting up to `timeout` seconds for one."""
@@ -242,12 +244,10 @@ class Batcher:
     def _admit(self) -> None:
         """Start waiting requests, in order, as long as they fit into the engine."""
         while self._queue and self._engine.ready:
-            active = next(iter(self._queue.values()))
-            need = active.request.sampling.num_sequences
+            need = self._queue.first().request.sampling.num_sequences
             if self._in_engine and len(self._in_engine) + need > self._max_active:
                 return
-            del self._queue[active.id]
-            self._start(active)
+            self._start(self._queue.take())
 
     def _start(self, active: _Active) -> None:
         active.started()
@@ -291,7 +291,7 @@ class Batcher:
 
     def _expire(self, now: float) -> list[Delta]:
         """Fail requests that waited too long, or took too long."""
-        late = [active for active in self._queue.values() if active.start_by < now]
+        late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
         not_started = Overloaded(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
         not_finished = GenerationFailed(f"not finished within {self._time_limit:g} s (option.request_time_limit)")

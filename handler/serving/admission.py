@@ -46,14 +46,12 @@ class InferenceRoutes:
 
     Args:
         model: the model's name.
-        mode: the configured dialect's name.
         schemas: the other dialects, by template.
     """
 
-    def __init__(self, model: str, mode: str, schemas: Mapping[str, Schema]) -> None:
+    def __init__(self, model: str, schemas: Mapping[str, Schema]) -> None:
         self.schemas = schemas
         self._model = model
-        self._mode = mode
         templates: dict[str, Schema | None] = {**dict.fromkeys(INVOKE), **schemas}
         self._patterns = [(re.compile(_pattern(template)), schema) for template, schema in templates.items()]
 
@@ -65,15 +63,12 @@ class InferenceRoutes:
         """Return the dialect of a path; None stands for the configured one.
 
         Raises:
-            InvalidPayload: there is no such route, or it is not available in this mode.
+            InvalidPayload: there is no such route.
         """
         for pattern, schema in self._patterns:
             match = pattern.fullmatch(path)
-            if match is None or not self._is_served(match.groupdict()):
-                continue
-            if schema is not None and self._mode == "dynamic_batch":  # a batch's answers have one content type
-                raise InvalidPayload(f"route={path[:64]} is not available for dynamic batching; it needs rolling batch")
-            return schema
+            if match is not None and self._is_served(match.groupdict()):
+                return schema
         raise InvalidPayload(f"route={path[:64]} is no route for inference")
 
     def _is_served(self, names: Mapping[str, str]) -> bool:

@@ -25,6 +25,7 @@ from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 from handler.serving.metrics.tracing import make_tracer
 from handler.serving.model import ServedModel
+from handler.serving.sessions import configured_sessions, sessions_root
 
 log = logging.getLogger("handler.launch")
 
@@ -54,14 +55,26 @@ async def load_model(
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
     adapters = adapter_home(config, spec, directory)
     announce(spec)
+    sessions = configured_sessions(config)
     engine = start_engine(config, spec)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(engine.close)
+        if sessions is not None:
+            on_failure.callback(sessions.end)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = schema_context(config, spec, adapters.registry)
         validator = make_validator(spec, engine)
         model = ServedModel(
-            config, engine, tokenizer, context, adapters, formatters, validator, stepped=stepped, tracer=tracer
+            config,
+            engine,
+            tokenizer,
+            context,
+            adapters,
+            formatters,
+            validator,
+            sessions,
+            stepped=stepped,
+            tracer=tracer,
         )
         on_failure.pop_all()
     return model
@@ -70,7 +83,8 @@ async def load_model(
 def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
-    Those of the options, and with them: the engine, the model's files, the engine's arguments, the adapters' names.
+    Those of the options, and with them: the sessions' path, the engine, the model's files, the engine's arguments, the
+    adapters' names.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -78,6 +92,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     config, problems = reading.config, Problems(reading.problems)
     with problems:
         environment.max_adapters()
+    with problems:
+        sessions_root(config)
     if not reading.engine:
         return problems
     arguments = engine_config(config)
@@ -138,6 +154,7 @@ def engine_config(config: Config, model: Path | None = None) -> EngineConfig:
         max_sequences=config.max_rolling_batch_size,
         max_tokens_per_step=config.max_num_batched_tokens,
         max_total_tokens=config.max_model_len,
+        max_input_len=config.max_input_len,
         cache_gib=config.kv_cache_gib,
         prefix_cache=config.enable_prefix_caching,
         devices=config.tensor_parallel_degree,
@@ -264,6 +281,7 @@ def _adapters_at_start(directories: Iterable[Path]) -> dict[str, Path]:
 
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     able = engines.capabilities(spec.engine, spec.config)
+    names = (config.model_name, config.model_id, *(config.served_model_name or ()))
     return ServerContext(
         engine=spec.engine,
         unsupported=able.unsupported,
@@ -274,10 +292,9 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         output_formatter=config.output_formatter if config.output_formatter in FRAMINGS else None,
         refuse_unknown=config.unknown_parameters == "refuse",
         max_sequences=config.max_rolling_batch_size,
+        max_input_len=config.max_input_len,
         enable_streaming=config.enable_streaming,
-        model_names=tuple(
-            name for name in (config.model_name, config.model_id, *(config.served_model_name or ())) if name
-        ),
+        model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,
     )

@@ -28,6 +28,7 @@ from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocess import NO_FORMATTERS, Headers, Preprocessor, request_id
 from handler.serving.request_task import RequestTask
+from handler.serving.sessions import Sessions
 
 
 def _nobody(task: RequestTask) -> None:
@@ -41,6 +42,7 @@ class ServedModel:
         engine: started, perhaps still loading.
         tokenizer: used on threads.
         validator: tries clients' structured output; None where nothing has to be tried.
+        sessions: None where they are off.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
     """
 
@@ -53,26 +55,26 @@ class ServedModel:
         adapters: AdapterHome,
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
+        sessions: Sessions | None = None,
         *,
         stepped: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
         self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
-        self.routes = InferenceRoutes(config.model_name, self.schema.name, registry.routes(config.root_schema))
+        self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema))
+        whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         self.preprocessor = Preprocessor(
-            self.schema, context, tokenizer, lambda: engine.info, formatters=formatters, validator=validator
+            self.schema, context, tokenizer, lambda: engine.info, formatters, validator, sessions, whole=whole
         )
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, tokenizer, stepped=stepped)
-        self.draining = False
+        self.draining = self._closing = False
         self.num_requests = 0  # being read or answered, the last byte's delivery included
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the engine is ready and has the adapters that lie beside the model; a ConfigError says why it
-        cannot be."""
+        """Done when the engine is ready and has the adapters beside the model; a ConfigError says why it cannot be."""
         self._opening: asyncio.Task[None] | None = None
-        self._closing = False
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._engine = engine
         self._validator = validator
@@ -90,8 +92,7 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self._driver = EngineDriver(self._batcher, rests=not stepped)
-        self._adapters_at_start = adapters.at_start
-        self.adapters = adapters.registry
+        self.adapters, self._adapters_at_start = adapters.registry, adapters.at_start
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,
@@ -146,8 +147,7 @@ class ServedModel:
         Args:
             body: the decoded body; None if it was not decoded.
         """
-        stats = RequestStats(id, self.metrics)
-        task = RequestTask(self.admission, self._driver, stats, {}, schema, _nobody)
+        task = RequestTask(self.admission, self._driver, RequestStats(id, self.metrics), {}, schema, _nobody)
         task.refuse(error, body)
         return task
 

@@ -14,13 +14,14 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Request, new_uuid
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.plugins.custom_request import CustomReader
+from handler.plugins.custom_request import CustomReader, FormatterTokenizer
 from handler.plugins.custom_response import with_formatter
 from handler.plugins.functions import Formatters
 from handler.protocols.base import ParsedRequest, Schema, ServerContext
 from handler.protocols.readers.adapters import merge_adapters, named_adapter, quote
 from handler.protocols.readers.body import decode, decode_text
 from handler.serving.large_bodies import LARGE, LargeBodies
+from handler.serving.sessions import Sessions, answer_call, session_call, session_of
 
 NO_FORMATTERS = Formatters()
 
@@ -32,11 +33,7 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _JSON_TYPES = re.compile(r"|application/(.+\+)?json|application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
 
-_REFUSED = (
-    ("x-amzn-sagemaker-session-id", "stateful sessions are"),
-    ("x-amzn-sagemaker-target-model", "multi-model hosting is"),
-)
-"""SageMaker's and DJL's headers that ask for what is not there."""
+_TARGET_MODEL = "x-amzn-sagemaker-target-model"
 
 _ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")
 """SageMaker's and DJL's headers that name the LoRA adapter of a request."""
@@ -45,10 +42,11 @@ MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageM
 
 
 class Decoded(NamedTuple):
-    """A body as a value, and what a model.py made of it where one reads bodies."""
+    """A body as a value, what a model.py made of it where one reads bodies, and the session's call that it is."""
 
     value: Any
     given: Any = None
+    session_call: str = ""
 
 
 class Preprocessor:
@@ -61,6 +59,8 @@ class Preprocessor:
         engine_info: what the engine says of itself; None while it has not been loaded.
         formatters: what a model.py has the bodies read and the answers written by.
         validator: tries what clients send; None where nothing has to be tried.
+        sessions: None where they are off.
+        whole: the host sends whole answers only: a batch of DJL's has one content type.
     """
 
     def __init__(
@@ -71,15 +71,19 @@ class Preprocessor:
         engine_info: Callable[[], EngineInfo | None],
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
+        sessions: Sessions | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.schema = schema
+        self._sessions = sessions
         self.large_bodies = LargeBodies()
         self.runs_model_py = formatters.input is not None or formatters.output is not None
         self._output_formatter = formatters.output
         self._reader: CustomReader | None = None
         self.input_formatter = "" if formatters.input is None else formatters.input.title  # for messages
         if formatters.input is not None:
-            keywords = {"tokenizer": FormatterTokenizer(tokenizer), "configs": formatters.configs}
+            keywords = {"tokenizer": FormatterTokenizer(tokenizer.encode), "configs": formatters.configs}
             self._reader = CustomReader(formatters.input, _decoded, keywords)
         self._any_media = formatters.input is not None and not formatters.input.takes_payload
         self.context = replace(
@@ -91,6 +95,7 @@ class Preprocessor:
         self._tokenizer = tokenizer
         self._engine_info = engine_info
         self._validator = validator
+        self._whole = whole
 
     def check_headers(self, headers: Headers, schema: Schema | None = None) -> None:
         """Turn away, before the body is read, what no body could make good.
@@ -100,10 +105,11 @@ class Preprocessor:
 
         Raises:
             InvalidPayload, UnsupportedMedia: naming the header.
+            BadRequest: of a session that is not there.
         """
-        for name, what in _REFUSED:
-            if headers.get(name):
-                raise InvalidPayload(f"header {name}: {what} not supported by the engine")
+        if headers.get(_TARGET_MODEL):
+            raise InvalidPayload(f"header {_TARGET_MODEL}: multi-model hosting is not supported by the engine")
+        session_of(self._sessions, headers)
         self._adapter(headers)
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding not in ("", "identity"):
@@ -123,16 +129,20 @@ class Preprocessor:
             schema: the route's own dialect, whose bodies no model.py reads.
 
         Raises:
-            NotJson, TooLarge, Unavailable, FormatterFailed.
+            NotJson, TooLarge, Unavailable, FormatterFailed, BadRequest.
         """
+        if schema is None and not _is_plain(headers) and (call := session_call(body)):
+            return Decoded({}, session_call=call)
         if schema is None and self._reader is not None:
-            return Decoded(*self._reader.read(body, headers))
+            return Decoded(*self._reader.read(body, headers, session_of(self._sessions, headers)))
         if len(body) >= LARGE:
             return Decoded(self.large_bodies.decode(body, plain=schema is None and _is_plain(headers)))
         return Decoded(decode(body) if schema is not None else _decoded(body, headers))
 
     def close(self) -> None:
         self.large_bodies.close()
+        if self._sessions is not None:
+            self._sessions.end()
 
     def parse(self, body: Decoded, headers: Headers, schema: Schema | None = None) -> ParsedRequest:
         """What a decoded body asks for.
@@ -140,13 +150,17 @@ class Preprocessor:
         Raises:
             ServingError: what the schema says of a body that it refuses.
         """
+        if body.session_call:
+            return answer_call(self._sessions, body.session_call, headers, self.schema.refused)
         call = (schema or self.schema).parse(body.value, self.context)
+        if call.streams and self._whole:
+            raise InvalidPayload("'stream': DJL's dynamic batches are answered whole; streams need rolling batch")
         if (adapter := self._adapter(headers)) is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         if schema is not None or self._output_formatter is None:
             return call
-        compat = self.schema.name == "tgi_compat"
-        return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat)
+        compat, session = self.schema.name == "tgi_compat", session_of(self._sessions, headers)
+        return with_formatter(call, self._output_formatter, body.value, body.given, tgi_compat=compat, session=session)
 
     def encode(self, request: Request) -> tuple[Request, Prompt]:
         """The request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
@@ -212,8 +226,9 @@ class Preprocessor:
         if info is None:  # nothing was ever loaded: the host turns requests away
             return
         limit = info.max_total_tokens
-        if num_prompt >= limit:
-            raise PromptTooLong(names.prompt, num_prompt, limit - 1)
+        most = min(limit - 1, self.context.max_input_len or limit)
+        if num_prompt > most:
+            raise PromptTooLong(names.prompt, num_prompt, most)
         needed = wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
         if num_prompt + needed > limit and not request.fill_context:
             raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
@@ -268,16 +283,6 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """
     quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-") for name in names[:32])
     return {"x-lmi-ignored-parameters": quoted[:1024]} if names else {}
-
-
-class FormatterTokenizer:
-    """What input formatters get as `tokenizer`. Thread-safe."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text).ids
 
 
 def _decoded(body: bytes, headers: Headers) -> Any:

@@ -45,10 +45,9 @@ class RequestTask:
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver",
-        "_headers", "_ids", "_in_batch", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded",
-        "_write", "begun", "committed", "error", "finished", "notified", "on_bytes", "parsed", "status",
-        "unsent",
+        "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver", "_headers", "_ids",
+        "_in_batch", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded", "_write", "begun", "committed",
+        "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -82,9 +81,7 @@ class RequestTask:
         self.status = 200
         self.error: ServingError | None = None
         self.unsent: list[bytes] = []
-        self.begun = False
-        self.committed = False
-        self.finished = False
+        self.begun = self.committed = self.finished = False
 
     # -- what the host sends -------------------------------------------------------------------------------------
 
@@ -159,6 +156,8 @@ class RequestTask:
             del body  # it is not kept while the answer is sent
         if self.parsed is None or self.finished:
             return
+        if not self.parsed.requests:  # the answer needs no engine
+            return self._feed_and_flush(0, Delta(0, 0, ()))
         try:
             encoded = [await self._admission.encode(request, self._size) for request in self.parsed.requests]
             self._stats.note_encoded()

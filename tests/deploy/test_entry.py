@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-3-8b-g6e.yaml"
 
 WAYS = pytest.mark.parametrize(
     ("way", "program"),
@@ -35,3 +38,27 @@ def test_what_the_extra_brings_is_missing(way: str, program: str, missing: str) 
     )
     assert refused.returncode == 2
     assert refused.stderr == f"{program}: needs {missing}: pip install '.[deploy]' in lmi-handler's directory\n"
+
+
+def test_plan_names_every_wrong_option() -> None:
+    settings = ("options.tgi_compt=true", "options.dtype=int3", "options.enable_streaming=true")
+    refused = subprocess.run(
+        [sys.executable, "-m", "deploy", "plan", str(EXAMPLE), "--offline", *(f"--set={one}" for one in settings)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    head, *lines = refused.stderr.splitlines()
+    assert head == "lmi deploy: 3 problems:"
+    for line, start in zip(
+        lines,
+        [
+            "options.tgi_compt: unknown option 'tgi_compt'; did you mean 'tgi_compat'?",
+            "options.dtype: dtype=int3: must be one of auto, fp32",
+            "options.enable_streaming: enable_streaming belongs to dynamic batching",
+            "`lmi options` lists the options",
+        ],
+        strict=True,
+    ):
+        assert line.strip().startswith(start)

@@ -50,6 +50,39 @@ def test_names_of_classes() -> None:
                 model(no_such_thing=1)
 
 
+@pytest.mark.parametrize(
+    ("version", "has", "lacks"),
+    [
+        ("1.0.0", ["enable_trtllm_sampler", "moe_cluster_parallel_size"], ["sampler_type", "env_overrides"]),
+        ("1.1.0", ["sampler_type", "return_perf_metrics"], ["enable_trtllm_sampler", "orchestrator_type"]),
+        ("1.2.1", ["sampler_type", "orchestrator_type"], ["telemetry_config", "sleep_config"]),
+        ("1.3.0rc29", ["telemetry_config", "sleep_config"], ["sampler_type", "moe_cluster_parallel_size"]),
+    ],
+)
+def test_llm_has_the_arguments_of_its_version(model: Path, version: str, has: list[str], lacks: list[str]) -> None:
+    with using.tensorrt_llm(f"version={version}"):
+        import tensorrt_llm
+        from tensorrt_llm.llm_args import checked
+
+        assert set(has) <= set(type(checked("LLM", {"model": str(model)})).model_fields)
+        for name in lacks:
+            with pytest.raises(ValueError, match=f"LLM got invalid argument: {name}"):
+                tensorrt_llm.LLM(str(model), **{name: None})
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [("1.1.0", {"trace_headers": 0, "cache_salt": 0}), ("1.2.1", {"cache_salt": 1, "priority": 0}),
+     ("1.3.0rc29", {"cache_salt": 1, "priority": 1, "conversation_params": 1})],
+)  # fmt: skip
+def test_generate_async_has_the_arguments_of_its_version(model: Path, version: str, names: dict[str, int]) -> None:
+    with using.tensorrt_llm(f"version={version}"):
+        double = Double(model)
+        there = inspect.signature(double.llm.generate_async).parameters
+        double.llm.shutdown()
+        assert {name: int(name in there) for name in names} == names
+
+
 def test_names_of_calls(now: Double) -> None:
     wanted = [one["name"] for one in API["LLM"]["params"]]
     assert list(inspect.signature(now.package.LLM).parameters)[:-1] == wanted
@@ -106,7 +139,10 @@ def test_a_subclass_refuses_in_its_own_name(model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "arguments", "message"),
-    [("1.0.0", {"sampler_type": "auto"}, "sampler_type"), ("1.3.0", {"sampler_type": "TRTLLMSampler"}, "removed")],
+    [
+        ("1.0.0", {"sampler_type": "auto"}, "sampler_type"),
+        ("1.3.0rc29", {"sampler_type": "TorchSampler"}, "sampler_type"),
+    ],
 )
 def test_samplers_of_versions(model: Path, version: str, arguments: dict[str, Any], message: str) -> None:
     with using.tensorrt_llm(f"version={version}"):

@@ -1,16 +1,17 @@
-"""Table of all options, from one file a group: common, engines, vLLM, TensorRT-LLM."""
+"""Table of all options, from one file a group: common, engines, vLLM, TensorRT-LLM, foreign names."""
 
 from __future__ import annotations
 
 from handler.config.options.common import COMMON, OF_JAVA
 from handler.config.options.engines import ECHO, GPU, GUIDED
+from handler.config.options.foreign import LMI, VLLM_OWN
 from handler.config.options.option import Option
 from handler.config.options.trtllm import TRTLLM
 from handler.config.options.vllm import VLLM
 
 __all__ = ["ENVIRONMENT", "KNOWN", "OF_JAVA", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
 
-OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *GPU, *VLLM, *TRTLLM)
+OPTIONS: tuple[Option, ...] = (*COMMON, *ECHO, *GUIDED, *GPU, *VLLM, *TRTLLM, *LMI, *VLLM_OWN)
 
 KNOWN: dict[str, list[Option]] = {}
 """Options by name and alias; two engines may have different options of one name."""
@@ -25,8 +26,11 @@ ENVIRONMENT = {
     "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
     "PREDICT_TIMEOUT": "option.predict_timeout",
+    "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "option.enable_stateful_sessions",
+    "SAGEMAKER_SESSIONS_EXPIRATION": "option.sessions_expiration",
+    "SAGEMAKER_SESSIONS_PATH": "option.sessions_path",
 }
-"""LMI's variables outside the OPTION_ and SERVING_ patterns."""
+"""LMI's variables outside the OPTION_ and SERVING_ patterns, and AWS's of its images."""
 
 SERVER_ENVIRONMENT = frozenset({
     "allow_multi_status", "certificate_file", "chunked_read_timeout", "cluster_address", "cors_allowed_headers",

@@ -22,20 +22,37 @@ TOOL_CALL_PARSERS = ("auto", "hermes", "smollm2", "llama3_json")
 OF_JAVA = "DJL Serving's Java side reads it"
 
 
+BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
+"""Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
+
+
+def engine_name(llm_engine: str, rolling_batch: str) -> str:
+    """Name the engine of the two options; "" where they contradict each other."""
+    by_batch = BY_ROLLING_BATCH.get(rolling_batch)
+    if llm_engine == "auto":
+        return by_batch or "openvino"  # it reads every kind of model
+    return llm_engine if by_batch in (None, llm_engine) else ""
+
+
 def rolling_batch(text: str) -> str:
     value = one_of(*ROLLING_BATCHES)(text)
     return "auto" if value == "scheduler" else value
 
 
+def switch(text: str) -> bool:
+    """Parse a boolean; AWS's images also take 1."""
+    return text == "1" or boolean(text)
+
+
 COMMON = (
     # what is served
-    Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`"),
+    Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`", ("option.model",)),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),
     Option("option.rolling_batch", "rolling_batch", rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto, and DJL Serving does not change it"),
-    Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)"),
-    Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "number of devices for a model, or max; CPU engines have one"),
+    Option("option.dtype", "dtype", precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available)", ("option.data_type",)),
+    Option("option.tensor_parallel_degree", "tensor_parallel_degree", parallel_degree, "1", "number of devices for a model, or max; CPU engines have one", ("option.tensor_parallel_size",)),
     # how answers look
     Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one"),
     Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md), by default its only one"),
@@ -44,6 +61,10 @@ COMMON = (
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
     Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "format of the model's tool calls; auto: by its chat template"),
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),
+    # sessions
+    Option("option.enable_stateful_sessions", "enable_stateful_sessions", switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on"),
+    Option("option.sessions_expiration", "sessions_expiration", integer(1), 1200, "seconds that a session lives"),
+    Option("option.sessions_path", "sessions_path", string, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
     # how much at once
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503"),
@@ -51,6 +72,7 @@ COMMON = (
     Option("max_batch_delay", "max_batch_delay", integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch"),
     Option("max_request_size", "max_request_size", integer(1), 67_108_864, "bytes of a request body; longer ones get 413"),
     Option("option.max_model_len", "max_model_len", integer(2), None, "tokens of prompt and answer together; by default the model's context length"),
+    Option("option.max_input_len", "max_input_len", integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves"),
     Option("option.max_num_batched_tokens", "max_num_batched_tokens", integer(16), None, "tokens that one engine step computes; fewer shorten other requests' waits during long prompts; by default openvino 256, others as they choose", ("option.max_rolling_batch_prefill_tokens",)),
     Option("option.kv_cache_gib", "kv_cache_gib", integer(0), 0, "GiB for the KV cache; 0 leaves it to the engine (openvino: grows as needed; vllm: on a GPU by option.gpu_memory_utilization, on a CPU 4)"),
     Option("option.enable_prefix_caching", "enable_prefix_caching", boolean, None, "reuse the KV cache of equal prompt beginnings; by default as the engine does (openvino: no, vllm and trtllm: yes)", ("option.enable_kv_cache_reuse",)),

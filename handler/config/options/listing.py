@@ -58,6 +58,9 @@ def _lines(option: Option) -> Iterator[str]:
     if isinstance(option.parse, Gone):
         yield f"  refused: {option.parse.why}"
         return
+    if option.field is None and not option.argument and option.help is not OF_JAVA:
+        yield f"  no effect: {option.help}"
+        return
     facts = {
         "meaning": option.help or "an argument of the engine's own",
         "type": _type(option),

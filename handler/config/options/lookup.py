@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from handler.config.options import KNOWN
+from handler.config.options import KNOWN, OF_JAVA
+from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
 from handler.config.options.option import Gone, Option
 
 
@@ -16,12 +18,22 @@ def find_option(key: str, engine: str) -> Option | None:
         engine: "" where it is not known.
     """
     options = KNOWN.get(key, [])
-    return next((option for option in options if engine in option.engines), options[0] if options else None)
+    own = [option for option in options if engine in option.engines]
+    own += [option for option in options if not option.engines]
+    others = (_argument(key, other) for other in NAMES)
+    return next(filter(None, (*own, _argument(key, engine), *options, *others)), None)
+
+
+def _argument(key: str, engine: str) -> Option | None:
+    """Make an option of an argument of the engine's own."""
+    name = key.removeprefix("option.")
+    found = None if name == key else engine_arguments(engine).arguments.get(name)
+    return found and Option(key, None, parser(found.types), None, "", engines=(engine,), argument=True)
 
 
 def option_key(name: str) -> str | None:
-    """Find the key of an option by DJL's name, which has no prefix."""
-    key = next((name for name in (f"option.{name}", name) if name in KNOWN), None)
+    """Find the key of an option that the handler accepts by DJL's name, which has no prefix."""
+    key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
     if key is None:
         return None
     keys = {option.key for option in KNOWN[key]}
@@ -29,16 +41,52 @@ def option_key(name: str) -> str | None:
 
 
 def unknown_option(key: str, engine: str) -> str:
-    """Say that nobody has the option, with the nearest name that this engine accepts."""
+    """Say that nobody has the option, with the nearest names that this handler and its engine accept."""
+    name = key.removeprefix("option.")
     bare = {name.removeprefix("option."): name for name, options in KNOWN.items() if _is_accepted(options, engine)}
-    near = difflib.get_close_matches(key.removeprefix("option."), bare, n=1, cutoff=0.75)
-    hint = f"did you mean {bare[near[0]]!r}?" if near else "`lmi options` lists those there are"
-    return f"unknown option {key!r}; {hint}"
+    hints = [repr(bare[near]) for near in _nearest(name, bare)]
+    arguments = engine_arguments(engine)
+    names = [other for other in arguments.arguments if _is_accepted(KNOWN.get(f"option.{other}", ()), engine)]
+    hints += [f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare]
+    hint = f"did you mean {' or '.join(hints)}?" if hints else "`lmi options` lists those there are"
+    return f"unknown option {key!r}{_releases(name, engine)}; {hint}"
 
 
-def _is_accepted(options: Iterable[Option], engine: str) -> bool:
-    return any(
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+
+
+def _releases(name: str, engine: str) -> str:
+    """Say which other releases of the engine have an argument."""
+    other = shipped(engine).arguments.get(name) if engine in NAMES else None
+    if other is None:
+        return ""
+    return f": {engine_arguments(engine).source} has it not, but {NAMES[engine]} {other.first} to {other.last}"
+
+
+def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
+    """Check the names and types of option.engine_args."""
+    arguments = engine_arguments(engine)
+    for name, value in values.items():
+        option = next((one for one in KNOWN.get(f"option.{name}", ()) if engine in one.engines), None)
+        found = arguments.arguments.get(name)
+        try:
+            if option and isinstance(option.parse, Gone) and option.parse.argument:
+                option.parse(str(value))
+            elif found:
+                check(value, found.types)
+            else:
+                near = _nearest(name, arguments.arguments)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                yield f"{name!r} is no argument of {arguments.source}{hint}"
+        except ValueError as error:
+            yield f"{name!r}: {error}"
+
+
+def _is_accepted(options: Sequence[Option], engine: str) -> bool:
+    return not options or any(
         (not engine or not option.engines or engine in option.engines or option.idle)
         and not isinstance(option.parse, Gone)
+        and (option.field or option.help is OF_JAVA)
         for option in options
     )

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 
 class Option(NamedTuple):
@@ -14,11 +14,12 @@ class Option(NamedTuple):
 
     Attributes:
         key: its name in serving.properties.
-        field: its name in `Config`, or with `engines` in `Config.engine_options`; None for a key that only DJL
-            Serving's Java side reads.
+        field: its name in `Config`, or with `engines` in `Config.engine_options`; None for a key without
+            effect here, and for an engine's own argument.
         default: None leaves it to the engine.
         engines: engines that have it; others refuse to start with it. Empty for an option of all engines.
         idle: the reason why other engines ignore it; "" where they refuse it.
+        argument: whether it is an argument of the engine's own constructor, by its own name.
     """
 
     key: str
@@ -29,6 +30,7 @@ class Option(NamedTuple):
     aliases: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
     idle: str = ""
+    argument: bool = False
 
 
 def boolean(text: str) -> bool:
@@ -124,9 +126,16 @@ def json_object(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gone:
-    """Parser that refuses every value: no engine has the option any more. `why` names its replacement."""
+    """Parser of an option that is refused; `why` names its replacement. `unless` are values that ask for nothing.
+
+    Attributes:
+        argument: whether option.engine_args may not have it either.
+    """
 
     why: str
+    unless: tuple[str, ...] = ()
+    argument: bool = False
 
-    def __call__(self, text: str) -> NoReturn:
-        raise ValueError(self.why)
+    def __call__(self, text: str) -> None:
+        if text.lower() not in self.unless:
+            raise ValueError(self.why)

@@ -48,7 +48,6 @@ def _gone(why: str, *keys: str) -> tuple[Option, ...]:
 
 TRTLLM: tuple[Option, ...] = (
     # lengths and sizes
-    Option("option.max_input_len", "max_input_len", integer(1), None, "largest number of a prompt's tokens", engines=_TRTLLM),
     Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of an answer's tokens; with option.max_input_len (then 1024 by default) it gives the length of both together", engines=_TRTLLM),
     Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
@@ -107,7 +106,7 @@ TRTLLM: tuple[Option, ...] = (
     *_gone(_DRAFT, "max_draft_len", "speculative_draft_model", "draft_model_id", "speculative_length", "speculative_model", "num_speculative_tokens"),
     *_gone("use option.enable_prefix_caching", "enable_block_reuse"),
     *_gone("use option.sampler_type", "enable_trtllm_decoder", "enable_trtllm_sampler", "enable_mixed_sampler", "mixed_decoder", "mixed_sampler"),
-    *_gone("use option.tensor_parallel_degree", "tensor_parallel_size", "auto_parallel", "auto_parallel_world_size"),
+    *_gone("use option.tensor_parallel_degree", "auto_parallel", "auto_parallel_world_size"),
     *_gone(_TOKENIZER, "tokenizer", "tokenizer_mode", "tokenizer_revision", "skip_tokenizer_init"),
     *_gone(f"it went with the TensorRT engines; {_ARGS}", "batching_type", "normalize_log_probs", "enable_prompt_adapter", "max_prompt_adapter_token"),
     *_gone("its keys are arguments by themselves now: use option.engine_args", "pytorch_backend_config", "pytorch_config"),

@@ -1,14 +1,10 @@
-"""LMI's options for vLLM alone; an option whose feature vLLM dropped is refused with its replacement."""
+"""LMI's options for vLLM alone; foreign.py has those that vLLM dropped."""
 
 from __future__ import annotations
 
-from handler.config.options.option import Gone, Option, boolean, integer, json_object, number, one_of, string
+from handler.config.options.option import Option, boolean, integer, json_object, number, one_of, string
 
 _VLLM = ("vllm",)
-
-
-def _gone(key: str, why: str) -> Option:
-    return Option(f"option.{key}", key, Gone(why), None, f"refused: {why}", engines=_VLLM)
 
 
 VLLM = (
@@ -31,14 +27,4 @@ VLLM = (
     Option("option.speculative_draft_model", "speculative_draft_model", string, None, "a draft model for speculative decoding (LMI)", engines=_VLLM),
     Option("option.num_speculative_tokens", "num_speculative_tokens", integer(1), None, "tokens that the draft model proposes at a time (LMI; default 5)", ("option.speculative_length",), engines=_VLLM),
     Option("option.override_generation_config", "override_generation_config", json_object, None, "values that replace those of the model's generation_config.json; only end tokens have an effect, as sampling is the request's", engines=_VLLM),
-    _gone("swap_space", "vLLM has no swap space any more; requests that do not fit are computed anew"),
-    _gone("use_v2_block_manager", "vLLM has one block manager; leave it out"),
-    _gone("lora_extra_vocab_size", "vLLM takes no adapters with tokens of their own any more"),
-    _gone("long_lora_scaling_factors", "vLLM has no long LoRA any more"),
-    _gone("max_seq_len_to_capture", "CUDA graphs are sized by option.engine_args={\"cudagraph_capture_sizes\": [...]}"),
-    _gone("draft_model_tp_size", "say it in option.speculative_config as draft_tensor_parallel_size"),
-    _gone("record_acceptance_rate", "vLLM's statistics are not kept here"),
-    _gone("device", "vLLM takes the device that its build is for"),
-    _gone("preloaded_model", "models are loaded by the engine's own process"),
-    _gone("task", "only text generation is served"),
 )  # fmt: skip

@@ -46,13 +46,9 @@ def prepare_model(model_id: str | None, dtype: str) -> Path:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """Check a model's files without loading them; the demo model is made at the start.
-
-    Raises:
-        ConfigError: with all problems found.
-    """
+    """See `engines.check`."""
     if model_id not in (None, model_files.DEMO):
-        find_model(model_id)
+        find_model(str(model_id))
 
 
 def find_model(model_id: str) -> model_files.Model:

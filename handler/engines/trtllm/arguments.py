@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.config.model_files import read_json
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
 
@@ -18,7 +18,7 @@ NEWEST: Release = (1, 3)  # the newest with differences below
 _SAME_NAME = (
     "context_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size", "moe_cluster_parallel_size",
     "gpus_per_node", "enable_attention_dp", "enable_chunked_prefill", "gather_generation_logits", "stream_interval",
-    "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width", "max_input_len",
+    "disable_flashinfer_sampling", "attn_backend", "load_format", "max_beam_width",
     "iter_stats_max_iterations", "request_stats_max_iterations",
 )  # fmt: skip
 """Options that are keywords of LLM themselves."""
@@ -40,7 +40,17 @@ _CUDA_GRAPH = {
     "cuda_graph_max_batch_size": "max_batch_size",
     "cuda_graph_padding": "enable_padding",
 }
+_RELEASES: Mapping[str, tuple[Release, Release]] = {
+    "moe_cluster_parallel_size": ((1, 0), (1, 2)),
+    "onboard_blocks": ((1, 0), (1, 2)),
+    "disable_flashinfer_sampling": ((1, 2), (1, 2)),
+}
+"""First and last release of options that not each has: llm-api/reference in the documentation of 1.0 to 1.3.0rc29."""
+
 _LORA_MODULES = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
+_LORA_CONFIG = ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")
+"""Modules of LoraConfig, of 1.3 first: there the others only lead to it, with a warning."""
+
 _MAX_INPUT_LEN = 1024  # LMI's default beside max_output_len
 _CONTEXT_LENGTH = 2048  # tokens, where neither options nor the model name any
 _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend")
@@ -67,15 +77,19 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         release: major and minor number of the installed version.
 
     Raises:
-        ConfigError: options contradict each other, or this version has no such thing.
+        ConfigError: options contradict each other, or this version has no such thing; with all such problems.
     """
-    options = config.options
+    options, problems = config.options, Problems()
+    for name, (first, last) in _RELEASES.items():
+        if options.get(name) is not None and not first <= release <= last:
+            message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} has no such argument"
+            problems.append(Problem("", f"option.{name}", message))
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "dtype": TORCH_DTYPES[config.dtype],
         "max_batch_size": config.max_sequences,
-        **_parallelism(config, gpus),
-        **_lengths(config),
+        **_parallelism(config, gpus, problems),
+        **_lengths(config, problems),
         **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
         **_scheduling(options),
     }
@@ -83,22 +97,30 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         arguments["trust_remote_code"] = True
     if (backend := options.get("guided_decoding_backend")) is not None:
         if backend not in ("xgrammar", "llguidance"):
-            raise ConfigError(f"option.guided_decoding_backend={backend}: trtllm has xgrammar and llguidance")
+            key = "option.guided_decoding_backend"
+            problems.append(Problem("", key, f"{key}={backend}: trtllm has xgrammar and llguidance"))
         arguments["guided_decoding_backend"] = backend
     if cache := _kv_cache(config):
         arguments["kv_cache_config"] = cache
     if options.get("enable_lora"):
         arguments["enable_lora"] = True
-    _merge(arguments, options.get("engine_args") or {})
+    with problems:
+        _merge(arguments, options.get("engine_args") or {})
     if arguments.get("enable_lora") or arguments.get("lora_config"):
         arguments["lora_config"] = {**_lora(options), **(arguments.get("lora_config") or {})}
+    if release >= (1, 3):  # which would limit prompts to 1,024 tokens by default
+        arguments.setdefault("max_input_len", arguments["max_seq_len"])
     sampler = arguments.pop("sampler_type", None) or options.get("sampler_type", "auto")
-    return {**_sampler(arguments, sampler, release), **arguments}
+    with problems:
+        arguments = {**_sampler(arguments, sampler, release), **arguments}
+    problems.check()
+    return arguments
 
 
-def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
+def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[str, Any]:
     options = config.options
     stages = _either(
+        problems,
         options.get("pipeline_parallel_size"), "option.pipeline_parallel_degree",
         options.get("trtllm_pipeline_parallel_size"), "option.pipeline_parallel_size",
     )  # fmt: skip
@@ -108,16 +130,22 @@ def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
     return {"tensor_parallel_size": degree, "pipeline_parallel_size": stages}
 
 
-def _lengths(config: EngineConfig) -> dict[str, Any]:
+def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
     """Make the token limits; `max_seq_len` is always set, so that the engine's limit is ours."""
     options = config.options
     arguments: dict[str, Any] = {}
-    limit = _either(config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len")
+    limit = _either(
+        problems,
+        config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len",
+    )  # fmt: skip
+    if config.max_input_len is not None:
+        arguments["max_input_len"] = config.max_input_len
     if options.get("max_output_len") is not None:
-        arguments["max_input_len"] = options.get("max_input_len") or _MAX_INPUT_LEN
+        arguments.setdefault("max_input_len", _MAX_INPUT_LEN)
         limit = limit or arguments["max_input_len"] + options["max_output_len"]
     arguments["max_seq_len"] = limit or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
     step = _either(
+        problems,
         config.max_tokens_per_step, "option.max_num_batched_tokens",
         options.get("max_num_tokens"), "option.max_num_tokens",
     )  # fmt: skip
@@ -126,10 +154,10 @@ def _lengths(config: EngineConfig) -> dict[str, Any]:
     return arguments
 
 
-def _either(first: int | None, key: str, second: int | None, other: str) -> int | None:
+def _either(problems: Problems, first: int | None, key: str, second: int | None, other: str) -> int | None:
     """Return the value of an option with two names."""
     if first is not None and second is not None and first != second:
-        raise ConfigError(f"{key}={first} contradicts {other}={second}: they are the same thing")
+        problems.append(Problem("", key, f"{key}={first} contradicts {other}={second}: they are the same thing"))
     return first if first is not None else second
 
 
@@ -183,12 +211,16 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
 def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> dict[str, Any]:
     """Choose the sampler; before 1.3 always explicitly, as defaults differ between versions.
 
+    1.3 has TorchSampler alone, and no argument for it.
+
     Args:
         arguments: all others, with those of option.engine_args.
     """
-    beams = (arguments.get("max_beam_width") or 1) > 1
     if release >= (1, 3):
-        return {} if sampler == "auto" else {"sampler_type": sampler}
+        if sampler == "TRTLLMSampler":
+            raise ConfigError("option.sampler_type=TRTLLMSampler: TensorRT-LLM has only TorchSampler since 1.3")
+        return {}
+    beams = (arguments.get("max_beam_width") or 1) > 1
     if release < (1, 1) and (ours := arguments.get("enable_trtllm_sampler")) is not None:
         sampler = "TRTLLMSampler" if ours else "TorchSampler"
     if beams and sampler == "TorchSampler":
@@ -219,7 +251,7 @@ def _construct(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if name == "lora_config":
-        return import_name("LoraConfig", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")(**value)
+        return import_name("LoraConfig", *_LORA_CONFIG)(**value)
     if name == "speculative_config":
         rest = dict(value)
         kind = rest.pop("decoding_type", None)

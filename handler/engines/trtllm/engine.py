@@ -21,13 +21,13 @@ from handler.engines.base import Capabilities, EngineConfig, EngineInfo, Step, w
 from handler.engines.huggingface import checkpoint
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.process.process_group import end_with_descendants, end_with_this_process
+from handler.engines.trtllm import support
 from handler.engines.trtllm.arguments import construct, import_name, llm_arguments
 from handler.engines.trtllm.results import RequestOptions, RunningRequest, request_options
 from handler.engines.trtllm.sampling import Model, sampling_arguments
 from handler.engines.trtllm.setup import check_rank, environment, leave_mpi, max_prompt, visible_gpus, vocabulary_size
 from handler.engines.trtllm.stepped_loop import SteppedLoop
 from handler.engines.trtllm.structured_output import structured_output_check as structured_output_check
-from handler.engines.trtllm.support import capabilities_of, installed_release, installed_version, torch_sampler
 
 _PATIENCE = 0.02  # seconds that a step waits for results, before new commands are read
 
@@ -46,8 +46,9 @@ class TrtLlm:
         end_with_this_process()
         import tensorrt_llm
 
-        version = installed_version()
-        arguments = llm_arguments(config, visible_gpus(config), installed_release())
+        version = support.installed_version()
+        support.warn_of_newer(version)
+        arguments = llm_arguments(config, visible_gpus(config), support.release_of(version))
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
         self._running: dict[int, RunningRequest] = {}
@@ -69,7 +70,7 @@ class TrtLlm:
             vocabulary=vocabulary_size(config.model),
             eos=checkpoint.eos_ids(config.model),
             tokenizer_eos=checkpoint.tokenizer_eos_id(config.model),
-            torch_sampler=torch_sampler(arguments),
+            torch_sampler=support.torch_sampler(arguments),
             max_beam_width=arguments.get("max_beam_width") or 1,
         )
         self.info = EngineInfo(
@@ -272,7 +273,7 @@ class TrtLlm:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    checkpoint.check_model(model_id, config, partial(llm_arguments, gpus=1, release=installed_release()))
+    checkpoint.check_model(model_id, config, partial(llm_arguments, gpus=1, release=support.installed_release()))
 
 
 def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Path:
@@ -280,8 +281,8 @@ def prepare(model_id: str | None, dtype: str, options: Mapping[str, Any]) -> Pat
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    release = installed_release()
-    return capabilities_of(llm_arguments(config, 1, release), release)
+    release = support.installed_release()
+    return support.capabilities_of(llm_arguments(config, 1, release), release)
 
 
 def load(config: EngineConfig) -> TrtLlm:

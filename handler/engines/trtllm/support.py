@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
+from handler.core.errors import ConfigError
 from handler.engines.base import NO_LORA, Capabilities
 from handler.engines.trtllm.arguments import NEWEST, Release
+
+log = logging.getLogger("handler.engine")
+
+_OLDEST: Release = (1, 0)  # the first whose PyTorch backend is `tensorrt_llm.LLM`
+_OF_THE_IMAGE: Release = (1, 2)
 
 SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
 """LMI's defaults for TensorRT-LLM with do_sample (djl_python of DJL Serving)."""
@@ -33,13 +40,28 @@ def installed_version() -> str:
 
 
 def release_of(version: str) -> Release:
+    """Return major and minor number of a version.
+
+    Raises:
+        ConfigError: it is too old.
+    """
     match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+    release = (int(match[1]), int(match[2])) if match else (0, 0)
+    if release < _OLDEST:
+        raise ConfigError(f"TensorRT-LLM {version} is installed; the engine trtllm needs 1.0 to 1.3")
+    return release
+
+
+def warn_of_newer(version: str) -> None:
+    if release_of(version) > NEWEST:
+        log.warning(
+            "TensorRT-LLM %s is installed: newer than 1.3, the newest that this engine was written for", version
+        )
 
 
 def installed_release() -> Release:
-    """Return the installed version's release; without one the newest that is known."""
-    return release_of(installed_version()) if find_spec("tensorrt_llm") else NEWEST
+    """Return the installed version's release; without one that of the image, by which a configuration is checked."""
+    return release_of(installed_version()) if find_spec("tensorrt_llm") else _OF_THE_IMAGE
 
 
 def torch_sampler(arguments: Mapping[str, Any]) -> bool:
@@ -63,8 +85,9 @@ def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
 def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilities:
     unsupported = {"typical_p": "it has no typical decoding"}
     if torch_sampler(arguments):
-        unsupported["bad_sequences"] = f"TorchSampler cannot forbid sequences of tokens; {_OTHER_SAMPLER}"
+        unsupported["bad_sequences"] = "TorchSampler cannot forbid sequences of tokens"
         if release < (1, 3):
+            unsupported["bad_sequences"] += f"; {_OTHER_SAMPLER}"
             unsupported |= dict.fromkeys(_IGNORED if release >= (1, 2) else (*_IGNORED, "min_p"), _IGNORES)
     else:
         unsupported |= {"top_logprobs": _NO_LOGPROBS, "best_of": f"{_NO_LOGPROBS}, by which the best would be chosen"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
 
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problems
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
@@ -46,9 +47,9 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         cpu: for vLLM's CPU build, which gets its cache's size by `environment`.
 
     Raises:
-        ConfigError: the options contradict each other.
+        ConfigError: the options contradict each other; with all such problems.
     """
-    options = config.options
+    options, problems = config.options, Problems()
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "dtype": TORCH_DTYPES[config.dtype],
@@ -70,20 +71,28 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         arguments |= {name: options[name] for name in _LORA if name in options}
     if "guided_decoding_backend" in options:
         arguments["structured_outputs_config"] = {"backend": options["guided_decoding_backend"]}
-    if (draft := options.get("speculative_draft_model")) is not None:
-        if "speculative_config" in options:
-            raise ConfigError("option.speculative_draft_model and option.speculative_config say the same thing twice")
-        arguments["speculative_config"] = {
-            "model": draft,
-            "num_speculative_tokens": options.get("num_speculative_tokens", 5),
-        }
-    elif "num_speculative_tokens" in options:
+    with problems:
+        arguments |= _speculation(options)
+    with problems:
+        arguments = _merge(arguments, options.get("engine_args", {}))
+    problems.check()
+    return arguments
+
+
+def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Make vLLM's form of LMI's options for a draft model."""
+    draft = options.get("speculative_draft_model")
+    if draft is None and "num_speculative_tokens" in options:
         raise ConfigError("option.num_speculative_tokens needs option.speculative_draft_model")
-    return _merge(arguments, options.get("engine_args", {}))
+    if draft is None:
+        return {}
+    if "speculative_config" in options:
+        raise ConfigError("option.speculative_draft_model and option.speculative_config say the same thing twice")
+    return {"speculative_config": {"model": draft, "num_speculative_tokens": options.get("num_speculative_tokens", 5)}}
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Let `option.engine_args` replace single arguments, except the model."""
+    """Let `option.engine_args` and vLLM's own options replace single arguments, except the model."""
     if "model" in more:
         raise ConfigError("option.engine_args: the model is option.model_id")
     nested = {
@@ -92,6 +101,29 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(value, dict) and isinstance(arguments.get(name), dict)
     }
     return {**arguments, **more, **nested}
+
+
+def construct(arguments: Mapping[str, Any], engine_args: type) -> dict[str, Any]:
+    """Turn JSON objects into the classes that EngineArgs declares for them, as vLLM's command line does.
+
+    Raises:
+        ConfigError: such a class does not take the object; the message names the argument.
+    """
+    types = {field.name: field.type for field in fields(engine_args)}
+    return {name: _construct(name, value, types.get(name)) for name, value in arguments.items()}
+
+
+def _construct(name: str, value: Any, declared: Any) -> Any:
+    classes = [one for one in (declared, *get_args(declared)) if isinstance(one, type) and is_dataclass(one)]
+    if not isinstance(value, dict) or not classes:
+        return value
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(classes[0]).validate_python(value)
+    except ValidationError as error:
+        found = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"option.{name}: {'; '.join(found)}") from None
 
 
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from handler.engines.huggingface.checkpoint import check_model, eos_ids, load_to
 from handler.engines.process.process_group import end_with_children, end_with_this_process
 from handler.engines.vllm.adapter_weights import check_weights
 from handler.engines.vllm.arguments import (
+    construct,
     engine_arguments,
     environment,
     sampling_arguments,
@@ -86,7 +87,7 @@ class Vllm:
         context = UsageContext.OPENAI_API_SERVER
         with patch_sync_client():
             self._engine: Any = LLMEngine.from_engine_args(
-                vllm.EngineArgs(**arguments), context, enable_multiprocessing=True
+                vllm.EngineArgs(**construct(arguments, vllm.EngineArgs)), context, enable_multiprocessing=True
             )
         self._core = self._engine.engine_core
         self._results = self._engine.output_processor = Results()

@@ -149,7 +149,7 @@ class TgiRoutes:
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
         for name in _SHAPING:
             _check_neutral(name, given.pop(name, None))
-        messages, ignored = read_messages(body["messages"], tools=True)
+        messages, ignored = read_messages(body["messages"])
         ignored += [name for name in given if name not in _NO_EFFECT]
         laid = messages if takes_tools(self._model.context.chat_template) else plain_messages(messages, ())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from handler.protocols.base import Count, FrontEndError, NotRequired
-from handler.protocols.openai.answers import ChatLogprobs, TokenUsage
+from handler.protocols.openai.answers import ChatLogprobs, TokenUsage, ToolCall, ToolCallPart
 
 FinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence"))]
 
@@ -108,15 +108,20 @@ BatchError = BatchFailure | FrontEndError
 # -- chat --------------------------------------------------------------------------------------------------------
 
 
+ChatFinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence", "tool_calls"))]
+
+
 class LmiMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class LmiMessagePart(TypedDict, total=False):
     """A piece of a stream; the first one has the role."""
 
     content: str
+    tool_calls: list[ToolCallPart]
     role: Literal["assistant"]
 
 
@@ -124,14 +129,14 @@ class LmiChatChoice(TypedDict):
     index: Count
     message: LmiMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class LmiChatPart(TypedDict):
     index: Count
     delta: LmiMessagePart
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class LmiChatAnswer(TypedDict):

@@ -11,7 +11,7 @@ from handler.core.values import Finish
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai import chat_response as openai
 from handler.protocols.openai.answers import OpenAiMessagePart
-from handler.protocols.openai.chat_response import ChatFormat, Logprobs
+from handler.protocols.openai.chat_response import ChatFormat
 from handler.protocols.openai.response import Choice, Head, Usage
 
 
@@ -36,12 +36,16 @@ class LmiChatFormat(ChatFormat):
     __slots__ = ()
 
     def reason(self, finish: Finish | None, *, called: bool) -> str | None:
+        if called and not self.named and finish in (Finish.EOS, Finish.STOP):
+            return "tool_calls"
         return None if finish is None else finish.value
 
 
 class ChatStream(openai.ChatStream):
-    def __init__(self, failures: Failures, head: LmiHead, logprobs: Logprobs, framing: Framing, usage: Usage) -> None:
-        super().__init__(head, LmiChatFormat(logprobs), 1, usage, framing)
+    def __init__(
+        self, failures: Failures, head: Head, format: ChatFormat, num_sequences: int, usage: Usage, framing: Framing
+    ) -> None:
+        super().__init__(head, format, num_sequences, usage, framing)
         self._failures = failures
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
@@ -55,12 +59,12 @@ class ChatStream(openai.ChatStream):
 
 
 class ChatDocument(openai.ChatDocument):
-    def __init__(self, failures: Failures, head: LmiHead, logprobs: Logprobs, num_sequences: int) -> None:
-        super().__init__(head, LmiChatFormat(logprobs), num_sequences)
+    def __init__(self, failures: Failures, head: Head, format: ChatFormat, num_sequences: int) -> None:
+        super().__init__(head, format, num_sequences)
         self._failures = failures
 
     def _message(self, text: str) -> Any:
-        return {"role": "assistant", "content": text}
+        return {name: item for name, item in super()._message(text).items() if name != "refusal"}
 
     def refused(self, error: ServingError) -> HttpResponse:
         return self._failures.refused(error)

@@ -15,6 +15,8 @@ from handler.protocols.readers.adapters import read_adapters
 from handler.protocols.reply import SequenceOutput, WholeReply
 
 _LMI = Lmi()  # one request of a batch is LMI's
+_IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"
+_NOT_HERE = f"is only available with rolling batch; route=/generate {_IN_ATTRIBUTES} has TGI's details"
 
 
 class DynamicBatch:
@@ -22,6 +24,7 @@ class DynamicBatch:
 
     name = "dynamic_batch"
     any_media = False
+    stream_framing = JSONLINES
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)
@@ -36,7 +39,7 @@ class DynamicBatch:
             )
         for name in ("details", "decoder_input_details", "output_formatter"):
             if parameters.get(name) not in (None, False):
-                raise InvalidParameter(f"parameters.{name}: is only available with rolling batch")
+                raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
         ignored = unknown_names(body, parameters, context)
         adapters = read_adapters(body, len(prompts), context)
         parsed = [
@@ -45,11 +48,14 @@ class DynamicBatch:
         ]
         requests = [item.request for item in parsed]
         if read_stream(body, parameters, parsed[0].streaming):
-            raise InvalidPayload("'stream': dynamic batching streams by option.enable_streaming=true, not by request")
+            raise InvalidPayload(
+                "'stream': dynamic batching streams by option.enable_streaming=true, not by request; "
+                f"route=/generate_stream {_IN_ATTRIBUTES} streams TGI's events, a chat streams by request"
+            )
         if requests[0].sampling.prompt_logprobs:
-            raise InvalidParameter("parameters.prompt_logprobs=1: is only available with rolling batch")
+            raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
         if requests[0].sampling.top_logprobs:
-            raise InvalidParameter("parameters.logprobs and top_n_tokens: are only available with rolling batch")
+            raise InvalidParameter(f"parameters.logprobs and top_n_tokens: {_NOT_HERE}")
         if parsed[0].outputs is not None:
             raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
@@ -60,12 +66,12 @@ class DynamicBatch:
             return ParsedRequest(requests, BatchStream(self, requests[0]), ignored, streams=True)
         return ParsedRequest(requests, BatchDocument(self, requests), ignored)
 
-    def failure(self, error: ServingError) -> BatchFailure:
+    def stream_failure(self, error: ServingError) -> BatchFailure:
         """Render LMI's error object."""
         return {"code": error.status, "message": "invoke handler failure", "error": error.message}
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
-        value: BatchError = self.failure(error) if error.status == 424 else front_end_error(error)
+        value: BatchError = self.stream_failure(error) if error.status == 424 else front_end_error(error)
         return HttpResponse(error.status, JSON.content_type, JSON.encode(value))
 
 
@@ -112,7 +118,7 @@ class BatchStream:
     def feed(self, index: int, delta: Delta) -> bytes:
         self.finished = delta.finish is not None
         if delta.error is not None:
-            return JSONLINES.encode(self._schema.failure(delta.error))
+            return JSONLINES.encode(self._schema.stream_failure(delta.error))
         tokens = delta.tokens
         if self._prompt and tokens:
             tokens = [tokens[0]._replace(text=self._prompt + tokens[0].text), *tokens[1:]]

@@ -9,6 +9,7 @@ from handler.protocols.base import ServerContext
 from handler.protocols.lmi import chat
 from handler.protocols.lmi.answers import (
     BatchError,
+    BatchFailure,
     BatchLine,
     BatchText,
     LmiAnswer,
@@ -18,6 +19,7 @@ from handler.protocols.lmi.answers import (
     LmiFailedLine,
     LmiLine,
 )
+from handler.protocols.openai.openapi import chat_request
 from handler.protocols.openapi.description import Description
 from handler.protocols.openapi.json_schema import (
     FLAG,
@@ -53,12 +55,8 @@ def lmi_request(inputs: Shape) -> RequestShape:
 
 
 def _chat_request(context: ServerContext) -> Shape:
-    part = record({"type": {"const": "text"}, "text": TEXT})
-    message = record(
-        {"role": {"enum": ["system", "user", "assistant"]}, "content": {"anyOf": [TEXT, listing(part, minItems=1)]}}
-    )
-    known = {**parameters(chat.TABLE.parameters, context), "stream": nullable(FLAG), "adapters": _ADAPTERS}
-    return record({"messages": listing(message, minItems=1)}, known)
+    shape = chat_request(chat.TABLE, context)
+    return {**shape, "properties": {**shape["properties"], "adapters": _ADAPTERS}}
 
 
 EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
@@ -113,6 +111,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
         (LINES, EVENTS), refuses_in_frame=True,
     ),
     "lmi_chat": chat_description(LmiError, LmiFailedLine, (LINES, EVENTS)),
+    "dynamic_batch_chat": chat_description(BatchError, BatchFailure, (LINES, EVENTS)),
     "dynamic_batch": Description(
         "Dynamic batch", "BatchRequest",
         lmi_request({"anyOf": [TEXT, listing({"type": "string", "minLength": 1}, minItems=1)]}), BatchError,

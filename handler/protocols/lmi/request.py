@@ -60,7 +60,8 @@ class Lmi(LmiFormat):
         streams = framing is not JSON
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
-                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more"
+                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more; "
+                "a body with 'prompt' in the place of 'inputs' streams n choices side by side"
             )
 
         def reply(format: ResponseFormat) -> Reply:
@@ -117,6 +118,7 @@ class Lmi(LmiFormat):
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
             adapter=merge_adapters(adapter, others.get("adapter"), parsed.names.get("adapter", "")),
+            priority=others.get("priority", 0),
             eos_token_id=end_id,
             names=_names(parsed),
         )

@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.values import Request
+from handler.core.framing import JSON, SSE_DONE, Framing
+from handler.core.values import Adapter, Request
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai import errors
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.parameters import CHAT, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
-from handler.protocols.openai.response import Head, identity
+from handler.protocols.openai.response import Head, Usage, identity
 from handler.protocols.openai.tools.formats import plain_messages, takes_tools
 from handler.protocols.openai.tools.request import Tools, read_tools
 from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all
 from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.messages import read_messages
 
-_READ = {
-    *CHAT.parameters,
-    "messages",
-    "model",
-    "stream",
-    "stream_options",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-}
-
 _ANY = 1 << 30  # new tokens: as many as there is room for
 
 
 class OpenAiChat:
-    """It samples unless `temperature` is 0. Without a limit an answer may fill the model's context."""
+    """It samples unless `temperature` is 0.
+
+    Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
+
+    Attributes:
+        table: the fields that set parameters.
+        fields: the others.
+        max_new_tokens: of an answer without a limit; None lets it fill the model's context.
+    """
 
     name = "openai_chat"
     any_media = False
+    table = CHAT
+    fields = frozenset({"messages", "model", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"})
+    max_new_tokens: int | None = None
+    format: type[ChatFormat] = ChatFormat
+    head: type[Head] = Head
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages'")
-        model, adapter = read_model(body, context)
-        messages, unknown = read_messages(body.get("messages"), tools=True)
+        model, adapter = self.read_model(body, context)
+        messages, unknown = read_messages(body.get("messages"))
         tools = read_tools(body, context)
-        stream, usage = read_stream(body)
-        parameters = _read_parameters(body, tools, context)
+        framing, usage = self.read_framing(body, context)
+        parameters = self._read_parameters(body, tools, context)
+        known = self.fields | self.table.parameters.keys()
         ignored = [
-            *report_unknown([*(unknown_fields(body, _READ)), *unknown, *tools.unknown], body, context),
-            *harmless(body),
+            *report_unknown([*unknown_fields(body, known), *unknown, *tools.unknown], body, context),
+            *harmless(body, known),
         ]
         marks = tools.format.special(context.vocabulary) if tools.format else frozenset[str]()
         sampling = parameters.sampling._replace(logprobs=bool(body.get("logprobs")))
@@ -63,12 +67,12 @@ class OpenAiChat:
             messages=messages if has_place else tuple(plain_messages(messages, tools.shown)),
             tools=tuple(tools.shown) if has_place else (),
             adapter=adapter,
-            fill_context="max_new_tokens" not in parameters.names,
+            priority=parameters.others.get("priority", 0),
+            fill_context=self.max_new_tokens is None and "max_new_tokens" not in parameters.names,
             names=names("messages", parameters),
         )
         for_tgi = model == "tgi"
-        id, created = identity("chatcmpl")
-        format = ChatFormat(
+        format = self.format(
             Logprobs(sampling.logprobs, bool(body.get("top_logprobs"))),
             tools.parser,
             single=tools.single,
@@ -76,25 +80,44 @@ class OpenAiChat:
             every_role=for_tgi,
             marks=marks,
         )
-        head = Head(id, created, model, context.fingerprint)
-        if not stream:
-            return ParsedRequest((request,), ChatDocument(head, format, sampling.n), ignored)
-        return streaming(
-            (request,), ChatStream(head, format, sampling.n, usage._replace(null=usage.null or for_tgi)), ignored
-        )
+        head = self.head(*identity("chatcmpl"), model, context.fingerprint)
+        return self.answer(request, head, format, framing, usage._replace(null=usage.null or for_tgi), ignored)
+
+    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+        """Read the model's name for the answer, and the LoRA adapter."""
+        return read_model(body, context)
+
+    def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
+        """Read `stream` and `stream_options`."""
+        stream, usage = read_stream(body)
+        return SSE_DONE if stream else JSON, usage
+
+    def answer(
+        self,
+        request: Request,
+        head: Head,
+        format: ChatFormat,
+        framing: Framing,
+        usage: Usage,
+        ignored: Sequence[str],
+    ) -> ParsedRequest:
+        """Return the request with the reply that renders its answer; JSON is the framing of a whole one."""
+        num_sequences = request.sampling.n
+        if framing is JSON:
+            return ParsedRequest((request,), ChatDocument(head, format, num_sequences), ignored)
+        return streaming((request,), ChatStream(head, format, num_sequences, usage), ignored)
+
+    def _read_parameters(self, body: Mapping[str, Any], tools: Tools, context: ServerContext) -> ParsedParameters:
+        table = self.table
+        if tools.structured_output is not None:
+            structured_output = tools.structured_output
+            table = Table(
+                {**table.parameters, "tool_choice": Parameter("structured_output", lambda value: structured_output)}
+            )
+        parameters = read_all(body, context, defaults=defaults(body, self.max_new_tokens or _ANY), table=table)
+        if (count := body.get("top_logprobs")) and not body.get("logprobs"):
+            raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
+        return parameters
 
     def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
         return errors.refused(error)
-
-
-def _read_parameters(body: Mapping[str, Any], tools: Tools, context: ServerContext) -> ParsedParameters:
-    table = CHAT
-    if tools.structured_output is not None:
-        structured_output = tools.structured_output
-        table = Table(
-            {**CHAT.parameters, "tool_choice": Parameter("structured_output", lambda value: structured_output)}
-        )
-    parameters = read_all(body, context, defaults=defaults(body, _ANY), table=table)
-    if (count := body.get("top_logprobs")) and not body.get("logprobs"):
-        raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-    return parameters

@@ -64,6 +64,7 @@ class OpenAiCompletions:
                 truncate=parameters.others.get("truncate"),
                 prompt_ids=None if isinstance(prompt, str) else prompt,
                 adapter=adapter,
+                priority=parameters.others.get("priority", 0),
                 names=names("prompt", parameters),
             )
             for prompt in prompts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from handler.protocols.base import ServerContext
 from handler.protocols.openai.answers import (
@@ -28,6 +29,7 @@ from handler.protocols.openapi.json_schema import (
     ref,
 )
 from handler.protocols.openapi.operations import Operation
+from handler.protocols.parameters import Table
 
 _STREAM = {
     "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty or an http address: the model"},
@@ -44,7 +46,7 @@ _MESSAGE = record(
 )
 
 
-def _chat_request(context: ServerContext) -> Shape:
+def chat_request(table: Table, context: ServerContext) -> Shape:
     tool = record(
         {
             "type": {"const": "function"},
@@ -57,7 +59,7 @@ def _chat_request(context: ServerContext) -> Shape:
         "parallel_tool_calls": nullable(FLAG),
     }
     return record(
-        {"messages": listing(_MESSAGE, minItems=1)}, {**_STREAM, **parameters(CHAT.parameters, context), **more}
+        {"messages": listing(_MESSAGE, minItems=1)}, {**_STREAM, **parameters(table.parameters, context), **more}
     )
 
 
@@ -74,7 +76,7 @@ _ANSWER_MESSAGE = {"role": "assistant", "content": "Paris.", "refusal": None}
 
 DESCRIPTIONS: Mapping[str, Description] = {
     "openai_chat": Description(
-        "OpenAI chat", "OpenAiChatRequest", _chat_request, OpenAiError,
+        "OpenAI chat", "OpenAiChatRequest", partial(chat_request, CHAT), OpenAiError,
         {"model": "", "messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16},
         OpenAiChatAnswer,
         {**_HEAD, "object": "chat.completion", "usage": _USAGE,

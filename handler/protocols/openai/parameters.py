@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from handler.core.errors import InvalidParameter, ModelNotFound
@@ -61,23 +61,6 @@ def _seed(value: Any) -> int:
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 
-CHAT_OF_LMI: Mapping[str, Parameter] = {
-    "frequency_penalty": PARAMETERS["frequency_penalty"],
-    "presence_penalty": PARAMETERS["presence_penalty"],
-    "max_tokens": PARAMETERS["max_new_tokens"],
-    "n": PARAMETERS["n"],
-    "seed": PARAMETERS["seed"],
-    "stop": Parameter("stop", strings),
-    "temperature": Parameter("temperature", number(0, 2)),
-    "top_p": PARAMETERS["top_p"],
-    "ignore_eos": PARAMETERS["ignore_eos_token"],
-    "logprobs": Parameter("", boolean),
-    "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
-    "logit_bias": PARAMETERS["logit_bias"],
-    "response_format": Parameter("structured_output", response_format),
-}
-"""The fields that LMI's chat completions have too."""
-
 _OF_VLLM: Mapping[str, Parameter] = {
     "top_k": PARAMETERS["top_k"],
     "min_p": PARAMETERS["min_p"],
@@ -91,6 +74,7 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("truncate", integer(1)),
     "structured_outputs": Parameter("structured_output", _structured_outputs),
     **{name: PARAMETERS[name] for name in PARAMETERS if name.startswith("guided_")},
+    "priority": PARAMETERS["priority"],
     "use_beam_search": unsupported("there is no beam search on this route", False),
     "prompt_logprobs": unsupported("ask for echo with logprobs on /v1/completions", [], {}),
     "allowed_token_ids": unsupported("the engines have no such thing", [], {}),
@@ -99,11 +83,42 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "logits_processors": unsupported("requests bring no code", [], {}),
 }
 
+_FOREIGN: Mapping[str, Parameter] = {
+    "parameters": unsupported("write its names at the top level", {}),
+    "max_new_tokens": unsupported("write max_tokens"),
+    "max_output_tokens": unsupported("write max_tokens"),
+    "min_new_tokens": unsupported("write min_tokens", 0),
+    "min_length": unsupported("write min_tokens", 0),
+    "stop_sequences": unsupported("write stop", [], ""),
+    "ignore_eos_token": unsupported("write ignore_eos", False),
+    "do_sample": unsupported("write temperature=0", True),
+    "bad_sequences": unsupported("write bad_words", [], ""),
+    "num_return_sequences": unsupported("write n", 1),
+    "random_seed": unsupported("write seed"),
+    "truncate": unsupported("write truncate_prompt_tokens"),
+    "top_n_tokens": unsupported("write logprobs", 0),
+    "grammar": unsupported("write response_format"),
+    "adapter_id": unsupported("write the adapter's name as model", ""),
+    "adapters": unsupported("write the adapter's name as model", "", []),
+}
+"""Names of LMI, of TGI and of OpenAI's Responses API whose meaning is plain: to ignore them would change the answer."""
+
 _BOTH = {
-    **CHAT_OF_LMI,
-    **_OF_VLLM,
+    "frequency_penalty": PARAMETERS["frequency_penalty"],
+    "presence_penalty": PARAMETERS["presence_penalty"],
+    "max_tokens": PARAMETERS["max_new_tokens"],
+    "n": PARAMETERS["n"],
     "seed": Parameter("seed", _seed),
+    "stop": Parameter("stop", strings),
+    "temperature": Parameter("temperature", number(0, 2)),
+    "top_p": PARAMETERS["top_p"],
+    "ignore_eos": PARAMETERS["ignore_eos_token"],
+    "logprobs": Parameter("", boolean),
+    "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
+    "logit_bias": PARAMETERS["logit_bias"],
     "response_format": Parameter("structured_output", _format),
+    **_OF_VLLM,
+    **_FOREIGN,
 }
 
 CHAT = Table(
@@ -140,7 +155,7 @@ COMPLETIONS = Table(
 HARMLESS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "prediction", "reasoning_effort", "verbosity", "priority", "request_id", "guided_decoding_backend",
+        "prediction", "reasoning_effort", "verbosity", "request_id", "guided_decoding_backend",
         "tool_prompt", "cache_salt",
     }
 )  # fmt: skip
@@ -177,6 +192,6 @@ def read_model(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Ad
     return name, adapter
 
 
-def harmless(body: Mapping[str, Any]) -> list[str]:
-    """List the names in HARMLESS that the body has a value for."""
-    return [name for name, value in body.items() if name in HARMLESS and value is not None]
+def harmless(body: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
+    """List the names in HARMLESS that the body has a value for, but those that are read."""
+    return [name for name, value in body.items() if name in HARMLESS and name not in read and value is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter
@@ -25,7 +25,7 @@ def defaults(body: Mapping[str, Any], max_new_tokens: int) -> dict[str, Any]:
     return {"do_sample": body.get("temperature") != 0, "max_new_tokens": max_new_tokens}
 
 
-def unknown_fields(body: Mapping[str, Any], read: set[str]) -> list[str]:
+def unknown_fields(body: Mapping[str, Any], read: Collection[str]) -> list[str]:
     """List the body's names that no table knows; null means absent."""
     return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
@@ -45,13 +45,18 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
     )
 
 
-def read_stream(body: Mapping[str, Any]) -> tuple[bool, Usage]:
-    """Read `stream` and `stream_options`."""
+def read_stream(body: Mapping[str, Any], *, always: bool = False) -> tuple[bool, Usage]:
+    """Read `stream` and `stream_options`.
+
+    Args:
+        always: the server streams every answer.
+    """
     stream, options = body.get("stream"), body.get("stream_options")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidParameter(f"stream={show(stream)}: must be true or false")
+    stream = stream or always
     if options is None:
-        return bool(stream), Usage()
+        return stream, Usage()
     if not stream:
         raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
     try:
@@ -78,5 +83,5 @@ def read_usage(options: Any) -> Usage:
     return Usage(at_end, at_end and bool(options.get("continuous_usage_stats")), null=at_end)
 
 
-def streaming(requests: tuple[Request, ...], reply: Any, ignored: list[str]) -> ParsedRequest:
+def streaming(requests: tuple[Request, ...], reply: Any, ignored: Sequence[str]) -> ParsedRequest:
     return ParsedRequest(requests, reply, ignored, streams=True, keep_alive=KEEP_ALIVE, failed=errors.stream_end)

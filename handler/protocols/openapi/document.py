@@ -37,9 +37,6 @@ DESCRIPTIONS: Mapping[str, Description] = {
 }
 """Dialect's name -> its bodies."""
 
-NOT_SERVED = frozenset({"no_dynamic_batch"})
-"""Dialects that only refuse."""
-
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **operations.OPERATIONS,
     **tgi.OPERATIONS,
@@ -130,7 +127,7 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
 def dialects_of(schema: Schema) -> list[Description]:
     """List the dialects of a route's bodies."""
     schemas = schema.dialects if isinstance(schema, DispatchByField) else (schema,)
-    return [DESCRIPTIONS[dialect.name] for dialect in schemas if dialect.name not in NOT_SERVED]
+    return [DESCRIPTIONS[dialect.name] for dialect in schemas]
 
 
 def _streams(dialects: Sequence[Description]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ def nullable(shape: Shape) -> Shape:
     if "anyOf" in shape:
         return {**shape, "anyOf": [*shape["anyOf"], NULL]}
     if isinstance(kind := shape.get("type"), str) and "enum" not in shape:
+        if kind == "null":
+            return shape
         return {**shape, "type": [kind, "null"]}
     description = {"description": shape["description"]} if "description" in shape else {}
     return {"anyOf": [{name: value for name, value in shape.items() if name != "description"}, NULL], **description}

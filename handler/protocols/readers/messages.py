@@ -8,8 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 
-ROLES = ("system", "user", "assistant")
-ROLES_WITH_TOOLS = (*ROLES, "developer", "tool")
+ROLES = ("system", "user", "assistant", "developer", "tool")
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
@@ -17,45 +16,39 @@ _MEDIA = ("image_url", "image", "input_image", "input_audio", "audio_url", "vide
 """Types of parts that other servers take; they are refused by name."""
 
 _READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls",)}
-"""Fields of a message beside role and content, where tools are allowed."""
+"""Fields of a message beside role and content."""
 
 Message = Mapping[str, Any]
 
 
-def read_messages(value: Any, *, tools: bool = False) -> tuple[tuple[Message, ...], list[str]]:
+def read_messages(value: Any) -> tuple[tuple[Message, ...], list[str]]:
     """Read the messages as the tokenizer takes them, and list their unknown names.
 
-    Args:
-        tools: allow tool calls and results, as OpenAI does; `developer` means `system`, null means absent.
+    `developer` means `system`, null means absent.
 
     Raises:
         InvalidPayload: naming the wrong message and what would be right; it quotes no content.
     """
     if not isinstance(value, list) or not value:
         raise InvalidPayload("'messages' must be a non-empty list")
-    if tools:
-        _check_arguments(value)
+    _check_arguments(value)
     messages, unknown = [], dict[str, None]()
     for index, message in enumerate(value):
         at = f"messages[{index}]"
         if not isinstance(message, dict):
             raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
-        if tools:
-            message = {name: item for name, item in message.items() if item is not None}
-        read_message = _message(message, at, tools=tools)
+        message = {name: item for name, item in message.items() if item is not None}
+        read_message = _message(message, at)
         messages.append(read_message)
-        read = ("role", "content", *(_READ.get(read_message["role"], ()) if tools else ()))
+        read = ("role", "content", *_READ.get(read_message["role"], ()))
         unknown |= {f"messages[].{name}": None for name in message if name not in read}
     return tuple(messages), list(unknown)
 
 
-def _message(message: Message, at: str, *, tools: bool) -> dict[str, Any]:
+def _message(message: Message, at: str) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
-    roles = ROLES_WITH_TOOLS if tools else ROLES
-    if role not in roles:
-        raise InvalidPayload(f"{at}.role must be one of {', '.join(roles)}")
-    if not tools:
-        return {"role": role, "content": _text(content, f"{at}.content")}
+    if role not in ROLES:
+        raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
     if role == "assistant" and message.get("tool_calls"):
         calls = _tool_calls(message["tool_calls"], f"{at}.tool_calls")
         return {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 INT32 = (1 << 31) - 1
+INT64 = (1 << 63) - 1
 
 MAX_NAME = 256  # characters of what an answer repeats all the time: a model's name, a request's id
 MAX_STOPS = 64

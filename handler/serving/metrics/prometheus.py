@@ -95,6 +95,11 @@ class Metrics:
         if self._tgi is not None:
             self._tgi.count_opened()
 
+    def count_first(self, seconds: float) -> None:
+        """Count the first token of a request, `seconds` after its acceptance."""
+        self.first_token.observe(seconds)
+        self._vllm.first_token.observe(seconds)
+
     def count(
         self, outcome: str, seconds: float, first: float, num_prompt_tokens: int, num_tokens: int, num_sequences: int
     ) -> None:
@@ -107,9 +112,6 @@ class Metrics:
         self.requests.labels(outcome).inc()
         self.duration.observe(seconds)
         self.prompt_tokens.inc(num_prompt_tokens)
-        if num_tokens:
-            self.first_token.observe(first)
-            self._vllm.first_token.observe(first)
         if num_tokens > 1:
             self.per_token.observe((seconds - first) / (num_tokens - 1))
         if (later := num_tokens - num_sequences) > 0:

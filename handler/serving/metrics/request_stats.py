@@ -45,6 +45,7 @@ class RequestStats:
         self._encoded_at = 0.0
         self._started_at = 0.0
         self._first_at = 0.0
+        self._first_counted = False
         self.engine_answered = False
         self.num_prompt_tokens = 0
         self.num_tokens = 0
@@ -69,6 +70,13 @@ class RequestStats:
         """The first delta has come, be it a failure."""
         self.engine_answered = True
         self._first_at = time.perf_counter()
+        if self.num_tokens:
+            self._count_first()
+
+    def _count_first(self) -> None:
+        self._first_counted = True
+        if self._metrics is not None:
+            self._metrics.count_first(self._first_at - self._accepted_at)
 
     def timing(self) -> Timing:
         """Return the times of an answer whose last token has come."""
@@ -89,6 +97,8 @@ class RequestStats:
         """
         seconds = time.perf_counter() - self._accepted_at if self._accepted_at else 0.0
         first = self._first_at - self._accepted_at if self.num_tokens else 0.0
+        if self.num_tokens and not self._first_counted:  # its first delta had none
+            self._count_first()
         if self._metrics is not None:
             requests = self._parsed.requests if self._parsed is not None else ()
             sequences = sum(request.sampling.num_sequences for request in requests)

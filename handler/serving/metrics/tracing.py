@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from handler.core.errors import ConfigError
 
 log = logging.getLogger("handler.tracing")
 
+_PATIENCE = 2.0  # seconds
 _NAME = "llm_request"  # as vLLM's
 _MISSING = "pip install 'lmi-handler[tracing]'"
 
@@ -102,9 +104,10 @@ class Tracer:
         return values
 
     def close(self) -> None:
-        """Send what waits, for a few seconds at most."""
-        self._provider.force_flush(2000)
-        self._provider.shutdown()
+        """Send what waits; a receiver that does not answer must not keep the server."""
+        ending = threading.Thread(target=self._provider.shutdown, name="tracing", daemon=True)
+        ending.start()
+        ending.join(_PATIENCE)
 
 
 def make_tracer(endpoint: str | None, model_name: str) -> Tracer | None:

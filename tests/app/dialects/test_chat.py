@@ -34,6 +34,7 @@ def chunks(body: str) -> list[dict[str, Any]]:
 
 # -- echo --------------------------------------------------------------------------------------------------------
 
+FUNCTION = {"type": "function", "function": {"name": "f"}}
 ECHO = {"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "a ü"}], "max_tokens": 5}
 
 
@@ -75,8 +76,25 @@ def test_refusals_name_the_clients_own_fields(echo_server: LiveServer) -> None:
 
 
 def test_unknown_names_are_reported(echo_server: LiveServer) -> None:
-    found = echo_server.post({**ECHO, "top_k": 3})
-    assert found.headers["x-lmi-ignored-parameters"] == "top_k"
+    found = echo_server.post({**ECHO, "top_kk": 3})
+    assert found.headers["x-lmi-ignored-parameters"] == "top_kk"
+
+
+def test_a_name_of_lmis_is_answered_with_the_chats(echo_server: LiveServer) -> None:
+    for path, status in {"/invocations": 424, "/v1/chat/completions": 400}.items():
+        found = echo_server.post({**ECHO, "max_new_tokens": 5}, path)
+        assert found.status_code == status
+        assert "max_new_tokens=5: is not supported: write max_tokens" in found.text
+
+
+def test_tools_are_there_as_on_openais_route(echo_server: LiveServer) -> None:
+    """Echo repeats the last of the prompt: the call in the message that asks for one."""
+    call = '<tool_call>[{"name":"f","arguments":{"a":1}}]</tool_call>'
+    body = {"messages": [{"role": "user", "content": call}], "tools": [FUNCTION], "max_tokens": 400}
+    found = [echo_server.post(body, path).json()["choices"][0] for path in ("/invocations", "/v1/chat/completions")]
+    calls = [[item["function"] for item in choice["message"]["tool_calls"]] for choice in found]
+    assert calls[0] == calls[1]
+    assert {"name": "f", "arguments": '{"a":1}'} in calls[0]
 
 
 def test_log_prompts_shows_messages() -> None:
@@ -95,14 +113,6 @@ def test_events_end_with_done() -> None:
     assert (done, rest) == ("data: [DONE]", "")
     values = [json.loads(event.removeprefix("data: ")) for event in events]
     assert "".join(value["choices"][0]["delta"]["content"] for value in values) == " system: be user: a ü"
-
-
-def test_dynamic_batching_refuses_it() -> None:
-    with serve("--engine", "echo", "-o", "option.rolling_batch=disable") as server:
-        server.wait_ready()
-        found = server.post(ECHO)
-    assert found.status_code == 424
-    assert "not available for dynamic batching" in found.json()["error"]
 
 
 # -- the demo model ----------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_other_methods_are_refused_in_openais_form(paced: LiveServer, path: str)
     [
         (b"{", {}, 400, "the body is not valid JSON"),
         (b"{}", {"content-type": "image/png"}, 415, "content type 'image/png' is not supported"),
-        (b"{}", {"x-amzn-sagemaker-session-id": "s"}, 400, "stateful sessions are not supported"),
+        (b"{}", {"x-amzn-sagemaker-session-id": "s"}, 400, "stateful sessions not enabled"),
     ],
 )
 def test_bodies_that_cannot_be_read(

@@ -20,7 +20,6 @@ from handler.protocols.lmi import chat
 from handler.protocols.openai import parameters as openai_parameters
 from handler.protocols.openapi.document import (
     DESCRIPTIONS,
-    NOT_SERVED,
     OPERATIONS,
     DocumentedRoute,
     components,
@@ -83,7 +82,7 @@ def test_it_is_valid(mode: str, locked: bool) -> None:
 
 
 def test_every_dialect_is_described() -> None:
-    assert {schema.name for schema in known_schemas()} - NOT_SERVED == set(DESCRIPTIONS)
+    assert {schema.name for schema in known_schemas()} == set(DESCRIPTIONS)
 
 
 def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: LiveServer) -> None:
@@ -166,12 +165,10 @@ def dialect_of(path: Path) -> str:
     if mode == "tgi":
         return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
     if mode == "triton":
-        return "dynamic_batch" if path.stem.endswith("dynamic_batch") else "triton_shape"
+        return "triton_shape"
     if mode != "chat":
-        return mode
-    if path.stem.startswith("dynamic_batch"):
-        return "dynamic_batch"
-    return "tgi_compat_chat" if path.stem.startswith("tgi_compat") else "lmi_chat"
+        return "openai_completions" if path.stem == "completion" else mode
+    return next((f"{mode}_chat" for mode in ("tgi_compat", "dynamic_batch") if path.stem.startswith(mode)), "lmi_chat")
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: "-".join(path.relative_to(GOLDEN).with_suffix("").parts))
@@ -232,7 +229,7 @@ def test_every_parameter_says_what_it_takes(name: str) -> None:
 
 def _is_refused_by_all(name: str) -> bool:
     """No engine does it, and the shape says so."""
-    return name in {"watermark", "tools", "prompt_embedding_table", "prompt_vocab_size", "lora_weights", "lora_config",
+    return name in {"watermark", "prompt_embedding_table", "prompt_vocab_size", "lora_weights", "lora_config",
                     "draft_input_ids", "draft_logits"}  # fmt: skip
 
 

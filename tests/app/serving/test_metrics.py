@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from handler.core.values import Adapter, Sampling
 from handler.engines import echo
 from handler.engines.base import EngineStatistics
 from handler.engines.process import engine_loop
@@ -45,6 +49,7 @@ TGI = {
     "tgi_request_success": "counter",
     "tgi_request_duration": "histogram",
 }
+DASHBOARD = Path(__file__).parents[3] / "examples" / "monitoring" / "grafana-dashboard.json"
 NAMED = ("-o", "option.served_model_name=*,llama")
 ASK = {"inputs": "a b c", "parameters": {"max_new_tokens": 5}}
 
@@ -54,6 +59,11 @@ def scrape(server: AppServer) -> dict[str, Metric]:
     text = http.get(server.url + "/metrics").text
     families = text_string_to_metric_families(text)
     return {family.name: family for family in families if not family.name.endswith("_created")}
+
+
+def dashboard_queries() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return sorted({target["expr"] for panel in panels for target in panel["targets"]})
 
 
 def types(metrics: Mapping[str, Metric]) -> dict[str, str]:
@@ -84,6 +94,15 @@ def test_an_engine_that_reports_nothing_has_none_of_its_metrics_and_tgis_are_an_
     with serve("--engine", "echo") as server:
         assert types(scrape(server)) == OURS | VLLM
         assert value(scrape(server), "vllm:num_requests_running", model_name="model", engine="0") == 0
+
+
+def test_the_dashboard_names_only_metrics_that_there_are() -> None:
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    samples = {name + suffix for name, type in (OURS | VLLM | REPORTED).items() for suffix in suffixes[type]}
+    for query in dashboard_queries():
+        named = set(re.findall(r"[a-z_:]+(?=\{)", query))
+        assert named
+        assert named <= samples, query
 
 
 def test_vllms_metrics_have_its_labels(server: AppServer) -> None:
@@ -133,11 +152,17 @@ def test_requests_in_the_queue_and_in_the_engine() -> None:
 
 
 class Reporter(echo.Echo):
-    """An echo engine whose cache has room for two words of each request that it computes, but not for the last one."""
+    """An echo engine that says of two requests that one waits; each takes a quarter of the cache, and hits 3 of 8."""
+
+    num_added = 0
+
+    def add(self, key: int, ids: Sequence[int], sampling: Sampling, adapter: Adapter | None = None) -> None:
+        super().add(key, ids, sampling, adapter)
+        self.num_added += 1
 
     def statistics(self) -> EngineStatistics:
         busy = len(self._active)
-        return EngineStatistics(int(busy > 1), busy / 4, 8 * busy, 3 * busy)
+        return EngineStatistics(int(busy > 1), busy / 4, 8 * self.num_added, 3 * self.num_added)
 
 
 def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,4 +183,4 @@ def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(mo
             http.stream("POST", server.url + "/invocations", json=body),
         ):
             wait_for(lambda: seen(server) == [1, 1, 0.5, 6], 5, "no report of two requests")
-        wait_for(lambda: seen(server) == [0, 0, 0, 0], 5, "no report when the last request was cancelled")
+        wait_for(lambda: seen(server) == [0, 0, 0, 6], 5, "no report when the last request was cancelled")

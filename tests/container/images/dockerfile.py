@@ -8,11 +8,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dockerfile_parse import DockerfileParser
 
 ROOT = Path(__file__).parents[3]
+SECOND = "1.3.0rc29"
+"""TensorRT-LLM in the second base of the trtllm image (TRTLLM_VERSION)."""
 
 
 class Instruction(NamedTuple):
@@ -42,8 +45,10 @@ class Stage(NamedTuple):
         return found
 
 
-def read(path: Path = ROOT / "Dockerfile") -> tuple[dict[str, str], dict[str, Stage]]:
-    """The ARGs before the first FROM, expanded, and the stages by name."""
+def read(
+    path: Path = ROOT / "Dockerfile", given: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, str], dict[str, Stage]]:
+    """The ARGs before the first FROM, expanded, and the stages by name; `given` are those of `--build-arg`."""
     with path.open("rb") as file:
         structure = DockerfileParser(fileobj=_Copy(file.read())).structure
     arguments: dict[str, str] = {}
@@ -55,7 +60,7 @@ def read(path: Path = ROOT / "Dockerfile") -> tuple[dict[str, str], dict[str, St
             stages[name] = Stage(name, expand(base, arguments), ())
         elif instruction.name == "ARG" and not stages:
             name, _, value = instruction.value.partition("=")
-            arguments[name] = expand(value, arguments)
+            arguments[name] = given.get(name) or expand(value, arguments)
         elif instruction.name != "COMMENT":
             name = list(stages)[-1]
             stages[name] = stages[name]._replace(instructions=(*stages[name].instructions, instruction))

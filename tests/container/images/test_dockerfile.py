@@ -21,7 +21,7 @@ from deploy.data import table
 from deploy.resolve.images import push_instructions
 from handler import __version__
 from handler.config.model_files import _DEMO_MEMBER
-from tests.container.images.dockerfile import ROOT, context, read
+from tests.container.images.dockerfile import ROOT, SECOND, context, read
 
 ARGUMENTS, STAGES = read()
 IMAGES = ("cpu", "lmi", "trtllm")
@@ -56,6 +56,12 @@ def test_bases_are_pinned() -> None:
         "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130",
     }
     assert re.fullmatch(r"debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", ARGUMENTS["CPU_BASE"])
+
+
+def test_the_second_base_of_trtllm_is_one_argument_away() -> None:
+    assert read(given={"TRTLLM_VERSION": SECOND})[1]["trtllm"].base == f"nvcr.io/nvidia/tensorrt-llm/release:{SECOND}"
+    document = (ROOT / "docs" / "container.md").read_text()
+    assert f"docker build --target trtllm --build-arg TRTLLM_VERSION={SECOND} " in document
 
 
 def test_documents_examples_and_deploy_name_the_dockerfile_s_images() -> None:

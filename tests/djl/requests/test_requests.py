@@ -436,9 +436,8 @@ def test_many_batches_bring_everybody_his_own(batching: DjlServer) -> None:
         assert answer == [{"generated_text": text + continued}]
 
 
-def test_a_batch_has_no_other_dialect(batching: DjlServer) -> None:
+def test_a_batch_has_no_streams(batching: DjlServer) -> None:
     """Its answers share one type."""
-    headers = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v2/models/model/generate"}
-    refused = batching.post({"text_input": "a b"}, headers=headers).json()
-    assert "is not available for dynamic batching" in refused["error"]
+    for fields in ({"messages": [{"role": "user", "content": "a"}]}, {"prompt": "a"}):
+        assert "answered whole" in str(batching.post({**fields, "stream": True}).json()["error"])
     assert batching.post({"inputs": "a", "parameters": {"max_new_tokens": 1}}).json() == [{"generated_text": " a"}]

@@ -1,4 +1,4 @@
-"""The class LLM: its constructor and `generate_async` (llmapi/llm.py of TensorRT-LLM 1.2)."""
+"""The class LLM: its constructor and `generate_async` (llmapi/llm.py of TensorRT-LLM 1.0 to 1.3)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorrt_llm._double import workers
+from tensorrt_llm._double.api import API
 from tensorrt_llm._double.engine import Engine
-from tensorrt_llm._double.errors import RequestError
+from tensorrt_llm._double.errors import EngineDeadError, RequestError
 from tensorrt_llm._double.fast import FastEngine
 from tensorrt_llm._double.manners import MANNERS, misuse
 from tensorrt_llm._double.model import Model
@@ -71,9 +72,13 @@ class LLM:
         trace_headers: Any = None,
         _postproc_params: Any = None,
         scheduling_params: Any = None,
+        conversation_params: Any = None,
         cache_salt: str | None = None,
+        priority: float = 0.5,
     ) -> RequestOutput:
         engine = self._engine
+        if engine is not None and isinstance(engine.dead, EngineDeadError):
+            raise engine.dead
         if engine is None or engine.shut:
             raise RuntimeError("LLM is shutting down")
         if sampling_params is None:
@@ -116,8 +121,8 @@ class LLM:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         bound = self._generate_async
         signature = inspect.signature(bound)
-        absent = () if MANNERS.release >= (1, 2) else ("trace_headers", "cache_salt")
-        there = signature.replace(parameters=[one for name, one in signature.parameters.items() if name not in absent])
+        names = [one["name"] for one in API["LLM.generate_async"]["params"]]
+        there = signature.replace(parameters=[one for name, one in signature.parameters.items() if name in names])
 
         def generate_async(*args: Any, **kwargs: Any) -> RequestOutput:
             there.bind(*args, **kwargs)

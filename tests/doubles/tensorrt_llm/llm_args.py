@@ -1,4 +1,4 @@
-"""The arguments of LLM and their validation (llmapi/llm_args.py of TensorRT-LLM 1.2)."""
+"""The arguments of LLM and their validation (llmapi/llm_args.py of TensorRT-LLM 1.0 to 1.3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 import pydantic
 from tensorrt_llm._double.api import API, kind, model
 from tensorrt_llm._double.manners import MANNERS
-from tensorrt_llm.lora_helper import LoraConfig
+
+if MANNERS.release >= (1, 3):
+    from tensorrt_llm._torch.peft.lora.config import LoraConfig
+else:
+    from tensorrt_llm.lora_helper import LoraConfig
 
 KvCacheConfig: Any = model("KvCacheConfig", API["KvCacheConfig"]["params"], {})
 SchedulerConfig: Any = model("SchedulerConfig", API["SchedulerConfig"]["params"], {})
@@ -26,17 +30,6 @@ _PARAMETERS = {parameter["name"]: parameter for part in ("params", "common", "to
 _TRT_ONLY = {parameter["name"] for parameter in API["LLM"]["trt"]} - set(_PARAMETERS)
 
 
-def fields() -> dict[str, dict[str, Any]]:
-    """The arguments of the version that is played."""
-    found = dict(_PARAMETERS)
-    if MANNERS.release == (1, 0):
-        for name in ("sampler_type", "orchestrator_type", "env_overrides"):
-            del found[name]
-        for name in ("enable_trtllm_sampler", "enable_mixed_sampler"):
-            found[name] = {"name": name, "type": "bool", "default": False}
-    return found
-
-
 def checked(name: str, given: dict[str, Any]) -> pydantic.BaseModel:
     """
     Args:
@@ -47,16 +40,13 @@ def checked(name: str, given: dict[str, Any]) -> pydantic.BaseModel:
         RuntimeError: there are too few GPUs.
     """
     given = {key.removeprefix("_"): value for key, value in given.items() if key not in ("backend", "executor_cls")}
-    known = fields()
-    names = {key.lstrip("_") for key in known}
+    names = {key.lstrip("_") for key in _PARAMETERS}
     if of_trt := sorted(set(given) & _TRT_ONLY - names):
         raise ValueError(f"{', '.join(of_trt)}: only tensorrt_llm._tensorrt_engine.LLM has these")
     for key in given:
         if key not in names:
             raise ValueError(f"{name} got invalid argument: {key}")
-    arguments: Any = model("TorchLlmArgs", list(known.values()), _KNOWN)(**given)
-    if MANNERS.release >= (1, 3) and getattr(arguments, "sampler_type", None) == "TRTLLMSampler":
-        raise ValueError("sampler_type='TRTLLMSampler' has been removed")
+    arguments: Any = model("TorchLlmArgs", list(_PARAMETERS.values()), _KNOWN)(**given)
     if (arguments.stream_interval or 0) < 1:
         raise ValueError("stream_interval must be positive")
     world = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.context_parallel_size

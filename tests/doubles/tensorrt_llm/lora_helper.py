@@ -1,15 +1,11 @@
-"""LoraConfig."""
+"""LoraConfig before 1.3; there this module only leads to another one, and is to go."""
 
 from __future__ import annotations
 
-from typing import Any
+from tensorrt_llm._double.lora import LoraConfig
+from tensorrt_llm._double.manners import MANNERS, misuse
 
-from tensorrt_llm._double.api import record
+if MANNERS.release >= (1, 3):
+    raise misuse("LoraConfig is in tensorrt_llm._torch.peft.lora.config since 1.3")
 
-
-class _Checked:
-    def __post_init__(self: Any) -> None:
-        assert self.lora_ckpt_source in ("hf", "nemo"), f"Unsupported: {self.lora_ckpt_source}"
-
-
-LoraConfig: Any = record("LoraConfig", (_Checked,))
+__all__ = ["LoraConfig"]

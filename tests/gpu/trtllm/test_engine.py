@@ -12,7 +12,7 @@ from tests.doubles import tiny
 from tests.doubles.reference import reference
 from tests.gpu.trtllm.cases import PROMPT, Loaded, joined, loaded
 
-VERSIONS = ("1.0.0", "1.1.0", "1.2.1", "1.3.0rc24")
+VERSIONS = ("1.0.0", "1.1.0", "1.2.1", "1.3.0rc29")
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

@@ -1,4 +1,4 @@
-"""docs/options.md lists the table of options; `python -m tests.unit.config.test_options_document` rewrites it."""
+"""docs/options.md; `python -m tests.unit.config.test_options_document` rewrites it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS, Option
+from handler.config.options.engine_arguments import shipped
+from handler.config.options.option import Gone
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "options.md"
 
@@ -15,6 +17,10 @@ Set an option with `-o`, in a `serving.properties` file, or in the environment. 
 `OPTION_X_Y`; a key without `option.` is `SERVING_X_Y`. `-o` wins over serving.properties, that over the environment,
 that over the default. An unknown key or a wrong value stops the start. The message names the file and line, or the
 variable, and the nearest known name.
+
+Any argument of vLLM's EngineArgs, and of TensorRT-LLM's TorchLlmArgs, is an option too: `option.seed` is `seed`. Its
+name and type are checked against the installed engine's own class, or against those of vLLM {VLLM} and TensorRT-LLM
+{TRTLLM}. [migrating.md](migrating.md) has the names of LMI, vLLM and TGI that are refused here, or have no effect.
 
 """
 
@@ -49,13 +55,14 @@ missing, the start fails. A file with an unknown layout of weights is served as 
 
 
 def render() -> str:
-    common = [option for option in OPTIONS if option.field and not option.engines]
-    groups = sorted({option.engines for option in OPTIONS if option.engines})
+    options = [option for option in OPTIONS if option.field and not isinstance(option.parse, Gone)]
+    common = [option for option in options if not option.engines]
+    groups = sorted({option.engines for option in options if option.engines})
     tables = [_table(common)]
     for engines in groups:
         tables.append(
             f"## Only with {_enumerate(engines)}\n"
-            + _table([option for option in OPTIONS if option.engines == engines])
+            + _table([option for option in options if option.engines == engines])
         )
     javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA)
     idle = "\n".join(f"* `{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
@@ -64,7 +71,8 @@ def render() -> str:
         f"In the embedded server, DJL Serving's own keys have no effect and log a warning too: {javas}."
     )
     body = "\n\n".join(tables)
-    return f"{HEAD}{body}\n\n{note}\n{TAIL}"
+    releases = {name.upper(): shipped(name).source.split(" ", 1)[1] for name in ("vllm", "trtllm")}
+    return f"{HEAD.format(**releases)}{body}\n\n{note}\n{TAIL}"
 
 
 def _enumerate(names: Sequence[str]) -> str:

@@ -66,12 +66,12 @@ ECHO = "option.llm_engine=echo\n"
             id="no rule about a wrong value",
         ),
         pytest.param(
-            "option.llm_engine=vlm\noption.load_format=dummy\noption.swap_space=4\noption.max_loras=x\n",
+            "option.llm_engine=vlm\noption.load_format=dummy\noption.draft_model_tp_size=4\noption.max_loras=x\n",
             [],
             {},
             [
                 "serving.properties, line 1: option.llm_engine=vlm: must be one of",
-                "serving.properties, line 3: option.swap_space=4: vLLM has no swap space any more",
+                "serving.properties, line 3: option.draft_model_tp_size=4: say it in option.speculative_config",
                 "serving.properties, line 4: option.max_loras=x: must be a whole number",
             ],
             id="nobody knows whose options they are",

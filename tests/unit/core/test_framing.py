@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -51,3 +52,12 @@ def test_few_texts_are_kept() -> None:
     long = "x" * 1000
     assert JSON_TEXTS[long] == JSON.encode(long)
     assert long not in JSON_TEXTS
+
+
+def test_texts_are_kept_at_their_size() -> None:
+    tracemalloc.start()
+    texts = [f"text {number}" for number in range(1000)]
+    assert all(JSON_TEXTS[text] == JSON.encode(text) for text in texts)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert size < 500 * len(texts)

@@ -9,7 +9,7 @@ import pytest
 
 from handler.config.loader import Config
 from handler.core.errors import ConfigError
-from handler.djl.startup import is_passive, prepare, read_properties
+from handler.djl.startup import check_sessions, is_passive, prepare, read_properties
 
 
 def read(directory: Path, text: str = "", *, asynchronous: bool = False, **properties: Any) -> Config:
@@ -23,6 +23,13 @@ def test_options_come_without_their_prefix(tmp_path: Path) -> None:
     config = read(tmp_path, rolling_batch="auto", max_rolling_batch_size="7", job_queue_size="9", tgi_compat="true")
     assert (config.max_rolling_batch_size, config.job_queue_size, config.tgi_compat) == (7, 9, True)
     assert config.warnings == ()
+
+
+def test_metrics_of_the_embedded_server_alone_are_said_to_have_no_effect(tmp_path: Path) -> None:
+    warnings = read(tmp_path, "option.tgi_metrics=true", cloudwatch_metrics_interval="60").warnings
+    assert len(warnings) == 2
+    assert "option.tgi_metrics (serving.properties, line 1)" in "".join(warnings)
+    assert "option.cloudwatch_metrics_interval (DJL Serving)" in "".join(warnings)
 
 
 def test_the_mode_is_what_java_does(tmp_path: Path) -> None:
@@ -127,3 +134,25 @@ def test_a_world_whose_last_rank_would_answer_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     with pytest.raises(ConfigError, match="rolling_batch=trtllm"):
         is_passive({"rolling_batch": "auto"}, steps_all_ranks=True)
+
+
+@pytest.mark.parametrize(
+    ("properties", "passes_headers", "why"),
+    [
+        ({"rolling_batch": "auto"}, True, ""),
+        ({"rolling_batch": "auto"}, False, "before DJL Serving 0.28 the answers of a rolling batch have no headers"),
+        ({}, False, ""),
+        ({"batch_size": "4"}, True, "share their headers; it needs batch_size=1, not 4"),
+    ],
+)
+def test_sessions_need_answers_with_headers_of_their_own(
+    tmp_path: Path, properties: dict[str, str], passes_headers: bool, why: str
+) -> None:
+    rolling = "rolling_batch" in properties
+    for on in ("true", "false"):
+        config = read(tmp_path, **properties, enable_stateful_sessions=on)
+        if why and on == "true":
+            with pytest.raises(ConfigError, match=f"^DJL Serving: option.enable_stateful_sessions=true: .*{why}"):
+                check_sessions(config, rolling=rolling, passes_headers=passes_headers)
+        else:
+            check_sessions(config, rolling=rolling, passes_headers=passes_headers)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -15,8 +16,9 @@ import pytest
 
 from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta
-from handler.protocols.lmi import chat
+from handler.protocols.openai import chat, chat_response, completions
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, failing, refused, shorter, with_logits, with_tops
+from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, saying
 from tests.unit.protocols.tgi import golden as golden_tgi
 from tests.unit.protocols.triton import golden as golden_triton
 
@@ -33,6 +35,9 @@ TENSORS = {"request_output_len": [[5]], "temperature": [0.5], "return_log_probs"
 PROMPT_TOO_LONG = refused(PromptTooLong("inputs", 9000, 8191))
 ANSWER_TOO_LONG = refused(AnswerTooLong("parameters.max_new_tokens", 9, 8184, 8192))
 BAD = {"top_p": 2}
+
+CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call>'
+INTERLEAVED = [delta for pair in itertools.zip_longest(deltas(0), shorter(1)) for delta in pair if delta]
 
 CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/plain": ("lmi", {"inputs": ASK}, None),
@@ -137,7 +142,15 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "chat/tgi_compat_stream": ("tgi_compat", {**CHAT, "stream": True}, None),
     "chat/tgi_compat_stream_fails": ("tgi_compat", {**CHAT, "stream": True}, failing(2)),
     "chat/tgi_compat_bad_parameter": ("tgi_compat", {**CHAT, "temperature": 3}, None),
+    "chat/tools": ("lmi", {**CHAT, "tools": TOOLS}, saying(CALL)),
+    "chat/stream_tools": ("lmi", {**CHAT, "tools": TOOLS, "stream": True}, saying(CALL, 9)),
+    "chat/named_tool": ("lmi", {**CHAT, "tools": TOOLS, "tool_choice": NAME_IT}, saying('{"city": "Köln"}')),
+    "chat/stream_n": ("lmi", {**CHAT, "n": 2, "stream": True}, INTERLEAVED),
+    "chat/foreign_name": ("lmi", {**CHAT, "max_new_tokens": 5}, None),
     "chat/dynamic_batch": ("dynamic_batch", CHAT, None),
+    "chat/dynamic_batch_stream": ("dynamic_batch", {**CHAT, "stream": True}, None),
+    "chat/dynamic_batch_stream_fails": ("dynamic_batch", {**CHAT, "stream": True}, failing(2)),
+    "chat/dynamic_batch_bad_parameter": ("dynamic_batch", {**CHAT, "temperature": 3}, None),
     **golden_tgi.CASES,
     **golden_triton.CASES,
 }
@@ -145,7 +158,9 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
+    for dialect in (chat, completions):
+        monkeypatch.setattr(dialect, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
+    monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(random, "getrandbits", lambda bits: 1234)
     monkeypatch.setattr(random, "randrange", lambda least, most: 1234)
     schema, body, script = CASES[name]

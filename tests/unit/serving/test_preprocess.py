@@ -173,6 +173,13 @@ def test_the_context_holds_prompt_and_answer_to_the_last_token() -> None:
             new_tokens(1000, 1, fill_context=fill)
 
 
+def test_a_prompt_may_have_a_limit_of_its_own() -> None:
+    limited = intake(max_input_len=10)
+    assert limited.encode(Request("a" * 10, Sampling(max_new_tokens=500)))
+    with pytest.raises(PromptTooLong, match="at most 10"):
+        limited.encode(Request("a" * 11, Sampling(max_new_tokens=1)))
+
+
 def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
     rows = MAX_LOGITS // len(BIG)
     generation = {"return_generation_logits": True}

@@ -11,15 +11,14 @@ from handler.serving.admission import InferenceRoutes, route_in_attributes
 ALL = routes("mindie")
 
 
-def found(path: str, mode: str = "lmi") -> str | None:
-    schema = InferenceRoutes("mine", mode, ALL).schema(path)
+def found(path: str) -> str | None:
+    schema = InferenceRoutes("mine", ALL).schema(path)
     return None if schema is None else schema.name
 
 
 def test_without_one_it_is_the_configured_dialect() -> None:
     for path in ("/invocations", "/predictions/mine", "/predictions/mine/1", "/models/mine/invoke"):
         assert found(path) is None
-        assert found(path, "dynamic_batch") is None
 
 
 def test_every_route_can_be_named() -> None:
@@ -33,11 +32,6 @@ def test_every_route_can_be_named() -> None:
 def test_what_is_no_route_for_inference_is_refused(path: str) -> None:
     with pytest.raises(InvalidPayload, match="is no route for inference"):
         found(path)
-
-
-def test_dynamic_batches_have_one_dialect() -> None:
-    with pytest.raises(InvalidPayload, match="not available for dynamic batching"):
-        found("/v2/models/mine/generate", "dynamic_batch")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +52,7 @@ def test_sagemakers_attributes_name_a_route(attributes: str, path: str | None) -
 
 def test_a_route_matches_whatever_model_it_names() -> None:
     """The embedded server then says that there is no such model."""
-    routes = InferenceRoutes("mine", "lmi", ALL)
+    routes = InferenceRoutes("mine", ALL)
     assert routes.has("/v2/models/other/generate")
     assert routes.has("/predictions/other/7")
     assert not routes.has("/ping")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -87,9 +88,40 @@ def test_a_refusal_before_the_stream(predictor: Predictor) -> None:
         predictor.predict_stream({"inputs": WORDS, "parameters": {"top_p": 2}})
 
 
-def test_sessions_are_refused_by_our_server(predictor: Predictor) -> None:
-    with pytest.raises(ModelRefused, match="ession"):
+def test_without_sessions_none_is_opened(predictor: Predictor) -> None:
+    with pytest.raises(ModelRefused, match=r"\(400\).*stateful sessions not enabled"):
         predictor.session()
+
+
+def test_sessions_by_boto3_and_by_the_client(boto: boto3.session.Session, tmp_path: Path) -> None:
+    options = ("-o", "option.enable_stateful_sessions=true", "-o", f"option.sessions_path={tmp_path}")
+    with serve("--engine", "echo", *options) as server, ExitStack() as stack:
+        server.wait_ready()
+        loop = Loop()
+        stack.callback(loop.close)
+        url = stack.enter_context(loop.serving(Runtime(Endpoint(server.url)).app()))
+        client = boto.client("sagemaker-runtime", region_name="us-east-1", endpoint_url=url)
+
+        def invoke(body: object, session: str) -> dict[str, Any]:
+            answer: dict[str, Any] = client.invoke_endpoint(
+                EndpointName="local", Body=json.dumps(body), ContentType="application/json", SessionId=session
+            )
+            return answer
+
+        opened = invoke({"requestType": "NEW_SESSION"}, "NEW_SESSION")["NewSessionId"]
+        mine, _, expires = opened.partition("; Expires=")
+        with Predictor("local", "us-east-1", endpoint_url=url, session=boto).session() as other:
+            assert other.id != mine
+            assert other.expires is not None
+            assert expires <= f"{other.expires:%Y-%m-%dT%H:%M:%SZ}"
+            assert other.predict(BODIES["lmi"]) == json.loads(invoke(BODIES["lmi"], mine)["Body"].read())
+            assert "".join(other.predict_stream(BODIES["chat"]).text())
+            assert invoke({"requestType": "CLOSE"}, mine)["ClosedSessionId"] == mine
+            with pytest.raises(client.exceptions.ModelError) as refused:
+                invoke(BODIES["lmi"], mine)
+            assert refused.value.response["OriginalStatusCode"] == 400
+            assert f"Bad request: session not found: {mine}" in refused.value.response["OriginalMessage"]
+            assert [path.name for path in tmp_path.iterdir() if path.name == other.id]
 
 
 def test_an_asynchronous_answer_comes_to_the_store(predictor: Predictor, emulated: tuple[str, Endpoint, Path]) -> None:

@@ -95,7 +95,7 @@ def test_an_alarm_that_is_no_longer_sent_is_changed() -> None:
 
 
 def test_versions_beyond_those_to_be_kept_go_with_their_models_last() -> None:
-    versions = [wanted_of(PLAIN, options={"max_tokens": number}) for number in range(4)]
+    versions = [wanted_of(PLAIN, options={"max_tokens": number}) for number in range(1, 5)]
     there = live(*versions[2])
     for age, old in enumerate(versions[:2]):
         extra = tuple(found(one, CreationTime=age) for one in old[:2])
@@ -109,7 +109,7 @@ def test_versions_beyond_those_to_be_kept_go_with_their_models_last() -> None:
 
 
 def test_the_version_that_serves_is_kept_before_newer_ones_that_never_did() -> None:
-    served, killed, new = (wanted_of(PLAIN, options={"max_tokens": number}) for number in range(3))
+    served, killed, new = (wanted_of(PLAIN, options={"max_tokens": number}) for number in range(1, 4))
     there = live(*served)
     there = replace(there, resources=(*there.resources, *(found(one, CreationTime=9) for one in killed[:2])))
     gone = [action.key for action in plan(new, there, keep=2).actions if action.verb is Verb.DELETE]
@@ -117,7 +117,7 @@ def test_the_version_that_serves_is_kept_before_newer_ones_that_never_did() -> N
 
 
 def test_an_endpoint_that_serves_a_mixture_is_updated_and_all_versions_stay() -> None:
-    versions = [wanted_of(PLAIN, options={"max_tokens": number}) for number in range(3)]
+    versions = [wanted_of(PLAIN, options={"max_tokens": number}) for number in range(1, 4)]
     there = live(*versions[2])
     extra = tuple(found(one, CreationTime=0) for old in versions[:2] for one in old[:2])
     mixed = tuple(

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from deploy.errors import Refused, SpecError
-from deploy.resources.environment import _known_options, _name, environment
+from deploy.resources.environment import _name, environment
 from deploy.spec import Spec
 from handler.config.loader import load_config
-from handler.config.options import KNOWN
-from handler.core.errors import ConfigError
+from handler.config.options import OPTIONS
+from handler.config.options.listing import variable
 from tests.deploy.cases import SECRET, decision, spec
 
 
@@ -17,14 +19,6 @@ def variables(case: str = "plain", *, allow: bool = False, **changes: object) ->
 
 def with_model(case: str = "plain", **model: object) -> Spec:
     return spec(case, model={**spec(case).model.model_dump(exclude_none=True), **model})
-
-
-def said_by_the_handler(environ: dict[str, str]) -> str:
-    try:
-        load_config(environ=environ)
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def test_options_become_what_the_handler_reads() -> None:
@@ -41,14 +35,47 @@ def test_options_become_what_the_handler_reads() -> None:
     assert config.engine_options["enable_chunked_prefill"] is True
 
 
-def test_every_option_that_is_known_here_is_one_to_the_handler() -> None:
-    assert _known_options() == {
-        *(name.removeprefix("option.") for name in KNOWN if name.startswith("option.")),
-        *("job_queue_size", "batch_size", "max_batch_delay", "max_request_size", "max_dynamic_batch_size", "engine"),
-    } - {"model_id"}
-    for option in sorted(_known_options()):  # a value may be wrong, or an option another engine's; unknown is none
-        assert "unknown option" not in said_by_the_handler({_name(option): "wrong"}), option
-    assert "unknown option" in said_by_the_handler({"OPTION_NOBODYS": "wrong"})
+@pytest.mark.parametrize("option", sorted({one.key for one in OPTIONS if one.field} - {"option.model_id"}))
+def test_every_option_becomes_the_variable_that_the_handler_reads(option: str) -> None:
+    assert _name(option.removeprefix("option.")) == variable(option)
+
+
+def test_all_wrong_options_are_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.dtype=int9\n")
+    options = {
+        "llm_engine": "vllm",
+        "max_rolling_batchsize": 1,
+        "tgi_compat": "maybe",
+        "batch_size": 4,
+        "sampler_type": "auto",
+        "option.dtype": "bf16",
+        "model_id": "gpt2",
+        "max_model_len": 4096,
+    }
+    model = {"path": str(tmp_path), "upload": "s3://bucket/model/", "context": 8192}
+    with pytest.raises(SpecError) as raised:
+        variables(model=model, options=options, environment={"OPTION_OF_TOMORROW": "1", "OPTION_MAX_LORAS": "0"})
+    head, *lines = str(raised.value).splitlines()
+    wanted = [
+        "options.option.dtype: write it without `option.`",
+        "options.model_id: the model is said under model:",
+        "options.max_model_len and model.context contradict each other",
+        "options.batch_size: batch_size belongs to dynamic batching and needs rolling_batch=disable",
+        "environment.OPTION_MAX_LORAS: max_loras=0: must be a whole number of at least 1",
+        "options.max_rolling_batchsize: unknown option 'max_rolling_batchsize'; did you mean 'max_rolling_batch_size'?",
+        "options.sampler_type: sampler_type is for trtllm; the engine here is vllm",
+        "options.tgi_compat: tgi_compat=maybe: must be true or false",
+        "serving.properties, line 1: dtype=int9: must be one of",
+    ]
+    assert (head, len(lines)) == (f"{len(wanted)} problems:", len(wanted))
+    for line, start in zip(sorted(lines), sorted(wanted), strict=True):
+        assert line.startswith(f"  {start}")
+    assert "Leave options.max_model_len out." in raised.value.advice
+    assert "`lmi options`" in raised.value.advice
+
+
+def test_an_option_is_any_engines_where_the_image_chooses_the_engine() -> None:
+    assert variables(options={"sampler_type": "auto", "load_format": "dummy"})["OPTION_LOAD_FORMAT"] == "dummy"
 
 
 @pytest.mark.parametrize(("case", "name", "value"), [

@@ -1,4 +1,7 @@
-"""The names, types and defaults of version 1.2, from trtllm_api.json: the classes are made of it."""
+"""The names, types and defaults of the version that is played, from trtllm_api.json: the classes are made of it.
+
+The file has those of 1.2, and under "releases" what others lack or add.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+from tensorrt_llm._double.manners import MANNERS
 
-API: dict[str, dict[str, list[dict[str, Any]]]] = json.loads(
-    (Path(__file__).parents[2] / "trtllm_api.json").read_text()
-)
+
+def _played() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    api = json.loads((Path(__file__).parents[2] / "trtllm_api.json").read_text())
+    for name, releases in api["releases"].items():
+        change = releases.get("{}.{}".format(*MANNERS.release), {})
+        for part, parameters in api[name].items():
+            if part != "trt":
+                api[name][part] = [one for one in parameters if one["name"] not in change.get("without", ())]
+        last = "torch" if name == "LLM" else "params"
+        api[name][last] += change.get("with", ())
+    return api  # type: ignore[no-any-return]
+
+
+API = _played()
 _TYPES = {name: getattr(typing, name) for name in ("Any", "Dict", "List", "Literal", "Optional", "Sequence", "Union")}
 _ENUMS = {
     "CapacitySchedulerPolicy": typing.Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"],

@@ -46,8 +46,10 @@ class Engine:
     def torch_sampler(self) -> bool:
         if MANNERS.release == (1, 0):
             return not self.arguments.enable_trtllm_sampler
+        if MANNERS.release >= (1, 3):
+            return True
         kind = self.arguments.sampler_type
-        if kind == "auto" and MANNERS.release < (1, 3):
+        if kind == "auto":
             beams = (self.arguments.max_beam_width or 1) > 1
             return not beams and MANNERS.release != (1, 1)
         return bool(kind != "TRTLLMSampler")
@@ -140,9 +142,7 @@ class Engine:
         if self._worker is not None and self._worker.dead:
             return True
         if MANNERS.die_after and self._tokens >= MANNERS.die_after:
-            kinds = {"cpp": "CppExecutorError", "dead": "EngineDeadError"}
-            kind = kinds.get(MANNERS.death or ("dead" if MANNERS.release >= (1, 3) else ""))
-            self._die(getattr(errors, kind)("the executor died") if kind else RuntimeError("the executor died"))
+            self._die(_death())
             return True
         return False
 
@@ -296,6 +296,14 @@ class Engine:
                 if request.params.logprobs and MANNERS.release == (1, 2):
                     sequence.ids.append(sequence.ids[-1] if sequence.ids else 5)  # a token without its log-probability
                 self._post(request, number)
+
+
+def _death() -> Exception:
+    if MANNERS.death == "cpp":
+        return errors.CppExecutorError("the executor died")
+    error = RuntimeError("the executor died")
+    dead = MANNERS.death == "dead" or (not MANNERS.death and MANNERS.release >= (1, 3))
+    return errors.EngineDeadError(error) if dead else error
 
 
 def _common(one: list[int], other: list[int]) -> int:

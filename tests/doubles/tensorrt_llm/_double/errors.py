@@ -16,4 +16,9 @@ class CppExecutorError(RuntimeError):
 
 
 class EngineDeadError(RuntimeError):
-    """The engine is gone."""
+    """The engine is gone: pending requests raise it, and all later ones."""
+
+    def __init__(self, root_cause: BaseException | None = None) -> None:
+        self.root_cause = root_cause
+        cause = f": {type(root_cause).__name__}: {root_cause}" if root_cause is not None else ""
+        super().__init__(f"Engine has died{cause}")

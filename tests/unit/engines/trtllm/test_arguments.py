@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import construct, llm_arguments
-from handler.engines.trtllm.support import capabilities_of
+from handler.engines.trtllm.support import capabilities_of, release_of, warn_of_newer
 from handler.serving.loading import engine_spec
 from tests.doubles import tiny, using
 
@@ -132,6 +133,44 @@ def test_an_option_becomes_its_argument(model: Path, option: str, wanted: dict[s
         checked("LLM", construct(found))
 
 
+NOT_IN = {
+    "1.0.0": {"disable_flashinfer_sampling"},
+    "1.1.0": {"disable_flashinfer_sampling"},
+    "1.2.1": set(),
+    "1.3.0rc29": {"disable_flashinfer_sampling", "moe_cluster_parallel_size", "onboard_blocks", "sampler_type"},
+}
+
+
+@pytest.mark.parametrize("version", NOT_IN)
+def test_each_version_takes_an_options_argument_or_the_option_is_refused(model: Path, version: str) -> None:
+    release = release_of(version)
+    found, refused = [], set()
+    for option, _ in ROWS:
+        try:
+            found.append(arguments(model, option, release=release))
+        except ConfigError as error:
+            says = re.fullmatch(r"option\.(\w+)\S*: TensorRT-LLM (\d\.\d|has only TorchSampler since) .*", str(error))
+            refused.add(says and says[1])
+    assert refused == NOT_IN[version]
+    with using.tensorrt_llm(f"gpus=16;version={version}"):
+        from tensorrt_llm.llm_args import checked
+
+        for each in found:
+            checked("LLM", construct(each))
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.9.0.dev2024022700", "unknown"])
+def test_a_version_before_1_0_is_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match=f"TensorRT-LLM {version} is installed; the engine trtllm needs 1.0 to 1.3"):
+        release_of(version)
+
+
+@pytest.mark.parametrize(("version", "lines"), [("1.2.1", 0), ("1.3.0rc29", 0), ("1.4.0rc1", 1), ("2.0.0", 1)])
+def test_a_newer_version_is_warned_of(version: str, lines: int, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_newer(version)
+    assert caplog.text.count(f"TensorRT-LLM {version} is installed: newer than 1.3") == len(caplog.records) == lines
+
+
 def test_every_option_of_trtllm_is_in_the_table_or_refused() -> None:
     seen = {option.partition("=")[0] for option, _ in ROWS} | NOT_HERE
     for option in OPTIONS:
@@ -141,12 +180,14 @@ def test_every_option_of_trtllm_is_in_the_table_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [one for one in OPTIONS if one.help.startswith("refused")], ids=lambda option: option.key
+    "option",
+    [one for one in OPTIONS if one.help.startswith("refused") and "trtllm" in one.engines],
+    ids=lambda option: option.key,
 )
 def test_what_tensorrt_engines_had_is_refused_by_name(option: Any) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_config(overrides=["option.llm_engine=trtllm", f"{option.key}=1"], environ={})
-    assert str(refused.value) == f"-o {option.key}=1: {option.help.removeprefix('refused: ')}"
+        load_config(overrides=["option.llm_engine=trtllm", f"{option.key}=x"], environ={})
+    assert str(refused.value) == f"-o {option.key}=x: {option.help.removeprefix('refused: ')}"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +261,7 @@ def test_arguments_of_the_engines_own_come_last_and_go_into_what_is_there(model:
         ((1, 1), "auto", {"sampler_type": "TorchSampler"}),
         ((1, 2), "TRTLLMSampler", {"sampler_type": "TRTLLMSampler"}),
         ((1, 3), "auto", {}),
-        ((1, 3), "TorchSampler", {"sampler_type": "TorchSampler"}),
+        ((1, 3), "TorchSampler", {}),
     ],
 )
 def test_the_sampler_is_named_as_each_version_has_it(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import Delta, FieldNames, Finish, Request, Sampling, StructuredOutput
-from handler.protocols.base import ParsedRequest
+from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling, StructuredOutput
+from handler.protocols.base import NoAdapters, ParsedRequest
 from handler.protocols.lmi.chat import TABLE
 from handler.protocols.registry import SCHEMAS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value
@@ -39,14 +39,20 @@ def test_defaults_are_lmis() -> None:
         "",
         Sampling(do_sample=True, logprobs=False),
         messages=(USER,),
-        names=FieldNames("messages", "max_tokens", logit_bias="logit_bias", structured_output="response_format"),
+        names=FieldNames(
+            "messages",
+            "max_tokens",
+            "stop_token_ids",
+            "bad_words",
+            logit_bias="logit_bias",
+            structured_output="response_format",
+        ),
     )
     assert (found.sampling.max_new_tokens, found.sampling.temperature) == (30, 1.0)
 
 
-def test_log_probabilities_are_asked_for_where_they_show_or_rank() -> None:
+def test_log_probabilities_are_asked_for_where_they_show() -> None:
     assert sampling(logprobs=True).logprobs
-    assert sampling(n=2).logprobs
     assert not sampling(logprobs=False).logprobs
 
 
@@ -67,6 +73,11 @@ def test_null_means_absent() -> None:
         ("top_p", 0.5, "top_p", 0.5),
         ("n", 3, "n", 3),
         ("seed", 5, "seed", 5),
+        ("seed", -1, "seed", (1 << 64) - 1),
+        ("top_k", 5, "top_k", 5),
+        ("min_tokens", 2, "min_new_tokens", 2),
+        ("guided_choice", ["a"], "structured_output", StructuredOutput("choice", '["a"]')),
+        ("do_sample", True, "n", 1),
         ("stop", "a", "stop", ("a",)),
         ("stop", ["a", "b"], "stop", ("a", "b")),
         ("frequency_penalty", -2, "frequency_penalty", -2.0),
@@ -92,7 +103,7 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
     [
         ("max_tokens", 0, "must be an integer from 1"),
         ("max_completion_tokens", 0, "must be an integer from 1"),
-        ("stream_options", [], "must be an object"),
+        ("stream_options", [], "needs stream=true"),
         ("stream_options", {}, "needs stream=true"),
         ("temperature", 2.1, "at most 2"),
         ("temperature", -0.1, "at least 0"),
@@ -102,7 +113,7 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("presence_penalty", "1", "must be a number"),
         ("n", 0, "must be an integer from 1"),
         ("n", 33, "must be at most 32"),
-        ("seed", -1, "must be an integer from 0"),
+        ("seed", 1 << 64, "must be an integer from -9223372036854775808"),
         ("stop", 5, "must be a string or a list"),
         ("stop", False, "must be a string or a list"),
         ("ignore_eos", 1, "must be true or false"),
@@ -111,7 +122,13 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("top_logprobs", 1, "needs logprobs=true"),
         ("logit_bias", {"5": 101}, "a number from -100 to 100"),
         ("logit_bias", [1], "must be an object of token ids"),
-        ("tools", [{}], "is not supported"),
+        ("tool_choice", "required", "needs tools"),
+        ("parallel_tool_calls", 1, "must be true or false"),
+        ("max_new_tokens", 5, "write max_tokens"),
+        ("stop_sequences", ["a"], "write stop"),
+        ("do_sample", False, "write temperature=0"),
+        ("parameters", {"max_new_tokens": 9}, "write its names at the top level"),
+        ("adapter_id", "mine", "write the adapter's name as model"),
         ("response_format", {"type": "yaml"}, "a 'type' that is text, json_object or json_schema"),
         ("response_format", "json", "must be an object"),
         ("model", 5, "must be a string"),
@@ -140,7 +157,7 @@ def test_alternatives_are_refused_where_the_engine_has_none() -> None:
         ([{"content": "hi"}], "messages[0].role must be one of system, user, assistant"),
         ([USER, {"role": "user\n", "content": "hi"}], "messages[1].role must be one of"),
         ([{"role": ["user"], "content": "hi"}], "messages[0].role must be one of"),
-        ([{"role": "tool", "content": "hi"}], "messages[0].role must be one of"),
+        ([{"role": "tool", "content": None}], "messages[0].content must be a string"),
         ([{"role": "user"}], "messages[0].content must be a string"),
         ([{"role": "assistant", "content": None}], "messages[0].content must be a string"),
         ([{"role": "user", "content": []}], "messages[0].content must be a string or a non-empty list"),
@@ -170,8 +187,8 @@ def test_text_parts_become_lines() -> None:
 
 def test_unknown_names_are_reported_wherever_they_stand() -> None:
     named = {**USER, "name": "Ann"}
-    found = parse(messages=[named, named], top_k=5, parameters={"max_new_tokens": 9})
-    assert list(found.ignored) == ["top_k", "parameters", "messages[].name"]
+    found = parse(messages=[named, named], other=5, metadata={"a": "b"})
+    assert list(found.ignored) == ["other", "messages[].name", "metadata"]
     strict = replace(CONTEXT, refuse_unknown=True)
     error = value("lmi", {**ASK, "messages": [named]}, context=strict)["error"]
     assert "messages[].name" in error
@@ -224,14 +241,6 @@ def test_what_stream_options_hold_is_known() -> None:
     assert refusal(stream=True, stream_options={"x": True}) == "stream_options={\"x\": true}: 'x' is not known"
 
 
-@pytest.mark.parametrize("schema", ["lmi", "tgi_compat"])
-def test_several_choices_do_not_stream(schema: str) -> None:
-    with pytest.raises(InvalidParameter, match="n=2: must be 1 when streaming"):
-        parse(schema, n=2, stream=True)
-    found = value(schema, {**ASK, "n": 2})
-    assert [choice["index"] for choice in found["choices"]] == [0, 1]
-
-
 def test_choices_keep_the_order_of_their_seeds() -> None:
     found = parse(n=2, logprobs=True)
     found.reply.start(0, 2)
@@ -279,7 +288,19 @@ def test_a_stream_may_end_without_a_last_token() -> None:
     assert value("lmi", ASK, script)["usage"]["completion_tokens"] == 2
 
 
-def test_dynamic_batching_refuses_chat_by_name() -> None:
-    found = value("dynamic_batch", ASK)
-    assert "chat completions are not available for dynamic batching" in found["error"]
-    assert "no 'inputs'" in value("dynamic_batch", {})["error"]
+def test_a_models_name_may_be_an_adapters() -> None:
+    mine = Adapter("mine", 1, "/nowhere")
+
+    class Registered(NoAdapters):
+        def find(self, name: str) -> Adapter | None:
+            return mine if name == "mine" else None
+
+    context = replace(CONTEXT, no_adapters="", adapters=Registered())
+    for body, wanted in (({"model": "mine"}, mine), ({"adapters": "mine"}, mine), ({"model": "any"}, None)):
+        assert SCHEMAS["lmi"].parse({**ASK, **body}, context).requests[0].adapter == wanted
+
+
+def test_a_stream_of_several_choices_counts_all() -> None:
+    body = {**ASK, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *_, last = [json.loads(line) for line in answer("lmi", body).body.splitlines()]
+    assert last["usage"]["completion_tokens"] == 2 * 5

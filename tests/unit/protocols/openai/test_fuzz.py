@@ -14,7 +14,7 @@ from handler.protocols.base import Schema
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
 from handler.protocols.openai.tools.parsing import CallParser, CallStart, Piece
-from handler.protocols.readers.messages import ROLES_WITH_TOOLS
+from handler.protocols.readers.messages import ROLES
 from tests.unit.protocols.openai.requests import CHAT, COMPLETIONS, NAMED
 
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=9)
@@ -38,7 +38,7 @@ functions = st.fixed_dictionaries(
 tools = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": functions}) | values, max_size=2)
 calls = st.lists(st.fixed_dictionaries({"function": functions}, optional={"id": values}) | values, max_size=2)
 message = st.fixed_dictionaries(
-    {"role": st.sampled_from(ROLES_WITH_TOOLS) | values, "content": st.text(max_size=5) | values},
+    {"role": st.sampled_from(ROLES) | values, "content": st.text(max_size=5) | values},
     optional={"tool_calls": calls | values, "tool_call_id": values, "name": values},
 )
 chats = st.fixed_dictionaries(

@@ -1,0 +1,207 @@
+"""Serve mixed clients for an hour, and watch the memory of the host, of its engine, and of a bare engine beside them.
+
+The server has the demo model on OpenVINO in fp32, where greedy answers do not depend on other requests. A bare pipeline
+of OpenVINO GenAI, with the same properties and without any code of ours, has requests of the same lengths and as many
+aborts: it shows how far OpenVINO's own memory grows.
+
+    python bench/soak.py [--minutes 60] [--clients 64] [--bare] [--out FILE]
+    python bench/soak.py --echo     # the echo engine: a hundred times as many requests for the host
+
+The exit status is 1 if an answer was crossed, a request failed, or the host grew by 2 % or more after the warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import statistics
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cpu import descendants
+from mixed_clients import REPEATED, Clients, choose, lengths
+
+from handler.bench import machine
+from handler.bench.processes import Worker
+from handler.bench.server import lmi_serve
+from handler.config.loader import load_config
+from handler.serving.loading import engine_spec
+
+_DEMO = ("option.model_id=demo", "option.dtype=fp32")
+_ECHO = ("option.llm_engine=echo", "option.engine_isolation=process", "option.max_model_len=8192")
+# The soak may run beside other work, or be stopped for a while; neither is a fault of the engine or of a client.
+_PATIENCE = ("option.engine_timeout=3600", "option.predict_timeout=3600", "option.client_timeout=3600")
+_INTERVAL = 10.0  # seconds between samples
+_ENGINE = b"handler.engines.process.engine_process"
+_ALLOWED = 2.0  # percent that the host may grow
+
+
+class Memory(NamedTuple):
+    """Of one process, in MiB: all that is resident, and the part that no file backs (heap and stacks)."""
+
+    resident: float
+    anonymous: float
+
+
+def read_memory(pid: int) -> Memory:
+    values = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, size = line.split()[:2]
+        values[name] = int(size) / 1024
+    return Memory(values["Rss:"], values["Anonymous:"])
+
+
+class Watch:
+    """Samples of some processes' memory, `_INTERVAL` apart; while this process is stopped there are none."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self.samples: list[dict[str, Memory]] = []
+
+    @property
+    def minutes(self) -> float:
+        return len(self.samples) * _INTERVAL / 60
+
+    def sample(self) -> None:
+        self.samples.append({name: read_memory(pid) for name, pid in self._pids.items()})
+
+    def growth(self, warm_up: float) -> dict[str, dict[str, Any]]:
+        """Compare the last minute with the one that ends at minute `warm_up`, or with itself before that."""
+        each = round(60 / _INTERVAL)
+        after = min(max(each, round(warm_up * each)), len(self.samples))
+        return {name: self._growth(name, self.samples[after - each : after], each) for name in self._pids}
+
+    def _growth(self, name: str, before: Sequence[dict[str, Memory]], each: int) -> dict[str, Any]:
+        values = {}
+        for index, field in enumerate(Memory._fields):
+            begin = statistics.mean(sample[name][index] for sample in before)
+            end = statistics.mean(sample[name][index] for sample in self.samples[-each:])
+            values[field] = {"begin": begin, "end": end, "percent": (end / begin - 1) * 100}
+        return values
+
+
+async def soak(url: str, watch: Watch, bare: Worker | None, given: argparse.Namespace) -> dict[str, Any]:
+    """Run the clients and take samples; write the result so far to `--out` every minute, and return the last one."""
+    clients = Clients(url, given.clients)
+    running = asyncio.ensure_future(clients.run())
+    result: dict[str, Any] = {}
+    while watch.minutes < given.minutes and not running.done():
+        await asyncio.sleep(_INTERVAL)
+        watch.sample()
+        if len(watch.samples) % round(60 / _INTERVAL):
+            continue
+        ends = {end: clients.counts[end] for end in ("done", "abandoned", "refused", "failed", "crossed")}
+        result = {"minutes": watch.minutes, "clients": given.clients, "requests": {**ends, "slow": clients.slow}}
+        if bare is not None:
+            bare.send("counts")
+            result["bare requests"] = dict(zip(("done", "abandoned"), bare.receive(), strict=True))
+        result |= {"memory": watch.growth(given.warm_up), "surprises": clients.surprises}
+        _print(result, watch)
+        samples = [{name: memory._asdict() for name, memory in sample.items()} for sample in watch.samples]
+        given.out.write_text(json.dumps({**result, "samples": samples, **machine.describe()}))
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    return result
+
+
+def _print(result: dict[str, Any], watch: Watch) -> None:
+    requests = " ".join(f"{end} {number:,}" for end, number in result["requests"].items())
+    memory = "  ".join(f"{name} {last.resident:.1f} ({last.anonymous:.1f})" for name, last in watch.samples[-1].items())
+    print(f"{watch.minutes:5.1f} min  {requests}  resident (anonymous) MiB: {memory}", flush=True)
+
+
+# -- the bare engine, in its own process -----------------------------------------------------------------------------
+
+
+def bare_engine(pipe: Connection, clients: int) -> None:
+    """Keep a pipeline busy with random prompts until the pipe closes; each message asks for its counts."""
+    import numpy
+    import openvino
+    import openvino_genai
+
+    from handler.engines.openvino.engine import _pipeline  # the server's own, so that both have the same properties
+
+    spec = engine_spec(load_config(overrides=_DEMO))
+    pipeline = _pipeline(spec.config)
+    rng, fresh = random.Random(0), itertools.count(REPEATED)
+    running: dict[int, tuple[Any, int | None]] = {}
+    done = abandoned = 0
+    pipe.send("ready")
+    for new in itertools.count():
+        if len(running) < min(clients, spec.config.max_sequences):
+            number, leaves = choose(rng, fresh)
+            words, tokens = lengths(number)
+            ids = [rng.randrange(1000, 40_000) for _ in range(rng.randint(words, words * 2))]  # as words have
+            config = openvino_genai.GenerationConfig(max_new_tokens=tokens, logprobs=1)
+            handle = pipeline.add_request(new, openvino.Tensor(numpy.array([ids], dtype=numpy.int64)), config)
+            running[new] = handle, leaves
+            continue
+        if pipe.poll():
+            try:
+                pipe.recv()
+            except EOFError:
+                break
+            pipe.send((done, abandoned))
+        pipeline.step()
+        for key, (handle, leaves) in list(running.items()):
+            while handle.can_read():
+                handle.read()
+                leaves = None if leaves is None else leaves - 1
+            if leaves is not None and leaves <= 0:
+                handle.cancel()
+                abandoned += 1
+            elif handle.get_status() == openvino_genai.GenerationStatus.FINISHED:
+                done += 1
+            else:
+                running[key] = handle, leaves
+                continue
+            del running[key]
+    for handle, _ in running.values():
+        handle.cancel()
+    pipeline.step()  # frees their memory
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--minutes", type=float, default=60.0, help="(default %(default)s)")
+    add("--warm-up", type=float, default=10.0, help="minutes after which growth counts (default %(default)s)")
+    add("--clients", type=int, default=64, help="(default %(default)s)")
+    add("--bare", action="store_true", help="run the bare engine too")
+    add("--echo", action="store_true", help="serve the echo engine instead of the demo model")
+    add("--out", type=Path, default=Path("soak.json"), help="the result, with all samples (default %(default)s)")
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        options = (*(_ECHO if given.echo else _DEMO), *_PATIENCE)
+        server = stack.enter_context(lmi_serve([part for option in options for part in ("-o", option)]))
+        engine = [pid for pid in descendants(server.pid) if _ENGINE in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        pids = {"host": server.pid, "engine": engine[0]}
+        bare = None
+        if given.bare:
+            bare = Worker("the bare engine", bare_engine, given.clients)
+            stack.callback(bare.close)
+            bare.receive()
+            pids["bare engine"] = bare.pid
+        result = asyncio.run(soak(server.url, Watch(pids), bare, given))
+    for name, memory in result["memory"].items():
+        for field, values in memory.items():
+            print(f"{name}, {field}: {values['begin']:.1f} to {values['end']:.1f} MiB, {values['percent']:+.2f} %")
+    for surprise in result["surprises"]:
+        print(surprise)
+    wrong = result["requests"]["failed"] + result["requests"]["crossed"]
+    return (
+        1
+        if wrong or not result["requests"]["done"] or result["memory"]["host"]["resident"]["percent"] >= _ALLOWED
+        else 0
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

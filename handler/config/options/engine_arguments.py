@@ -1,0 +1,219 @@
+"""Arguments of an engine's own constructor by name and type: the installed engine's, else those of shipped lists."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NAMES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM"}
+
+_CLASSES = {
+    "vllm": ("vllm", "engine/arg_utils.py", "EngineArgs"),
+    "trtllm": ("tensorrt_llm", "llmapi/llm_args.py", "TorchLlmArgs"),
+}
+"""Package, file in it and class, whose source is read: an import would take seconds and load the GPU's libraries."""
+
+_PLAIN = {
+    "bool": "bool", "int": "int", "float": "float", "str": "str", "None": "null", "dict": "object", "Dict": "object",
+    "Mapping": "object", "list": "list", "List": "list", "set": "list", "tuple": "list", "Sequence": "list",
+    "HfOverrides": "object", "MaxLoRARanks": "int", "OptimizationLevel": "int", "Path": "str", "PathLike": "str",
+    "PositiveInt": "int", "NonNegativeInt": "int", "PositiveFloat": "float", "NonNegativeFloat": "float",
+}  # fmt: skip
+_WORDS = {
+    "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a JSON array",
+    "object": "a JSON object", "str": "a text", "null": "null",
+}  # fmt: skip
+"""Types by name. Beside these there is `any`: a class or alias of the engine's, which checks the value itself."""
+
+
+class Argument(NamedTuple):
+    """Types of one argument, as in `_WORDS`, and the first and last release that has it, "" for the installed one."""
+
+    types: frozenset[str]
+    first: str = ""
+    last: str = ""
+
+
+class EngineArguments(NamedTuple):
+    """Arguments of one engine; `source` names it with its version."""
+
+    source: str
+    arguments: Mapping[str, Argument]
+
+
+@cache
+def engine_arguments(engine: str) -> EngineArguments:
+    """Read the arguments of the installed engine, else of the releases in the shipped list; none for other engines."""
+    if engine not in _CLASSES:
+        return EngineArguments(engine, {})
+    package, file, name = _CLASSES[engine]
+    for directory in _directories(package):
+        try:
+            fields = read_class(Path(directory, file).read_text(encoding="utf-8"), name)
+        except (OSError, SyntaxError, ValueError):
+            continue
+        if fields:
+            found = {key: Argument(types) for key, types in fields.items()}
+            return EngineArguments(f"{NAMES[engine]}{_version(Path(directory))}", found)
+    return shipped(engine)
+
+
+@cache
+def shipped(engine: str, part: str = "engine") -> EngineArguments:
+    """Read a shipped list, which `python -m tests.unit.config.engine_arguments` makes of the engine's releases.
+
+    Args:
+        part: `engine`, or `server` for the arguments of vLLM's own HTTP server.
+    """
+    name = f"{engine}_arguments.json"
+    data = json.loads((files("handler.config.options") / name).read_text(encoding="utf-8"))
+    found = {key: Argument(frozenset(types.split("|")), *releases) for key, (types, *releases) in data[part].items()}
+    return EngineArguments(f"{NAMES[engine]} {data['releases'][0]} to {data['releases'][-1]}", found)
+
+
+def _directories(package: str) -> list[str]:
+    try:
+        spec = find_spec(package)
+    except ValueError:  # it is imported, and has no source
+        return []
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _version(directory: Path) -> str:
+    """Read the version from the package's own file: builds for other devices have other names in pip's metadata."""
+    for file in ("_version.py", "version.py"):
+        with suppress(OSError):
+            if found := re.search(r"""__version__ = (?:version = )?["']([^"']+)""", (directory / file).read_text()):
+                return f" {found[1]}"
+    return ""
+
+
+# -- types -----------------------------------------------------------------------------------------------------------
+
+
+def read_class(source: str, name: str) -> dict[str, frozenset[str]]:
+    """Read the annotated fields of a class and of its bases in the same source; private ones are left out."""
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    if name not in classes:
+        return {}
+    fields: dict[str, frozenset[str]] = {}
+    for base in classes[name].bases:
+        if isinstance(base, ast.Name):
+            fields |= read_class(source, base.id)
+    for node in classes[name].body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
+            types = frozenset(_types(node.annotation))
+            if "ClassVar" not in types:
+                fields[node.target.id] = types
+    return fields
+
+
+def _types(node: ast.expr) -> set[str]:
+    match node:
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _types(left) | _types(right)
+        case ast.Constant(value=None):
+            return {"null"}
+        case ast.Constant(value=str(text)):
+            return _types(ast.parse(text, mode="eval").body)
+        case ast.Subscript(value=value, slice=parameters):
+            return _generic(ast.unparse(value).rpartition(".")[2], parameters)
+        case ast.Name() | ast.Attribute():
+            name = ast.unparse(node).rpartition(".")[2]
+            return {_PLAIN.get(name) or ("object" if name.endswith(("Config", "Args")) else "any")}
+    return {"any"}
+
+
+def _generic(name: str, parameters: ast.expr) -> set[str]:
+    several = parameters.elts if isinstance(parameters, ast.Tuple) else [parameters]
+    match name:
+        case "Optional":
+            return _types(parameters) | {"null"}
+        case "Union":
+            return set().union(*map(_types, several))
+        case "Annotated":
+            return _types(several[0])
+        case "Literal":
+            values = [node.value for node in several if isinstance(node, ast.Constant)]
+            return {"null" if value is None else type(value).__name__ for value in values}
+        case "type" | "Type" | "Callable":
+            return set()  # no text or JSON value is one
+        case "ClassVar":
+            return {"ClassVar"}
+    return {_PLAIN.get(name, "any")}
+
+
+def parser(types: Collection[str]) -> Callable[[str], Any]:
+    """Make the parser of an argument's text."""
+    return partial(_parse, types=frozenset(types))
+
+
+def _parse(text: str, types: frozenset[str]) -> Any:
+    lowered = text.lower()
+    if "bool" in types and lowered in ("true", "false"):
+        return lowered == "true"
+    if "null" in types and lowered in ("null", "none"):
+        return None
+    for name, convert in (("int", int), ("float", float)):
+        if name in types:
+            try:
+                return convert(text)
+            except ValueError:
+                pass
+    if text[:1] in ("{", "["):
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            if not types & {"str", "any"}:
+                raise ValueError(f"must be {_words(types)}: {error}") from None
+        else:
+            if fits(value, types):
+                return value
+    elif "list" in types and text and "str" not in types:
+        return [_item(item.strip()) for item in text.split(",")]
+    if types & {"str", "any"} and text:
+        return text
+    raise ValueError(f"must be {_words(types)}")
+
+
+def _item(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def check(value: Any, types: Collection[str]) -> None:
+    """Check a JSON value.
+
+    Raises:
+        ValueError: it has another type.
+    """
+    if not fits(value, types):
+        raise ValueError(f"must be {_words(types)}")
+
+
+def fits(value: Any, types: Collection[str]) -> bool:
+    match value:
+        case None:
+            return "null" in types or "any" in types
+        case bool():
+            return "bool" in types or "any" in types
+        case int():
+            return not {"int", "float", "any"}.isdisjoint(types)
+        case float():
+            return not {"float", "any"}.isdisjoint(types)
+        case str():
+            return not {"str", "any"}.isdisjoint(types)
+        case list():
+            return not {"list", "any"}.isdisjoint(types)
+    return not {"object", "any"}.isdisjoint(types)
+
+
+def _words(types: Collection[str]) -> str:
+    return " or ".join(words for name, words in _WORDS.items() if name in types)

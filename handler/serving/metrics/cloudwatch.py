@@ -1,0 +1,143 @@
+"""Lines in CloudWatch's embedded metric format: CloudWatch Logs makes metrics of them, where nothing can be scraped.
+
+The format: docs.aws.amazon.com, AmazonCloudWatch, "Specification: Embedded metric format". A line must be one whole
+log event, with nothing before the JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+from prometheus_client import CollectorRegistry
+
+from handler.serving.metrics.prometheus import OUTCOMES
+
+log = logging.getLogger("handler.cloudwatch")
+
+NAMESPACE = "LMI"
+
+Samples = Mapping[str, float]
+"""Values by the names of Prometheus' samples, with `{outcome}` where they have one."""
+
+_GAUGES = {
+    "EngineReady": ("lmi_engine_ready", "None", 1.0),
+    "QueuedRequests": ("lmi_queued_requests", "Count", 1.0),
+    "ActiveSequences": ("lmi_active_sequences", "Count", 1.0),
+    "RunningRequests": ("vllm:num_requests_running", "Count", 1.0),
+    "WaitingRequests": ("vllm:num_requests_waiting", "Count", 1.0),
+    "KVCacheUsage": ("vllm:kv_cache_usage_perc", "Percent", 100.0),
+}
+"""CloudWatch's name -> the sample, its unit there, and the factor to that."""
+
+_COUNTERS = {
+    **{f"Requests{outcome.title()}": f"lmi_requests_total{{{outcome}}}" for outcome in OUTCOMES},
+    "PromptTokens": "lmi_prompt_tokens_total",
+    "GeneratedTokens": "lmi_generated_tokens_total",
+    "EngineRestarts": "lmi_engine_restarts_total",
+    "PrefixCacheQueries": "vllm:prefix_cache_queries_total",
+    "PrefixCacheHits": "vllm:prefix_cache_hits_total",
+}
+"""Their growth in the interval."""
+
+_MEANS = {
+    "TimeToFirstToken": "lmi_time_to_first_token_seconds",
+    "InterTokenLatency": "vllm:inter_token_latency_seconds",
+    "RequestDuration": "lmi_request_duration_seconds",
+}
+"""The mean of the interval's values; absent where there were none."""
+
+
+def samples(registry: CollectorRegistry) -> dict[str, float]:
+    """Read what the metrics are now."""
+    found = {}
+    for metric in registry.collect():
+        for sample in metric.samples:
+            outcome = sample.labels.get("outcome")
+            if "le" not in sample.labels:
+                found[f"{sample.name}{{{outcome}}}" if outcome else sample.name] = sample.value
+    return found
+
+
+def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[str, Any]:
+    """Return the JSON of one interval, from `before` to `now`.
+
+    Args:
+        at: seconds since 1970.
+    """
+    values: dict[str, tuple[float, str]] = {}
+    for name, (sample, unit, factor) in _GAUGES.items():
+        if sample in now:
+            values[name] = now[sample] * factor, unit
+    for name, sample in _COUNTERS.items():
+        if sample in now:
+            values[name] = _growth(sample, before, now), "Count"
+    for name, histogram in _MEANS.items():
+        if count := _growth(f"{histogram}_count", before, now):
+            values[name] = _growth(f"{histogram}_sum", before, now) / count, "Seconds"
+    directive = {
+        "Namespace": NAMESPACE,
+        "Dimensions": [["ModelName"]],
+        "Metrics": [{"Name": name, "Unit": unit} for name, (_, unit) in values.items()],
+    }
+    return {
+        "_aws": {"Timestamp": int(at * 1000), "CloudWatchMetrics": [directive]},
+        "ModelName": model_name,
+        **{name: value for name, (value, _) in values.items()},
+    }
+
+
+def _growth(sample: str, before: Samples, now: Samples) -> float:
+    """Since `before`; an engine that was started again counts from 0."""
+    grown = now[sample] - before.get(sample, 0.0)
+    return grown if grown >= 0 else now[sample]
+
+
+@contextlib.contextmanager
+def reporting(
+    registry: CollectorRegistry, model_name: str, interval: float, stream: TextIO | None = None
+) -> Iterator[None]:
+    """Write a line every `interval` seconds, and the last one at the end; 0 is never. It happens on a thread.
+
+    Args:
+        stream: by default stdout, where no log record puts words before the JSON.
+    """
+    if not interval:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_report,
+        args=(registry, model_name, interval, stream or sys.stdout, ended),
+        name="cloudwatch",
+        daemon=True,
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(1.0)  # a stream that nobody reads must not keep the server
+
+
+def _report(
+    registry: CollectorRegistry, model_name: str, interval: float, stream: TextIO, ended: threading.Event
+) -> None:
+    before = samples(registry)
+    while True:
+        last = ended.wait(interval)
+        now = samples(registry)
+        try:
+            stream.write(json.dumps(document(model_name, before, now, time.time())) + "\n")
+            stream.flush()
+        except (OSError, ValueError):
+            return log.exception("no more metrics for CloudWatch: its stream is closed")
+        if last:
+            return
+        before = now

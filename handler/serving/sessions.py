@@ -1,0 +1,274 @@
+"""Stateful sessions: a directory each, opened, found, closed and removed; and the answers to calls about them.
+
+Headers, words, statuses and defaults are those of AWS's model-hosting-container-standards 0.1.16 (docs/sessions.md
+lists the differences).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+from handler.config.loader import Config
+from handler.core.errors import BadRequest, ConfigError, Problem, ServingError
+from handler.core.framing import JSON, dumps
+from handler.core.values import Delta
+from handler.plugins.api import Session
+from handler.protocols.base import Headers, HttpResponse, ParsedRequest
+from handler.protocols.readers.adapters import quote
+
+HEADER = "x-amzn-sagemaker-session-id"
+"""A request's names the session; names in lower case, as headers are handed over."""
+NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
+
+_OFF = "Invalid payload. stateful sessions not enabled"
+_HOW = "option.enable_stateful_sessions=true enables them"
+_MEMORY, _FOLDER = Path("/dev/shm"), "sagemaker_sessions"
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,256}")  # what SageMaker's API lets through: messages show it without quotes
+_LONGEST_CALL = 1 << 16  # bytes of a body that is searched for `requestType`
+_PERIOD = 10.0  # seconds between two looks for expired sessions
+
+
+class Sessions:
+    """The sessions below one directory. Thread-safe; processes with the same directory share its sessions.
+
+    An id is a random UUID whose first eight hex digits are the second of its expiry, since 1970. So a session's state
+    is the name of its directory alone: another worker finds it, and so does the next start after a crash.
+
+    Args:
+        lifetime: of a session, in seconds, from when it is opened.
+        clock: returns the seconds since 1970.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+
+    def __init__(self, root: Path, lifetime: int, clock: Callable[[], float] = time.time) -> None:
+        self._root = root
+        self._lifetime = lifetime
+        self._clock = clock
+        self._opened: set[str] = set()  # here, and not removed yet
+        self._wake_up = threading.Event()
+        self._ended = False
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+        self.remove_expired()
+        atexit.register(self.end)
+
+    def look_after(self) -> None:
+        """Remove what is closed or expired from now on, on one thread for all sessions."""
+        threading.Thread(target=self._remove_in_time, name="sessions", daemon=True).start()
+
+    def open(self) -> Session:
+        """Open a session.
+
+        Raises:
+            ServingError: its directory cannot be made.
+        """
+        id = f"{math.ceil(self._clock() + self._lifetime):08x}{str(uuid.uuid4())[8:]}"
+        try:
+            (self._root / id).mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise ServingError(f"Failed to create session: {error.strerror}") from None
+        self._opened.add(id)
+        return self._session(id)
+
+    def find(self, id: str) -> Session:
+        """Return an open session.
+
+        Raises:
+            BadRequest: there is none, or it has expired.
+        """
+        if _ID.fullmatch(id) and not self._is_over(id) and (self._root / id).is_dir():
+            return self._session(id)
+        shown = id if _PLAIN.fullmatch(id) else quote(id)
+        raise BadRequest(f"Bad request: session not found: {shown}")
+
+    def close(self, id: str) -> None:
+        """Close a session. Its directory gets the name of an expired one at once, and is removed soon.
+
+        Raises:
+            BadRequest: there is none, or it has expired.
+        """
+        found, closed = self.find(id), f"{0:08x}{id[8:]}"
+        try:
+            found.directory.rename(self._root / closed)
+        except FileNotFoundError:  # another call was faster
+            raise BadRequest(f"Bad request: session not found: {id}") from None
+        self._opened.discard(id)
+        self._opened.add(closed)
+        self._wake_up.set()
+
+    def remove_expired(self) -> None:
+        """Remove the directories of closed and expired sessions, of whichever process."""
+        for path in list(self._root.glob("*")):
+            if _ID.fullmatch(path.name) and self._is_over(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+                self._opened.discard(path.name)
+
+    def end(self) -> None:
+        """Remove the sessions that this process has opened; a second call changes nothing."""
+        atexit.unregister(self.end)
+        self._ended = True
+        self._wake_up.set()
+        while self._opened:
+            shutil.rmtree(self._root / self._opened.pop(), ignore_errors=True)
+
+    def _session(self, id: str) -> Session:
+        return Session(id, self._root / id, datetime.fromtimestamp(_expiry(id), timezone.utc))
+
+    def _is_over(self, id: str) -> bool:
+        return self._clock() >= _expiry(id)
+
+    def _remove_in_time(self) -> None:
+        while not self._ended:
+            self._wake_up.wait(_PERIOD)
+            self._wake_up.clear()
+            if not self._ended:
+                self.remove_expired()
+
+
+def _expiry(id: str) -> int:
+    return int(id[:8], 16)
+
+
+def configured_sessions(config: Config) -> Sessions | None:
+    """Return the store of sessions that the options ask for; None where they are off.
+
+    Raises:
+        ConfigError: their directory cannot be used.
+    """
+    root = sessions_root(config)
+    if root is None:
+        return None
+    try:
+        sessions = Sessions(root, config.sessions_expiration)
+    except OSError as error:
+        raise _unusable(config, root, str(error.strerror)) from None
+    sessions.look_after()
+    return sessions
+
+
+def sessions_root(config: Config) -> Path | None:
+    """Return the directory of the sessions that the options ask for, which may not exist yet; None where they are off.
+
+    Raises:
+        ConfigError: it cannot be used, or another user made AWS's default, and could read the ids of sessions there.
+    """
+    if not config.enable_stateful_sessions:
+        return None
+    if config.sessions_path is not None:
+        root = Path(config.sessions_path).absolute()
+    else:  # in memory, else among the temporary files
+        root = (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())) / _FOLDER
+        if os.path.lexists(root) and root.lstat().st_uid != os.geteuid():
+            raise _unusable(config, root, "another user of this machine made it; set option.sessions_path")
+    existing = next(path for path in (root, *root.parents) if os.path.exists(path))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise _unusable(config, root, f"{existing} is no directory that can be written")
+    return root
+
+
+def _unusable(config: Config, root: Path, why: str) -> ConfigError:
+    key = "option.sessions_path"
+    return ConfigError(Problem(config.where(key), key, f"{key}={root}: no session can be kept there: {why}"))
+
+
+# -- calls -------------------------------------------------------------------------------------------------------
+
+
+def session_of(sessions: Sessions | None, headers: Mapping[str, str]) -> Session | None:
+    """Return the session that a request's header names; None where it names none.
+
+    Raises:
+        BadRequest: it is unknown or has expired, or sessions are off.
+    """
+    id = headers.get(HEADER)
+    if not id:
+        return None
+    if sessions is None:
+        raise BadRequest(f"{_OFF}, X-Amzn-SageMaker-Session-Id header not supported; {_HOW}")
+    return None if id == NEW_SESSION else sessions.find(id)
+
+
+def session_call(body: bytes) -> str:
+    """Return what a body asks for: NEW_SESSION, CLOSE, or "" where it is no call about a session.
+
+    Raises:
+        BadRequest: it has a `requestType`, and another value of it or other fields.
+    """
+    if len(body) > _LONGEST_CALL or b'"requestType"' not in body:
+        return ""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""  # the dialect says what is wrong
+    if not isinstance(value, dict) or "requestType" not in value:
+        return ""
+    call = value["requestType"]
+    if call not in (NEW_SESSION, CLOSE):
+        raise BadRequest(f"requestType={quote(str(call))}: must be {NEW_SESSION} or {CLOSE}")
+    if len(value) > 1:
+        raise BadRequest(f"requestType={call}: a body that opens or closes a session has no other fields")
+    return str(call)
+
+
+def answer_call(
+    sessions: Sessions | None, call: str, headers: Mapping[str, str], refused: Callable[[ServingError], HttpResponse]
+) -> ParsedRequest:
+    """Open or close a session.
+
+    Args:
+        refused: renders a failure before the answer is sent.
+
+    Raises:
+        ServingError: sessions are off, the call names no session, or its directory cannot be made.
+    """
+    if sessions is None:
+        raise BadRequest(f"{_OFF}; {_HOW}")
+    told: Headers
+    if call == NEW_SESSION:
+        session = sessions.open()
+        value = f"{session.id}; Expires={session.expires:%Y-%m-%dT%H:%M:%SZ}"
+        done, told = f"Session {session.id} created", [("x-amzn-sagemaker-new-session-id", value), (HEADER, value)]
+    else:
+        id = headers.get(HEADER)
+        if not id:
+            raise BadRequest("Session ID is required in request headers to close a session")
+        sessions.close(id)
+        done, told = f"Session {id} closed", [("x-amzn-sagemaker-closed-session-id", id)]
+    return ParsedRequest((), _Done(dumps({"result": done}), refused), headers=lambda timing: told)
+
+
+class _Done:
+    """The answer to a call that has been done."""
+
+    content_type = JSON.content_type
+    finished = False
+
+    def __init__(self, body: bytes, refused: Callable[[ServingError], HttpResponse]) -> None:
+        self._body = body
+        self.refused = refused
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        pass
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self.finished = True
+        return self._body
+
+    def token_line(self) -> None:
+        pass

@@ -1,0 +1,126 @@
+"""The parts of `bench/soak.py` and of `bench/busy_host.py --queue`; the soak itself takes an hour."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import serve
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, binds processes to cores")
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+
+
+def ask(url: str, until: Callable[[Any], bool], change: Callable[[bytes], bytes] = bytes) -> Any:
+    """Let eight clients ask; `change` has each answer's body before it is judged."""
+    mixed = importlib.import_module("mixed_clients")
+    clients = mixed.Clients(url, 8)
+    judge = clients._judge
+    clients._judge = lambda kind, number, answer: judge(kind, number, answer._replace(body=change(answer.body)))
+
+    async def run() -> None:
+        running = asyncio.ensure_future(clients.run())
+        while not until(clients.counts) and not running.done():
+            await asyncio.sleep(0.02)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(run())
+    return clients
+
+
+def test_mixed_clients_leave_and_are_refused_and_notice_an_answer_that_is_not_theirs() -> None:
+    with serve("--engine", "echo", "-o", "option.max_model_len=4096") as server:
+
+        def each_end(counts: Any) -> bool:
+            return counts["done"] >= 100 and min(counts["abandoned"], counts["refused"]) >= 5
+
+        clients = ask(server.url, each_end)
+        assert clients.surprises == []
+        assert clients.slow > 0
+        numbers = iter(range(1_000_000))
+        clients = ask(server.url, lambda counts: counts["crossed"], lambda body: body + b"%d" % (next(numbers) // 200))
+        assert clients.surprises[0].startswith("crossed: ")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ('{"id":"cmpl-1","created":5,"text":"a"}', '{"id":"cmpl-2","created":6,"text":"a"}', True),
+        ('data: {"id":12,"log_prob":-0.12}\n\n', ':\n\ndata: {"id":12,"log_prob":-0.13}\n\n', True),
+        ('{"id":12,"text":"a","logprob":null}', '{"id":13,"text":"a","logprob":-1.5}', False),
+        ('{"id":12,"text":"a"}', '{"id":12,"text":"b"}', False),
+    ],
+)
+def test_answers_are_compared_without_ids_and_times(one: str, other: str, equal: bool) -> None:
+    comparable = importlib.import_module("mixed_clients")._comparable
+    assert (comparable(one.encode()) == comparable(other.encode())) is equal
+
+
+def test_growth_is_from_the_minute_before_the_warm_up_ends_to_the_last() -> None:
+    soak = importlib.import_module("soak")
+    watch = soak.Watch({"host": 1})
+    for minute, size in enumerate([50.0, 100.0, 120.0, 102.0]):
+        watch.samples += [{"host": soak.Memory(size, size / 2)}] * 6
+        assert watch.minutes == minute + 1
+    host = watch.growth(2.0)["host"]
+    assert host["resident"] == {"begin": 100.0, "end": 102.0, "percent": pytest.approx(2.0)}
+    assert host["anonymous"] == {"begin": 50.0, "end": 51.0, "percent": pytest.approx(2.0)}
+    assert watch.growth(60.0)["host"]["resident"]["percent"] == 0
+
+
+def test_a_process_has_memory_of_its_own() -> None:
+    memory = importlib.import_module("soak").read_memory("self")
+    assert 0 < memory.anonymous < memory.resident
+
+
+@pytest.mark.parametrize(
+    ("sent_and_begun", "overtaken"),
+    [
+        ([(0, 1), (0.2, 1.2), (0.4, 1.4)], 0),
+        ([(0, 1), (0.02, 0.9)], 0),  # within the margin
+        ([(0, 1.3), (0.2, 1.2), (0.4, 1.4)], 1),
+        ([(0, 2), (0.2, 1.9), (0.4, 1.4)], 2),
+        ([(0, 2), (0.04, 1.9), (0.08, 1.4)], 1),
+    ],
+)
+def test_overtaken_requests(sent_and_begun: list[tuple[float, float]], overtaken: int) -> None:
+    queueing = importlib.import_module("queueing")
+    turns = [queueing.Turn(sent, begun, 9.0) for sent, begun in sent_and_begun]
+    random.Random(0).shuffle(turns)
+    assert queueing.overtaken(turns, 0.05) == overtaken
+
+
+def test_clients_get_their_places_in_turn() -> None:
+    found = importlib.import_module("measurements").measure_queue(3.0, half=False)
+    assert found.requests > 0
+    assert found.overtaken == 0
+    assert 0 < found.wait_p50_ms <= found.wait_max_ms
+
+
+def test_long_prompts_have_so_many_tokens(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers.models import BPE
+
+    tokenizer = Tokenizer(
+        BPE({letter: id for id, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    prompts = importlib.import_module("neighbours").long_prompts(tmp_path)
+    texts = [json.loads(kind.make(0))["inputs"] for kind in prompts.values()]
+    assert [f"{len(tokenizer.encode(text).ids)} tokens" for text in texts] == list(prompts)

@@ -1,0 +1,145 @@
+"""Arguments of an engine's own: read from its source, parsed by type, checked by name."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.config.loader import read_config
+from handler.config.options import OPTIONS
+from handler.config.options.engine_arguments import engine_arguments, parser, read_class, shipped
+from tests.unit.config.engine_arguments import merge
+
+SOURCE = """
+class Base:
+    model: str = Config.model
+    name: "dict[str, Any] | QuantArgs | None" = None
+class EngineArgs(Base):
+    kind: ClassVar[str] = "x"
+    _private: int = 0
+    size: Optional[Union[int, str]] = None
+    mode: Literal["a", "b"] | None = None
+    levels: list[int] | None = None
+    backend: AttentionBackendEnum | None = None
+    config: get.CompilationConfig = None
+    flag: Annotated[bool, Field()] = False
+    share: PositiveFloat = 1
+    executor: type[Executor] | str | None = None
+"""
+
+
+def test_a_class_is_read_from_its_source() -> None:
+    types = {name: "|".join(sorted(found)) for name, found in read_class(SOURCE, "EngineArgs").items()}
+    assert types == {
+        "model": "str", "name": "null|object", "size": "int|null|str", "mode": "null|str", "levels": "list|null",
+        "backend": "any|null", "config": "object", "flag": "bool", "share": "float", "executor": "null|str",
+    }  # fmt: skip
+    assert read_class(SOURCE, "Other") == {}
+
+
+@pytest.mark.parametrize(
+    ("types", "text", "value"),
+    [
+        ("bool", "True", True),
+        ("int|null", "None", None),
+        ("int|null", "7", 7),
+        ("float", "1e-1", 0.1),
+        ("str", "7", "7"),
+        ("any", "FLASH_ATTN", "FLASH_ATTN"),
+        ("object", '{"a": 1}', {"a": 1}),
+        ("object|str", "auto", "auto"),
+        ("list", "1, 2,x", [1, 2, "x"]),
+        ("list|null", '["a"]', ["a"]),
+        ("list|str", "a,b", "a,b"),
+        ("bool", "1", "must be true or false"),
+        ("int", "1.5", "must be a whole number"),
+        ("object|null", "[1]", "must be a JSON object or null"),
+        ("object", "{a}", "must be a JSON object: "),
+        ("str", "", "must be a text"),
+    ],
+)
+def test_a_text_is_parsed_by_type(types: str, text: str, value: Any) -> None:
+    parse = parser(types.split("|"))
+    if isinstance(value, str) and value.startswith("must"):
+        with pytest.raises(ValueError, match=value):
+            parse(text)
+    else:
+        assert parse(text) == value
+
+
+def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "vllm" / "engine"
+    package.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise AssertionError('imported')")
+    (package / "arg_utils.py").write_text("class EngineArgs:\n    new_thing: int = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    engine_arguments.cache_clear()
+    try:
+        given = ["option.llm_engine=vllm", "option.new_thing=3", "option.seed=1", "option.new_think=2"]
+        config, problems, _ = read_config(overrides=given, environ={})
+    finally:
+        engine_arguments.cache_clear()
+    assert config.engine_options["engine_args"] == {"new_thing": 3}
+    assert [str(problem) for problem in problems] == [
+        "-o option.seed=1: unknown option 'option.seed': vLLM has it not, but vLLM 0.20 to 0.33; "
+        "`lmi options` lists those there are",
+        "-o option.new_think=2: unknown option 'option.new_think'; did you mean vLLM's 'option.new_thing'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "wanted"),
+    [
+        ("vllm", ['kv_transfer_config={"kv_connector": "C"}'], {"kv_transfer_config": {"kv_connector": "C"}}),
+        ("vllm", ["enable_expert_parallel=true", "seed=1"], {"enable_expert_parallel": True, "seed": 1}),
+        ("vllm", ["seed=1", 'engine_args={"seed": 2}'], {"seed": 2}),
+        ("trtllm", ["enable_iter_perf_stats=true"], {"enable_iter_perf_stats": True}),
+        ("vllm", ["data_parallel_size=1", "skip_tokenizer_init=false", "swap_space=4"], None),
+        ("vllm", ["max_num_seq=3"], "unknown option 'option.max_num_seq'; did you mean 'option.max_num_seqs'?"),
+        ("vllm", ["data_parallel_size=2"], "a server runs one replica of a model"),
+        ("vllm", ["reasoning_parser=qwen3"], "an answer's reasoning is not separated from its text yet"),
+        ("vllm", ["seed=x"], "must be a whole number"),
+        ("vllm", ['engine_args={"sed": 1}'], "'sed' is no argument of vLLM 0.20 to 0.33; did you mean 'seed'?"),
+        ("vllm", ['engine_args={"seed": "1"}'], "'seed': must be a whole number"),
+        ("vllm", ['engine_args={"tokenizer": "x"}'], "'tokenizer': the tokenizer is the one in the model's directory"),
+        ("trtllm", ["enable_expert_parallel=true"], "option.enable_expert_parallel is for vllm; the engine here is"),
+        ("echo", ["enable_iter_perf_stats=true"], "option.enable_iter_perf_stats is for trtllm; the engine here is"),
+    ],
+)
+def test_an_argument_is_passed_or_refused(engine: str, given: list[str], wanted: Any) -> None:
+    options = [f"option.llm_engine={engine}", *(f"option.{one}" for one in given)]
+    config, problems, _ = read_config(overrides=options, environ={})
+    if isinstance(wanted, str):
+        assert len(problems) == 1
+        assert wanted in str(problems[0])
+    else:
+        assert problems == ()
+        assert config.engine_options.get("engine_args") == wanted
+
+
+def test_every_argument_of_vllms_server_has_an_answer() -> None:
+    given = {
+        name for option in OPTIONS for name in (option.key, *option.aliases) if "vllm" in (option.engines or ["vllm"])
+    }
+    server = shipped("vllm", "server").arguments.keys() - shipped("vllm").arguments.keys()
+    assert {f"option.{name}" for name in server} <= given
+
+
+def test_no_engine_has_two_options_of_one_name() -> None:
+    names = Counter(
+        (name, engine) for option in OPTIONS for engine in option.engines for name in (option.key, *option.aliases)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_releases_are_joined() -> None:
+    whole, text = frozenset({"int"}), frozenset({"str", "null"})
+    assert merge([("1.0", {"a": whole, "b": whole}), ("1.1", {"a": text})]) == {
+        "a": ["null|str", "1.0", "1.1"],
+        "b": ["int", "1.0", "1.0"],
+    }

@@ -1,0 +1,303 @@
+"""Sessions on disk by a clock of the test's own, what counts as a call about one, and calls in DJL's steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.config.loader import load_config
+from handler.core.errors import BadRequest, ConfigError, ServingError
+from handler.djl.batches import Item, Piece
+from handler.plugins.api import Session
+from handler.serving import sessions
+from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
+from tests.stepped import Bench, ask, benches, item, text_of
+
+__all__ = ["benches"]
+
+BEGIN = 1_800_000_000.25
+HEADER = "x-amzn-sagemaker-session-id"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = BEGIN
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Sessions:
+    return Sessions(tmp_path / "deep" / "sessions", 60, clock)
+
+
+def is_open(store: Sessions, session: Session) -> bool:
+    try:
+        return store.find(session.id) == session
+    except BadRequest:
+        return False
+
+
+# -- the store ---------------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_a_directory_until_the_second_that_was_said(store: Sessions, clock: Clock) -> None:
+    session = store.open()
+    assert session.expires == datetime.fromtimestamp(1_800_000_061, timezone.utc)  # never before its lifetime
+    (session.directory / "kept").write_text("x")
+    clock.now = 1_800_000_060.99
+    store.remove_expired()
+    assert is_open(store, session)
+    assert (session.directory / "kept").read_text() == "x"
+    clock.now = 1_800_000_061
+    assert not is_open(store, session)
+    with pytest.raises(BadRequest, match="session not found"):
+        store.close(session.id)
+    store.remove_expired()
+    assert list(session.directory.parent.iterdir()) == []
+
+
+def test_a_closed_session_is_gone_and_its_files_too(store: Sessions) -> None:
+    mine, others = store.open(), store.open()
+    (mine.directory / "deep").mkdir()
+    store.close(mine.id)
+    assert not mine.directory.exists()
+    assert (is_open(store, mine), is_open(store, others)) == (False, True)
+    with pytest.raises(BadRequest, match="session not found"):
+        store.close(mine.id)
+    store.remove_expired()
+    assert list(others.directory.parent.iterdir()) == [others.directory]
+
+
+def test_of_two_calls_one_closes(store: Sessions) -> None:
+    def close(id: str) -> bool:
+        try:
+            store.close(id)
+        except BadRequest:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            session = store.open()
+            assert sorted(pool.map(close, [session.id] * 8)) == [False] * 7 + [True]
+
+
+@pytest.mark.parametrize(
+    "id",
+    ["..", "../x", "/etc", "x", "", ".", "a\0b", "ffffffff-0000-4000-8000-000000000000", "%2e%2e", "é", "x" * 5000],
+)
+def test_other_ids_are_unknown_and_no_paths(store: Sessions, id: str) -> None:
+    store.open()
+    with pytest.raises(BadRequest, match=r"session not found: ") as refused:
+        store.find(id)
+    assert refused.value.status == 400
+    assert len(refused.value.message) < 150
+
+
+def test_a_file_with_a_sessions_name_is_none(store: Sessions) -> None:
+    session = store.open()
+    session.directory.rmdir()
+    session.directory.write_text("")
+    assert not is_open(store, session)
+
+
+def test_after_a_crash_the_next_start_keeps_what_is_valid_and_removes_the_rest(tmp_path: Path, clock: Clock) -> None:
+    before = Sessions(tmp_path, 60, clock)
+    first, closed = before.open(), before.open()
+    before.close(closed.id)  # and no time to remove it
+    clock.now += 30
+    second = before.open()
+    foreign = tmp_path / "mine.txt"
+    foreign.write_text("not a session")
+    clock.now += 31
+    after = Sessions(tmp_path, 5, clock)
+    assert sorted(tmp_path.iterdir()) == sorted([foreign, second.directory])
+    assert (is_open(after, first), is_open(after, second)) == (False, True)
+    after.close(second.id)
+    assert not is_open(before, second)  # as another worker sees it
+
+
+def test_the_end_removes_what_was_opened_here(tmp_path: Path, clock: Clock) -> None:
+    mine, others = Sessions(tmp_path, 60, clock), Sessions(tmp_path, 60, clock)
+    mine.open()
+    mine.close(mine.open().id)
+    kept = others.open()
+    mine.end()
+    mine.end()
+    assert list(tmp_path.iterdir()) == [kept.directory]
+
+
+def test_its_thread_removes_what_is_closed_at_once_and_ends_with_it(store: Sessions) -> None:
+    before = threading.active_count()
+    store.look_after()
+    session = store.open()
+    root = session.directory.parent
+    store.close(session.id)
+    watch = next(thread for thread in threading.enumerate() if thread.name == "sessions")
+    _until(lambda: list(root.iterdir()) == [])
+    store.end()
+    watch.join(5)
+    assert threading.active_count() == before
+
+
+def _until(done: Callable[[], bool]) -> None:
+    tick = threading.Event()
+    for _ in range(500):
+        if done():
+            return
+        tick.wait(0.01)
+    raise AssertionError("not within 5 s")
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("file", "{}/file is no directory that can be written"), ("file/x/y", "{}/file is no directory"), ("", "")],
+)
+def test_a_path_is_checked_before_it_is_made(tmp_path: Path, path: str, why: str) -> None:
+    (tmp_path / "file").write_text("")
+    root = tmp_path / path if path else tmp_path / "deep" / "sessions"
+    on = ["option.enable_stateful_sessions=true", f"option.sessions_path={root}"]
+    config = load_config(environ={}, overrides=on)
+    if why:
+        told = f"^-o {on[1]}: {on[1]}: no session can be kept there: {why.format(tmp_path)}"
+        with pytest.raises(ConfigError, match=told):
+            sessions_root(config)
+    else:
+        assert sessions_root(config) == root
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_default_path_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_MEMORY", tmp_path)
+    config = load_config(environ={}, overrides=["option.enable_stateful_sessions=true"])
+    assert sessions_root(config) == tmp_path / "sagemaker_sessions"
+    (tmp_path / "sagemaker_sessions").mkdir()
+    assert sessions_root(config) is not None
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match=r"another user of this machine made it; set option.sessions_path"):
+        sessions_root(config)
+
+
+def test_a_directory_that_goes_away(tmp_path: Path, clock: Clock) -> None:
+    root = tmp_path / "gone"
+    store = Sessions(root, 60, clock)
+    root.rmdir()
+    store.remove_expired()
+    assert is_open(store, store.open())
+    store.end()
+    root.rmdir()
+    root.write_text("")
+    with pytest.raises(ServingError, match="Failed to create session: ") as refused:
+        store.open()
+    assert refused.value.status == 424
+
+
+# -- calls and options -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "call"),
+    [
+        (b'{"requestType": "NEW_SESSION"}', "NEW_SESSION"),
+        (b' {"requestType":"CLOSE"}\n', "CLOSE"),
+        (b'{"inputs": "what is a \\"requestType\\"?"}', ""),
+        (b'{"inputs": {"requestType": "CLOSE"}}', ""),
+        (b'["requestType"]', ""),
+        (b'{"requestType": "CLOSE"', ""),
+        (b'\xff"requestType"', ""),
+        (b"[" * 60_000 + b'"requestType"', ""),
+        (b'{"requestType": "CLOSE", "inputs": "' + b"a" * 70_000 + b'"}', ""),
+    ],
+)
+def test_which_bodies_are_calls_about_a_session(body: bytes, call: str) -> None:
+    assert session_call(body) == call
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"requestType": "OPEN"}, "requestType='OPEN': must be NEW_SESSION or CLOSE"),
+        ({"requestType": ["CLOSE"]}, "must be NEW_SESSION or CLOSE"),
+        ({"requestType": None}, "requestType='None'"),
+        ({"requestType": "CLOSE", "inputs": "a"}, "requestType=CLOSE: a body .* has no other fields"),
+    ],
+)
+def test_calls_that_are_refused_by_name(body: Any, told: str) -> None:
+    with pytest.raises(BadRequest, match=told):
+        session_call(json.dumps(body).encode())
+
+
+def test_options_and_aws_variables(tmp_path: Path) -> None:
+    assert configured_sessions(load_config(environ={})) is None
+    variables = {"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "1", "SAGEMAKER_SESSIONS_EXPIRATION": "7"}
+    config = load_config(environ={**variables, "SAGEMAKER_SESSIONS_PATH": str(tmp_path)})
+    assert (config.enable_stateful_sessions, config.sessions_expiration) == (True, 7)
+    store = configured_sessions(config)
+    assert store is not None
+    assert store.open().directory.parent == tmp_path
+    store.end()
+    config = load_config(environ=variables, overrides=["option.enable_stateful_sessions=false"])
+    assert (config.enable_stateful_sessions, config.sessions_path) == (False, None)
+    with pytest.raises(ConfigError, match=r"SAGEMAKER_ENABLE_STATEFUL_SESSIONS: .*=yes: must be true or false"):
+        load_config(environ={"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "yes"})
+
+
+# -- in DJL's steps ----------------------------------------------------------------------------------------------
+
+
+def call(what: str, session: str = "") -> Item:
+    return item({"requestType": what}, **({HEADER: session} if session else {}))
+
+
+def step(bench: Bench, *items: Item) -> list[Piece]:
+    return bench.batch.step(len(items), dict(enumerate(items)))
+
+
+def headers(piece: Piece) -> dict[str, str]:
+    assert (piece.first, piece.last) == (True, True)
+    return dict(piece.task.dialect_headers())
+
+
+def test_two_clients_in_one_step_have_a_session_each(store: Sessions) -> None:
+    bench = Bench(sessions=store)
+    opened = [headers(piece) for piece in step(bench, call("NEW_SESSION"), call("NEW_SESSION", "NEW_SESSION"))]
+    one, two = (found["x-amzn-sagemaker-new-session-id"].partition("; Expires=")[0] for found in opened)
+    assert one != two
+    assert opened[0][HEADER] == f"{one}; Expires=2027-01-15T08:01:01Z"
+    asks = [item(ask("a b", 2), **{HEADER: id}) for id in (one, "nobody", two)]
+    mine, nobodys, others = bench.finish(step(bench, *asks))
+    assert text_of(mine) == text_of(others) == " a b"
+    assert b"session not found: nobody" in nobodys
+    closed, again, unnamed = step(bench, call("CLOSE", one), call("CLOSE", one), call("CLOSE"))
+    assert headers(closed) == {"x-amzn-sagemaker-closed-session-id": one}
+    assert json.loads(closed.data) == {"result": f"Session {one} closed"}
+    assert [piece.task.status for piece in (again, unnamed)] == [400, 400]
+    assert store.find(two).directory.is_dir()
+
+
+def test_a_dynamic_batch_answers_calls_too(store: Sessions) -> None:
+    bench = Bench("disable", sessions=store)
+    (task,) = bench.dynamic(5).run([call("NEW_SESSION")])
+    assert (task.status, json.loads(task.take())["result"][-7:]) == (200, "created")
+
+
+def test_they_are_off_by_default() -> None:
+    bench = Bench()
+    for piece in step(bench, call("NEW_SESSION"), call("CLOSE", "x"), item(ask("a", 1), **{HEADER: "NEW_SESSION"})):
+        assert piece.task.status == 400
+        assert b"Invalid payload. stateful sessions not enabled" in piece.data
