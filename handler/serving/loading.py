@@ -23,7 +23,7 @@ from handler.plugins.functions import Formatters, choose, find_formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
-from handler.serving.metrics.tracing import make_tracer
+from handler.serving.metrics.tracing import find_exporter, make_tracer
 from handler.serving.model import ServedModel
 from handler.serving.sessions import configured_sessions, sessions_root
 
@@ -83,8 +83,7 @@ async def load_model(
 def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
-    Those of the options, and with them: the sessions' path, the engine, the model's files, the engine's arguments, the
-    adapters' names.
+    Those of the options, the sessions' path, the exporter of traces, the engine, its arguments and files, adapters.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -94,6 +93,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
         environment.max_adapters()
     with problems:
         sessions_root(config)
+    with problems:
+        find_exporter(config.otlp_traces_endpoint)
     if not reading.engine:
         return problems
     arguments = engine_config(config)
