@@ -64,18 +64,8 @@ async def load_model(
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = schema_context(config, spec, adapters.registry)
         validator = make_validator(spec, engine)
-        model = ServedModel(
-            config,
-            engine,
-            tokenizer,
-            context,
-            adapters,
-            formatters,
-            validator,
-            sessions,
-            stepped=stepped,
-            tracer=tracer,
-        )
+        make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
+        model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions)
         on_failure.pop_all()
     return model
 
