@@ -79,12 +79,10 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
         directory: where serving.properties lies, or would; by default where it does.
     """
     config, problems = reading.config, Problems(reading.problems)
-    with problems:
-        environment.max_adapters()
-    with problems:
-        sessions_root(config)
-    with problems:
-        find_exporter(config.otlp_traces_endpoint)
+    traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
+    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces):
+        with problems:
+            part()
     if not reading.engine:
         return problems
     arguments = engine_config(config)
