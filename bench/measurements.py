@@ -24,7 +24,7 @@ NEIGHBOURS = 200  # streams without a pace
 NEW_CLIENTS = 5
 PLACES = 32  # requests that run at once, where clients wait for a place
 WAITING_TOKENS = 500  # of each answer there
-MARGIN = 0.05  # seconds between two requests whose order counts
+MARGIN = 0.05  # seconds between two requests, and between their begins, for their order to count
 _LONG = 1_000_000  # tokens; no stream ends while it is measured
 _SETTLE = 1.5  # seconds between the last stream's begin and the window
 _ANSWER_LIMIT = 10.0  # seconds for a ping, and for a new client's first token
@@ -79,7 +79,7 @@ class Queue(NamedTuple):
 
     Attributes:
         requests: answered.
-        overtaken: requests that began after one that was sent at least `MARGIN` later.
+        overtaken: requests that began at least `MARGIN` after one that was sent at least `MARGIN` later.
         wait_p50_ms, wait_max_ms: until the first token.
         answer_p50_ms: from the first token to the last.
     """

@@ -28,16 +28,16 @@ class Turn(NamedTuple):
 
 
 def overtaken(turns: Sequence[Turn], margin: float) -> int:
-    """Count requests that began after one that was sent at least `margin` seconds later."""
+    """Count requests that began `margin` seconds or more after one that was sent `margin` seconds or more later."""
     count = 0
     earliest = float("inf")  # begin among the requests that were sent later than the margin
     later = iter(sorted(turns, reverse=True))
     candidate = next(later, None)
     for turn in sorted(turns, reverse=True):
-        while candidate is not None and candidate.sent > turn.sent + margin:
+        while candidate is not None and candidate.sent >= turn.sent + margin:
             earliest = min(earliest, candidate.begun)
             candidate = next(later, None)
-        count += turn.begun > earliest
+        count += turn.begun >= earliest + margin
     return count
 
 

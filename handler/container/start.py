@@ -12,12 +12,13 @@ from types import FrameType
 from typing import NamedTuple
 
 from handler import __version__
+from handler.config.loader import read_config
 from handler.container import djl, gpu
-from handler.container.arguments import Arguments, read_arguments, translate
+from handler.container.arguments import Arguments, Translation, read_arguments, translate
 from handler.container.model import ModelSource, find_model
 from handler.container.secret import with_token
 from handler.container.supervisor import run_as_init, supervise
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problem, Problems
 
 log = logging.getLogger("handler.container")
 
@@ -73,30 +74,51 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver 
         driver: by default read from NVML.
 
     Raises:
-        ConfigError: the server cannot start; the message says why.
+        ConfigError: the server cannot start; with all problems that show before it is started.
         OSError: the scratch directory cannot be written.
     """
-    arguments = read_arguments(argv, environ)
+    problems = Problems()
+    arguments, gpus = Arguments(0), gpu.Check("")
+    translation, source = Translation(environ, ()), ModelSource(None, None, {})
+    with problems:
+        arguments = read_arguments(argv, environ)
     front = environ.get("LMI_FRONT") or "embedded"
     if front not in FRONTS:
-        raise ConfigError(f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}")
+        problems.append(Problem("", "", f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}"))
     log.info("lmi-handler %s, front %s, port %d", __version__, front, arguments.port)
-    gpus = gpu.check(driver or gpu.read_driver(), environ)
+    with problems:
+        gpus = gpu.check(driver or gpu.read_driver(), environ)
     if gpus.line:
         log.info("%s", gpus.line)
-    translation = translate(environ)
+    with problems:
+        translation = translate(environ)
     for line in translation.lines:
         log.info("%s", line)
     echo = "option.llm_engine=echo" in arguments.options or environ.get("OPTION_LLM_ENGINE") == "echo"
-    source = find_model(translation.environ, needed=not echo)
-    _log(source)
+    with problems:
+        source = find_model(translation.environ, needed=not echo)
+        _log(source)
     scratch = Path(environ.get("LMI_SCRATCH") or Path(environ.get("TMPDIR") or "/tmp") / "lmi")
-    ready = {**_caches(translation.environ, scratch, source), **translation.environ}
+    ready = {**_caches(scratch), **translation.environ}
+    with problems:
+        _check_caches(translation.environ, source)
+    home, server = Path(), list[str]()
+    with problems:
+        if front == "djl" and not arguments.check:
+            home = djl.home(ready)
+        else:
+            server = embedded_command(arguments, source)
+    if problems or not server:  # else `lmi serve` tells those of the options
+        reading = read_config(
+            properties=source.properties, overrides=arguments.options, environ=translation.environ, java=front == "djl"
+        )
+        problems += reading.problems
+    problems.check()
     if gpus.library_path:
         ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [gpus.library_path, environ.get("LD_LIBRARY_PATH")]))
-    if front == "embedded":
-        return Start(embedded_command(arguments, source), with_token(ready), arguments.port, supervised=False)
-    home = djl.home(ready)
+    if server:
+        environ = ready if arguments.check else with_token(ready)
+        return Start(server, environ, arguments.port, supervised=False)
     scratch.mkdir(parents=True, exist_ok=True)
     name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))
     command = djl.command(home, djl.make_configuration(scratch, arguments), name, scratch / "model")
@@ -111,7 +133,7 @@ def embedded_command(arguments: Arguments, source: ModelSource) -> list[str]:
     """
     options = [part for option in arguments.options for part in ("-o", option)]
     serve = [sys.executable, "-m", "handler", "serve", "--host", arguments.host]
-    serve += ["--port", str(arguments.port), *options]
+    serve += ["--port", str(arguments.port), *options, *(["--check"] if arguments.check else [])]
     if source.properties is not None:  # it may name the model itself
         return [*serve, str(source.properties.parent)]
     code = source.directory and source.directory / "model.py"
@@ -127,12 +149,18 @@ def _log(source: ModelSource) -> None:
         log.info("additional model data: %s in %s", name, path)
 
 
-def _caches(environ: Mapping[str, str], scratch: Path, source: ModelSource) -> dict[str, str]:
-    for name in _CACHES:
-        value = environ.get(name)
-        if value and source.directory and Path(value).is_relative_to(source.directory):
-            raise ConfigError(f"environment variable {name}={value}: SageMaker's model data cannot be written to")
+def _caches(scratch: Path) -> dict[str, str]:
     return {name: str(scratch / directory) for name, directory in _CACHES.items()}
+
+
+def _check_caches(environ: Mapping[str, str], source: ModelSource) -> None:
+    inside = [
+        f"environment variable {name}={value}: SageMaker's model data cannot be written to"
+        for name in _CACHES
+        if (value := environ.get(name)) and source.directory and Path(value).is_relative_to(source.directory)
+    ]
+    if inside:
+        raise ConfigError(*inside)
 
 
 def _exit(sig: int, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.config.model_files import read_json
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
 
@@ -77,18 +77,19 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         release: major and minor number of the installed version.
 
     Raises:
-        ConfigError: options contradict each other, or this version has no such thing.
+        ConfigError: options contradict each other, or this version has no such thing; with all such problems.
     """
-    options = config.options
+    options, problems = config.options, Problems()
     for name, (first, last) in _RELEASES.items():
         if options.get(name) is not None and not first <= release <= last:
-            raise ConfigError(f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} has no such argument")
+            message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} has no such argument"
+            problems.append(Problem("", f"option.{name}", message))
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "dtype": TORCH_DTYPES[config.dtype],
         "max_batch_size": config.max_sequences,
-        **_parallelism(config, gpus),
-        **_lengths(config),
+        **_parallelism(config, gpus, problems),
+        **_lengths(config, problems),
         **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
         **_scheduling(options),
     }
@@ -96,24 +97,30 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         arguments["trust_remote_code"] = True
     if (backend := options.get("guided_decoding_backend")) is not None:
         if backend not in ("xgrammar", "llguidance"):
-            raise ConfigError(f"option.guided_decoding_backend={backend}: trtllm has xgrammar and llguidance")
+            key = "option.guided_decoding_backend"
+            problems.append(Problem("", key, f"{key}={backend}: trtllm has xgrammar and llguidance"))
         arguments["guided_decoding_backend"] = backend
     if cache := _kv_cache(config):
         arguments["kv_cache_config"] = cache
     if options.get("enable_lora"):
         arguments["enable_lora"] = True
-    _merge(arguments, options.get("engine_args") or {})
+    with problems:
+        _merge(arguments, options.get("engine_args") or {})
     if arguments.get("enable_lora") or arguments.get("lora_config"):
         arguments["lora_config"] = {**_lora(options), **(arguments.get("lora_config") or {})}
     if release >= (1, 3):  # which would limit prompts to 1,024 tokens by default
         arguments.setdefault("max_input_len", arguments["max_seq_len"])
     sampler = arguments.pop("sampler_type", None) or options.get("sampler_type", "auto")
-    return {**_sampler(arguments, sampler, release), **arguments}
+    with problems:
+        arguments = {**_sampler(arguments, sampler, release), **arguments}
+    problems.check()
+    return arguments
 
 
-def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
+def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[str, Any]:
     options = config.options
     stages = _either(
+        problems,
         options.get("pipeline_parallel_size"), "option.pipeline_parallel_degree",
         options.get("trtllm_pipeline_parallel_size"), "option.pipeline_parallel_size",
     )  # fmt: skip
@@ -123,11 +130,14 @@ def _parallelism(config: EngineConfig, gpus: int) -> dict[str, Any]:
     return {"tensor_parallel_size": degree, "pipeline_parallel_size": stages}
 
 
-def _lengths(config: EngineConfig) -> dict[str, Any]:
+def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
     """Make the token limits; `max_seq_len` is always set, so that the engine's limit is ours."""
     options = config.options
     arguments: dict[str, Any] = {}
-    limit = _either(config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len")
+    limit = _either(
+        problems,
+        config.max_total_tokens, "option.max_model_len", options.get("max_seq_len"), "option.max_seq_len",
+    )  # fmt: skip
     if config.max_input_len is not None:
         arguments["max_input_len"] = config.max_input_len
     if options.get("max_output_len") is not None:
@@ -135,6 +145,7 @@ def _lengths(config: EngineConfig) -> dict[str, Any]:
         limit = limit or arguments["max_input_len"] + options["max_output_len"]
     arguments["max_seq_len"] = limit or (context_length(config.model) if config.model else None) or _CONTEXT_LENGTH
     step = _either(
+        problems,
         config.max_tokens_per_step, "option.max_num_batched_tokens",
         options.get("max_num_tokens"), "option.max_num_tokens",
     )  # fmt: skip
@@ -143,10 +154,10 @@ def _lengths(config: EngineConfig) -> dict[str, Any]:
     return arguments
 
 
-def _either(first: int | None, key: str, second: int | None, other: str) -> int | None:
+def _either(problems: Problems, first: int | None, key: str, second: int | None, other: str) -> int | None:
     """Return the value of an option with two names."""
     if first is not None and second is not None and first != second:
-        raise ConfigError(f"{key}={first} contradicts {other}={second}: they are the same thing")
+        problems.append(Problem("", key, f"{key}={first} contradicts {other}={second}: they are the same thing"))
     return first if first is not None else second
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
 
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problems
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.checkpoint import TORCH_DTYPES
@@ -47,9 +47,9 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         cpu: for vLLM's CPU build, which gets its cache's size by `environment`.
 
     Raises:
-        ConfigError: the options contradict each other.
+        ConfigError: the options contradict each other; with all such problems.
     """
-    options = config.options
+    options, problems = config.options, Problems()
     arguments: dict[str, Any] = {
         "model": str(config.model),
         "dtype": TORCH_DTYPES[config.dtype],
@@ -71,16 +71,24 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         arguments |= {name: options[name] for name in _LORA if name in options}
     if "guided_decoding_backend" in options:
         arguments["structured_outputs_config"] = {"backend": options["guided_decoding_backend"]}
-    if (draft := options.get("speculative_draft_model")) is not None:
-        if "speculative_config" in options:
-            raise ConfigError("option.speculative_draft_model and option.speculative_config say the same thing twice")
-        arguments["speculative_config"] = {
-            "model": draft,
-            "num_speculative_tokens": options.get("num_speculative_tokens", 5),
-        }
-    elif "num_speculative_tokens" in options:
+    with problems:
+        arguments |= _speculation(options)
+    with problems:
+        arguments = _merge(arguments, options.get("engine_args", {}))
+    problems.check()
+    return arguments
+
+
+def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Make vLLM's form of LMI's options for a draft model."""
+    draft = options.get("speculative_draft_model")
+    if draft is None and "num_speculative_tokens" in options:
         raise ConfigError("option.num_speculative_tokens needs option.speculative_draft_model")
-    return _merge(arguments, options.get("engine_args", {}))
+    if draft is None:
+        return {}
+    if "speculative_config" in options:
+        raise ConfigError("option.speculative_draft_model and option.speculative_config say the same thing twice")
+    return {"speculative_config": {"model": draft, "num_speculative_tokens": options.get("num_speculative_tokens", 5)}}
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _ask(server: DjlServer, session: str) -> int:
     body = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
     found = server.post(body, headers={HEADER: session})
     if found.status_code == 200:
-        assert found.json() == {"generated_text": " a b"}
+        assert '"generated_text":" a b"' in found.text
     else:
         assert f"session not found: {session}" in found.text
     return found.status_code

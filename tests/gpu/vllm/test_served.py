@@ -15,7 +15,7 @@ import pytest
 
 from tests.gpu.vllm.conftest import SMALL
 from tests.parameter_matrix import ALL, CHAT_VALUES, TGI_VALUES, check, check_chat, check_tgi
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer, serve, wait_for
 
 pytestmark = pytest.mark.vllm
 
@@ -58,6 +58,16 @@ def test_a_chat_answers_and_shows_log_probabilities_only_when_asked(server: Live
     assert plain["logprobs"] is None
     assert asked["message"]["content"] == plain["message"]["content"]
     assert all(len(token["top_logprobs"]) == 2 for token in asked["logprobs"]["content"])
+
+
+def test_the_cores_statistics_are_among_the_metrics(server: LiveServer) -> None:
+    labels = '{engine="0",model_name="model"}'
+    names = [f"vllm:{name}{labels}" for name in ("prefix_cache_queries_total", "prefix_cache_hits_total")]
+    before = [server.metric(name) for name in names]
+    for _ in range(2):
+        server.post({"inputs": PROMPT * 20, "parameters": {"max_new_tokens": 2}})
+    wait_for(lambda: all(server.metric(name) > least for name, least in zip(names, before, strict=True)), 5, "no hits")
+    wait_for(lambda: server.metric(f"vllm:kv_cache_usage_perc{labels}") == 0, 5, "the cache is not free")
 
 
 TRITON = "/v2/models/model/generate"
@@ -198,7 +208,7 @@ class TestAdapters:
         assert (refused.status_code, "SafetensorError" in refused.text) == (424, True), refused.text
         assert [self.answer(lora, name) for name in ("mine", "last")] == alone
 
-    @pytest.mark.parametrize("spoil", ["weights", "alpha", "rank"])
+    @pytest.mark.parametrize("spoil", ["weights", "rank"])
     def test_one_that_would_spoil_every_answer_is_refused(
         self, lora: LiveServer, model: Path, hf_demo: Path, spoil: str
     ) -> None:
@@ -209,8 +219,6 @@ class TestAdapters:
         tensors, values = load_file(weights), json.loads(config.read_text())
         if spoil == "weights":
             next(iter(tensors.values()))[0, 0] = float("nan")
-        elif spoil == "alpha":
-            values["lora_alpha"] = float("nan")
         else:
             values["r"] = 8
         save_file(tensors, weights)

@@ -1,4 +1,4 @@
-"""The endpoints of docs/migrating.md: their variables start the server, and their clients are answered."""
+"""The endpoints of docs/migrating.md: their variables start the server, and their clients' requests are answered."""
 
 from __future__ import annotations
 

@@ -36,14 +36,16 @@ multi_block_mode use_fused_mlp rotary_base rotary_dim rotary_scaling_type rotary
 awq_calib_size q_format calib_size calib_batch_size calib_dataset smoothquant_alpha smoothquant_per_token
 smoothquant_per_channel multi_query_mode use_fp8_context_fmha n_positions unroll load_split_model
 context_length_estimate amp compiled_graph_path neuron_optimize_level s3url paged_attention max_sparsity max_splits
-decoding_strategy model_name pipeline_parallel_degree input_formatter tgi_compat bedrock_compat cluster_size async_mode
-use_passive_workers enable_chunked_prefill cpu_offload_gb_per_gpu enable_prefix_caching disable_sliding_window
-tokenizer_mode fully_sharded_loras lora_dtype long_lora_scaling_factors max_logprobs limit_mm_per_prompt
-image_placeholder_token speculative_telemetry draft_model_id spec_length enable_auto_tool_choice tool_call_parser enable_reasoning
+decoding_strategy
+model_name pipeline_parallel_degree input_formatter tgi_compat bedrock_compat cluster_size async_mode
+use_passive_workers
+enable_chunked_prefill cpu_offload_gb_per_gpu enable_prefix_caching disable_sliding_window tokenizer_mode
+fully_sharded_loras lora_dtype long_lora_scaling_factors max_logprobs limit_mm_per_prompt image_placeholder_token
+speculative_telemetry draft_model_id spec_length enable_auto_tool_choice tool_call_parser enable_reasoning
 reasoning_parser chat_template chat_template_content_format kv_transfer_config lmcache_config_file lmcache_auto_config
 enable_stateful_sessions sessions_expiration sessions_path device preloaded_model override_neuron_config
 """
-"""Options of LMI 0.28 and 0.36: djl_python's properties, and the guides in DJL Serving's serving/docs/lmi."""
+"""Options of LMI 0.28 and 0.36: djl_python's properties, and the guides of deepjavalibrary/djl-serving."""
 
 DROPPED = """
 quantization_param_path worker_use_ray use_v2_block_manager swap_space max_context_len_to_capture max_seq_len_to_capture
