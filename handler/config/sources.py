@@ -105,8 +105,10 @@ def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
     module = last.get("option.entryPoint", Setting("", "", ""))
     engine = next((engine for word, engine in _HANDLERS.items() if word in module.value), "")
     if module.value.startswith("djl_python.") and engine:
-        settings = [Setting("option.llm_engine", engine, module.origin), *settings]
+        settings = [one for one in settings if one.key != "option.entryPoint"]
+        settings.insert(0, Setting("option.llm_engine", engine, module.origin))
     if last.get("option.async_mode", module).value.strip().lower() == "true":
+        settings = [one for one in settings if one.key != "option.async_mode"]
         settings = [one for one in settings if (one.key, one.value.strip()) != ("option.rolling_batch", "disable")]
     return settings
 

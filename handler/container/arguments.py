@@ -19,11 +19,12 @@ _SAME = (("HF_MODEL_ID", "OPTION_MODEL_ID"), ("TENSOR_PARALLEL_DEGREE", "OPTION_
 
 
 class Arguments(NamedTuple):
-    """Command line: `options` are texts `key=value`, `port` is the one that SageMaker calls."""
+    """Command line: `options` are texts `key=value`, `port` is the one that SageMaker calls, `check` starts nothing."""
 
     port: int
     options: tuple[str, ...] = ()
     host: str = "0.0.0.0"
+    check: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,6 +47,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     parser.add_argument("--engine", help="option.llm_engine")
     parser.add_argument("--port", help=f"by default {_BIND}, else {_PORT}")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--check", action="store_true", help="list every problem, and start nothing")
     flags = parser.parse_args(argv)
     if flags.command == "train":
         raise ConfigError("this image serves models; it has no `train`")
@@ -58,7 +60,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     name, text = ("--port", flags.port) if flags.port is not None else (_BIND, environ.get(_BIND, str(_PORT)))
     if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
-    return Arguments(int(text), (*engine, *flags.options), environ.get("LMI_HOST") or "0.0.0.0")
+    return Arguments(int(text), (*engine, *flags.options), environ.get("LMI_HOST") or "0.0.0.0", flags.check)
 
 
 class Translation(NamedTuple):

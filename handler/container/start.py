@@ -102,7 +102,13 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver 
     ready = {**_caches(scratch), **translation.environ}
     with problems:
         _check_caches(translation.environ, source)
-    if problems or front == "djl":  # else `lmi serve` tells those of the options
+    home, server = Path(), list[str]()
+    with problems:
+        if front == "djl" and not arguments.check:
+            home = djl.home(ready)
+        else:
+            server = embedded_command(arguments, source)
+    if problems or not server:  # else `lmi serve` tells those of the options
         reading = read_config(
             properties=source.properties, overrides=arguments.options, environ=translation.environ, java=front == "djl"
         )
@@ -110,9 +116,9 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: gpu.Driver 
     problems.check()
     if gpus.library_path:
         ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [gpus.library_path, environ.get("LD_LIBRARY_PATH")]))
-    if front == "embedded":
-        return Start(embedded_command(arguments, source), with_token(ready), arguments.port, supervised=False)
-    home = djl.home(ready)
+    if server:
+        environ = ready if arguments.check else with_token(ready)
+        return Start(server, environ, arguments.port, supervised=False)
     scratch.mkdir(parents=True, exist_ok=True)
     name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))
     command = djl.command(home, djl.make_configuration(scratch, arguments), name, scratch / "model")
@@ -127,7 +133,7 @@ def embedded_command(arguments: Arguments, source: ModelSource) -> list[str]:
     """
     options = [part for option in arguments.options for part in ("-o", option)]
     serve = [sys.executable, "-m", "handler", "serve", "--host", arguments.host]
-    serve += ["--port", str(arguments.port), *options]
+    serve += ["--port", str(arguments.port), *options, *(["--check"] if arguments.check else [])]
     if source.properties is not None:  # it may name the model itself
         return [*serve, str(source.properties.parent)]
     code = source.directory and source.directory / "model.py"

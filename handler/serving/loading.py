@@ -23,7 +23,7 @@ from handler.plugins.functions import Formatters, choose, find_formatters
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
-from handler.serving.metrics.tracing import make_tracer
+from handler.serving.metrics.tracing import find_exporter, make_tracer
 from handler.serving.model import ServedModel
 from handler.serving.sessions import configured_sessions, sessions_root
 
@@ -64,18 +64,8 @@ async def load_model(
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = schema_context(config, spec, adapters.registry)
         validator = make_validator(spec, engine)
-        model = ServedModel(
-            config,
-            engine,
-            tokenizer,
-            context,
-            adapters,
-            formatters,
-            validator,
-            sessions,
-            stepped=stepped,
-            tracer=tracer,
-        )
+        make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
+        model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions)
         on_failure.pop_all()
     return model
 
@@ -83,17 +73,16 @@ async def load_model(
 def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
-    Those of the options, and with them: the sessions' path, the engine, the model's files, the engine's arguments, the
-    adapters' names.
+    Those of the options, the sessions' path, the exporter of traces, the engine, its arguments and files, adapters.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
     """
     config, problems = reading.config, Problems(reading.problems)
-    with problems:
-        environment.max_adapters()
-    with problems:
-        sessions_root(config)
+    traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
+    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces):
+        with problems:
+            part()
     if not reading.engine:
         return problems
     arguments = engine_config(config)

@@ -42,6 +42,14 @@ def test_echo_needs_no_model(tmp_path: Path) -> None:
     assert start.command[-2:] == ["-o", "option.llm_engine=echo"]
 
 
+@pytest.mark.parametrize("front", ["embedded", "djl"])
+def test_a_check_is_lmi_serves(tmp_path: Path, front: str) -> None:
+    environ = environment(tmp_path, OPTION_MODEL_ID="a/b", LMI_FRONT=front, HF_TOKEN_SECRET_ARN="not asked for")
+    start = prepare(["serve", "--check"], environ, DRIVER)
+    assert start.command[-2:] == ["--check", "a/b"]
+    assert not start.supervised
+
+
 def test_model_data_are_never_written_to(tmp_path: Path) -> None:
     data = model_data(tmp_path, "option.llm_engine=echo\n")
     with pytest.raises(ConfigError, match=r"HF_HOME=.*cannot be written to"):
@@ -76,7 +84,7 @@ def test_all_that_cannot_start_is_refused_at_once(tmp_path: Path, front: str) ->
     environ = environment(tmp_path, **names, LMI_FRONT=front, HF_HOME=str(data / "cache"))
     with pytest.raises(ConfigError) as caught:
         prepare(["--port", "0"], environ, DRIVER)
-    texts = [str(problem) for problem in caught.value.problems]
+    texts = sorted(str(problem) for problem in caught.value.problems)
     wanted = [
         "--port=0: must be a number from 1 to 65535",
         "GPUs visible: 1; driver 580.95.05 with CUDA 13.0; CUDA 14.0 in the image: the driver is too old",
@@ -85,18 +93,19 @@ def test_all_that_cannot_start_is_refused_at_once(tmp_path: Path, front: str) ->
         "environment variable OPTION_MAX_LORAS: option.max_loras=0: must be a whole number of at least 1",
         "serving.properties, line 2: option.dtype=int9: must be one of",
         "serving.properties, line 3: option.enable_streaming belongs to dynamic batching",
+        *(["LMI_FRONT=djl: there is no DJL Serving in this image"] if front == "djl" else []),
     ]
     assert len(texts) == len(wanted), texts
-    for text, start in zip(texts, wanted, strict=True):
+    for text, start in zip(texts, sorted(wanted), strict=True):
         assert text.startswith(start)
 
 
 def test_a_refusal_is_one_line_and_status_2(tmp_path: Path) -> None:
-    names = {"OPTION_LLM_ENGINE": "echo", "SM_NUM_GPUS": "4", "TENSOR_PARALLEL_DEGREE": "2"}
+    names = {"OPTION_LLM_ENGINE": "echo", "HF_MODEL_ID": "a/b", "OPTION_MODEL_ID": "c/d"}
     with container(tmp_path, names) as found:
         assert found.wait_ended(20) == 2
     assert found.lines[-1].endswith(
-        "cannot start: environment variables SM_NUM_GPUS and TENSOR_PARALLEL_DEGREE contradict each other (4 and 2): "
+        "cannot start: environment variables HF_MODEL_ID and OPTION_MODEL_ID contradict each other (a/b and c/d): "
         "leave one out\n"
     )
 

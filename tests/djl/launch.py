@@ -162,6 +162,7 @@ def _front_command(version: str, scratch: Path, model: Path, port: int) -> list[
     flags = [
         "-Xmx512m",
         "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",  # most live for seconds: a fifth less CPU
         "-XX:-UsePerfData",
         *(f"-D{key}={value}" for key, value in defined.items()),
     ]

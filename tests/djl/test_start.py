@@ -22,11 +22,12 @@ ECHO = {**OURS, "option.llm_engine": "echo"}
     [
         ({**ECHO, "option.max_rolling_batch_sise": "3"}, "did you mean 'option.max_rolling_batch_size'?"),
         ({**ECHO, "option.dtype": "int99"}, "option.dtype=int99: must be one of"),
+        ({**ECHO, "option.dtype": "int99", "option.tgi_compt": "true"}, "2 problems: 1. serving.properties, line"),
         ({**OURS, "option.llm_engine": "vllm"}, "the engine 'vllm'"),
         ({**OURS, "option.model_id": "/nowhere"}, "there is no model at '/nowhere'"),
         (OURS, "option.model_id is not set"),
     ],
-    ids=["unknown option", "wrong value", "engine missing", "no such model", "no model"],
+    ids=["unknown option", "wrong value", "two at once", "engine missing", "no such model", "no model"],
 )
 def test_a_wrong_start_says_why_at_once(version: str, properties: dict[str, str], told: str) -> None:
     began = time.monotonic()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handler.config import environment
 from handler.core.errors import ConfigError
@@ -16,6 +17,12 @@ log = logging.getLogger("handler.tracing")
 
 _PATIENCE = 2.0  # seconds
 _NAME = "llm_request"  # as vLLM's
+_EXPORTERS = {
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+}
+"""OTLP's protocols, by their names in OTEL_EXPORTER_OTLP_PROTOCOL."""
+
 _MISSING = "pip install 'lmi-handler[tracing]'"
 
 
@@ -47,28 +54,21 @@ class RequestRecord(NamedTuple):
 class Tracer:
     """Sends spans in batches from a thread of its own; the SDK reads its other settings from `OTEL_*` itself.
 
-    Raises:
-        ImportError: a package is missing.
-        ConfigError: a protocol that is not known here.
+    Args:
+        exporter: OpenTelemetry's, as `find_exporter` returns it.
+        endpoint: its URL; None: the one of OpenTelemetry's own variables.
     """
 
-    def __init__(self, endpoint: str | None, model_name: str) -> None:
+    def __init__(self, exporter: Any, endpoint: str | None, model_name: str) -> None:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        protocol = environment.otlp_protocol()
-        if protocol == "http/protobuf":
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        elif protocol == "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        else:
-            raise ConfigError(f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL={protocol}: must be http/protobuf or grpc")
         resource = Resource.create({"service.name": "lmi", **OTELResourceDetector().detect().attributes})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("lmi-handler")
         self._extract = TraceContextTextMapPropagator().extract
         self._model_name = model_name
@@ -110,8 +110,8 @@ class Tracer:
         ending.join(_PATIENCE)
 
 
-def make_tracer(endpoint: str | None, model_name: str) -> Tracer | None:
-    """Return a tracer where an endpoint is configured, by the option or by OpenTelemetry's own variables.
+def find_exporter(endpoint: str | None) -> Any:
+    """Import OpenTelemetry's exporter of the configured protocol; None where nothing asks for traces.
 
     Args:
         endpoint: `option.otlp_traces_endpoint`.
@@ -121,10 +121,24 @@ def make_tracer(endpoint: str | None, model_name: str) -> Tracer | None:
     """
     if endpoint is None and not environment.exports_traces():
         return None
+    protocol = environment.otlp_protocol()
+    if protocol not in _EXPORTERS:
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL={protocol}: must be {' or '.join(_EXPORTERS)}")
     try:
-        return Tracer(endpoint, model_name)
+        importlib.import_module("opentelemetry.sdk.trace.export")
+        return importlib.import_module(_EXPORTERS[protocol]).OTLPSpanExporter
     except ImportError as error:
         if endpoint is not None:
             raise ConfigError(f"option.otlp_traces_endpoint={endpoint}: {error}; {_MISSING}") from None
         log.warning("OTEL_* ask for traces, but there are none: %s; %s", error, _MISSING)
         return None
+
+
+def make_tracer(endpoint: str | None, model_name: str) -> Tracer | None:
+    """Return a tracer where the option or OpenTelemetry's own variables name a receiver.
+
+    Raises:
+        ConfigError: as `find_exporter`.
+    """
+    exporter = find_exporter(endpoint)
+    return None if exporter is None else Tracer(exporter, endpoint, model_name)

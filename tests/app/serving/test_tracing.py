@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from handler.config.loader import read_config
 from handler.core.errors import ConfigError
+from handler.serving.loading import check
 from handler.serving.metrics.tracing import make_tracer
 from tests.app.server import refused_start, serve
 from tests.servers import http
@@ -132,6 +134,9 @@ def test_missing_packages_stop_the_start_where_the_option_asks_for_traces(
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"option.otlp_traces_endpoint=http://x: .*lmi-handler\[tracing\]"):
         make_tracer("http://x", "m")
+    overrides = ["option.llm_engine=echo", "option.otlp_traces_endpoint=http://x"]
+    with pytest.raises(ConfigError, match=r"lmi-handler\[tracing\]"):
+        check(read_config(overrides=overrides, environ={})).check()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     assert make_tracer(None, "m") is None
     assert "lmi-handler[tracing]" in caplog.text

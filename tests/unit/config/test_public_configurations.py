@@ -19,7 +19,6 @@ from handler import engines
 from handler.config.loader import Reading, read_config
 from handler.config.options.engine_arguments import shipped
 from handler.config.sources import Setting
-from handler.container.arguments import translate
 from handler.core.errors import ConfigError, Problem
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import construct, llm_arguments
@@ -73,8 +72,8 @@ def _start(image: str, properties: dict[str, str], environ: dict[str, str], mode
     """Go up to the engine's constructor, on a model of our own; returns the problems that stop it."""
     file = home / "serving.properties"
     file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
-    names = translate({**_IMAGES[image], **environ}).environ
-    reading = read_config(properties=file, environ=names, settings=[Setting("option.model_id", str(model), "the test")])
+    settings = [Setting("option.model_id", str(model), "the test")]
+    reading = read_config(properties=file, environ={**_IMAGES[image], **environ}, settings=settings)
     problems = list(reading.problems)
     try:
         engines.check(reading.engine, str(model), engine_config(reading.config))

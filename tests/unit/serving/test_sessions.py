@@ -17,6 +17,8 @@ from handler.config.loader import load_config
 from handler.core.errors import BadRequest, ConfigError, ServingError
 from handler.djl.batches import Item, Piece
 from handler.plugins.api import Session
+from handler.plugins.custom_request import CustomReader
+from handler.plugins.functions import InputFormatter
 from handler.serving import sessions
 from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
 from tests.stepped import Bench, ask, benches, item, text_of
@@ -255,6 +257,21 @@ def test_options_and_aws_variables(tmp_path: Path) -> None:
     assert (config.enable_stateful_sessions, config.sessions_path) == (False, None)
     with pytest.raises(ConfigError, match=r"SAGEMAKER_ENABLE_STATEFUL_SESSIONS: .*=yes: must be true or false"):
         load_config(environ={"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "yes"})
+
+
+@pytest.mark.parametrize(
+    ("accepts", "gets"), [(None, True), (frozenset({"session"}), True), (frozenset({"configs"}), False)]
+)
+def test_a_formatter_of_decoded_json_gets_it_as_a_keyword(
+    store: Sessions, accepts: frozenset[str] | None, gets: bool
+) -> None:
+    def look(payload: dict[str, Any], **keywords: Any) -> dict[str, Any]:
+        return {"inputs": [session.id for session in keywords.values()]}
+
+    reader = CustomReader(InputFormatter("look", look, True, accepts), lambda body, headers: {}, {})
+    session = store.open()
+    assert reader.read(b"{}", {}, session)[0] == {"inputs": [session.id] if gets else []}
+    assert reader.read(b"{}", {})[0] == {"inputs": []}
 
 
 # -- in DJL's steps ----------------------------------------------------------------------------------------------

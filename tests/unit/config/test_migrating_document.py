@@ -1,0 +1,151 @@
+"""docs/migrating.md: an answer to every name of LMI, TGI and AWS's vLLM image.
+
+`python -m tests.unit.config.test_migrating_document` rewrites it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from handler.config.options import OF_JAVA, OPTIONS
+from handler.config.options.engine_arguments import shipped
+from handler.config.options.lookup import find_option
+from handler.config.options.option import Gone, Option
+from handler.config.options.variables import UNREAD, VARIABLES, Variable
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "migrating.md"
+TEXT = Path(__file__).parent / "migrating.md"
+ENGINES = ("vllm", "trtllm")
+
+SERVER = """
+engine job_queue_size batch_size max_batch_delay max_idle_time minWorkers maxWorkers load_on_devices retry_threshold
+"""
+LMI = """
+model_id entryPoint handler env pythonExecutable parallel_loading enable_venv mpi_mode model_loading_timeout
+predict_timeout rolling_batch max_rolling_batch_size tensor_parallel_degree dtype trust_remote_code revision
+output_formatter enable_streaming quantize max_rolling_batch_prefill_tokens max_model_len load_format enforce_eager
+gpu_memory_utilization speculative_draft_model speculative_length draft_model_tp_size record_acceptance_rate
+enable_lora max_loras max_lora_rank lora_extra_vocab_size max_cpu_loras device_map load_in_4bit load_in_8bit
+low_cpu_mem_usage disable_flash_attn data_type task waiting_steps max_input_len max_output_len max_num_tokens
+use_custom_all_reduce tokens_per_block batch_scheduler_policy kv_cache_free_gpu_mem_fraction max_num_sequences
+enable_trt_overlap enable_kv_cache_reuse baichuan_model_version chatglm_model_version gpt_model_version
+multi_block_mode use_fused_mlp rotary_base rotary_dim rotary_scaling_type rotary_scaling_factor awq_format
+awq_calib_size q_format calib_size calib_batch_size calib_dataset smoothquant_alpha smoothquant_per_token
+smoothquant_per_channel multi_query_mode use_fp8_context_fmha n_positions unroll load_split_model
+context_length_estimate amp compiled_graph_path neuron_optimize_level s3url paged_attention max_sparsity max_splits
+decoding_strategy
+model_name pipeline_parallel_degree input_formatter tgi_compat bedrock_compat cluster_size async_mode
+use_passive_workers
+enable_chunked_prefill cpu_offload_gb_per_gpu enable_prefix_caching disable_sliding_window tokenizer_mode
+fully_sharded_loras lora_dtype long_lora_scaling_factors max_logprobs limit_mm_per_prompt image_placeholder_token
+speculative_telemetry draft_model_id spec_length enable_auto_tool_choice tool_call_parser enable_reasoning
+reasoning_parser chat_template chat_template_content_format kv_transfer_config lmcache_config_file lmcache_auto_config
+enable_stateful_sessions sessions_expiration sessions_path device preloaded_model override_neuron_config
+"""
+"""Options of LMI 0.28 and 0.36: djl_python's properties, and the guides of deepjavalibrary/djl-serving."""
+
+DROPPED = """
+quantization_param_path worker_use_ray use_v2_block_manager swap_space max_context_len_to_capture max_seq_len_to_capture
+tokenizer_pool_size tokenizer_pool_type tokenizer_pool_extra_config lora_extra_vocab_size device num_lookahead_slots
+image_input_type image_token_id image_input_shape image_feature_size scheduler_delay_factor guided_decoding_backend
+speculative_model num_speculative_tokens speculative_max_model_len ngram_prompt_lookup_max ngram_prompt_lookup_min
+engine_use_ray disable_log_requests rope_scaling rope_theta enable_prompt_adapter max_prompt_adapters
+max_prompt_adapter_token long_lora_scaling_factors preemption_mode speculative_draft_tensor_parallel_size
+speculative_disable_by_batch_size spec_decoding_acceptance_method typical_acceptance_sampler_posterior_threshold
+typical_acceptance_sampler_posterior_alpha qlora_adapter_name_or_path disable_logprobs_during_spec_decoding
+num_scheduler_steps multi_step_stream_outputs speculative_model_quantization speculative_disable_mqa_scorer
+disable_async_output_proc override_neuron_config task disable_mm_preprocessor_cache enable_lora_bias
+logits_processor_pattern override_pooler_config enable_reasoning cuda_graph_sizes num_redundant_experts eplb_window_size
+eplb_step_interval eplb_log_balancedness guided_decoding_disable_fallback guided_decoding_disable_any_whitespace
+guided_decoding_disable_additional_properties enable_multimodal_encoder_data_parallel enable_log_requests
+prompt_adapters disable_frontend_multiprocessing expand_tools_even_if_tool_choice_none
+"""
+"""Arguments that vLLM 0.4.2 (LMI 0.28) to 0.19 had, and 0.20 has not."""
+
+
+def render() -> str:
+    parts = {
+        "LMI": _lmi(),
+        "TGI": _table(("variable", "here"), ((f"`{name}`", _of_variable(name)) for name in sorted(VARIABLES | UNREAD))),
+        "VLLM": _table(("argument", "here"), _vllm()),
+        "PASSED": ", ".join(f"`{name}`" for name in sorted(_passed())),
+        "RELEASES": shipped("vllm").source,
+    }
+    text = TEXT.read_text()
+    for name, part in parts.items():
+        text = text.replace(f"{{{name}}}", part)
+    return text
+
+
+def _lmi() -> str:
+    names = {*SERVER.split(), *(f"option.{name}" for name in LMI.split())}
+    names |= {one.key for one in OPTIONS if "trtllm" in one.engines or not one.key.startswith("option.")}
+    rows = ((f"`{name}`", *(answer(name, engine) for engine in ENGINES)) for name in sorted(names))
+    return _table(("option", "with vLLM", "with TensorRT-LLM"), rows)
+
+
+def _vllm() -> Iterator[tuple[str, str]]:
+    for name in sorted({*shipped("vllm").arguments, *shipped("vllm", "server").arguments, *DROPPED.split()}):
+        if name not in _passed():
+            yield f"`{name}`", answer(f"option.{name}", "vllm")
+
+
+def _passed() -> set[str]:
+    names = shipped("vllm").arguments
+    return {name for name in names if (option := find_option(f"option.{name}", "vllm")) and option.argument}
+
+
+def answer(name: str, engine: str) -> str:
+    """Say what an option does with an engine."""
+    option = find_option(name, engine)
+    assert option is not None, f"{name} has no answer"
+    if isinstance(option.parse, Gone):
+        return f"refused{_unless(option.parse.unless)}: {option.parse.why}"
+    if option.help is OF_JAVA:
+        return "no effect in the embedded server: DJL Serving reads it"
+    if option.argument:
+        return "supported: the engine's own" if engine in option.engines else "refused: the engine has none"
+    if option.field is None:
+        return f"no effect: {option.help}"
+    if option.engines and engine not in option.engines:
+        return f"no effect: {option.idle}" if option.idle else "refused: the engine has none"
+    return "supported" if option.key == name else f"same: `{option.key}`"
+
+
+def _unless(values: Iterable[str]) -> str:
+    return f", but for {' or '.join(values)}" if values else ""
+
+
+def _of_variable(name: str) -> str:
+    if name in UNREAD:
+        return f"no effect: {UNREAD[name]}"
+    variable: Variable = VARIABLES[name]
+    if variable.unless is not None:
+        return f"refused{_unless(variable.unless)}: {variable.help}"
+    if variable.own:
+        return f"same: `{variable.own}`"
+    if variable.by_engine:
+        return "same: " + ", ".join(f"`{own}` ({engine})" for engine, own in sorted(variable.by_engine.items()))
+    return f"no effect: {variable.help}"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def test_the_document_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == render()
+
+
+@pytest.mark.parametrize("option", [one for one in OPTIONS if isinstance(one.parse, Gone)], ids=lambda one: one.key)
+def test_every_refusal_is_in_the_document(option: Option) -> None:
+    name = option.key.removeprefix("option.")
+    assert f"`{name}`" in DOCUMENT.read_text() or f"`{option.key}`" in DOCUMENT.read_text()
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render())
