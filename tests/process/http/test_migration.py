@@ -34,7 +34,7 @@ LONG = {"inputs": "a " * 1100, "parameters": {"max_new_tokens": 2}}
     ],
 )
 def test_an_endpoint_runs_unchanged(card: str, requests: list[tuple[str, dict[str, Any], int]], logged: str) -> None:
-    """With echo in the engine's place; `make accept-vllm` has vLLM."""
+    """With echo in the engine's place."""
     with serve("--engine", "echo", env=CARDS[card]) as server:
         server.wait_ready(60)
         for path, body, status in requests:
