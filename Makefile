@@ -69,7 +69,7 @@ PYTEST = $(BIN)/pytest $(PARALLEL)
 QUICK = -m 'not model and not clients and not djl and not vllm'
 
 test: PARALLEL = -n 3 --dist loadfile  # its tests wait more than they compute
-test: dev ## 2 min: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
+test: dev ## 3 min: units, the app, processes, `lmi deploy` without AWS, one request a dialect on the demo model
 	$(PYTEST) $(QUICK) tests/unit tests/app tests/process tests/deploy/unit tests/model/test_dialects.py
 
 test-model: dev ## 4 min: the demo model on OpenVINO
@@ -96,7 +96,7 @@ test-python: test-python-3.10 test-python-3.13 ## 4 min: units and the app on Py
 test-python-%: $(VENV)-%/.dev
 	$(VENV)-$*/bin/pytest $(PARALLEL) $(QUICK) -p no:cacheprovider tests/unit tests/app
 
-test-djl: dev ## 7 min: under DJL's Java engine; needs a JDK and Maven
+test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
 
 test-browser: $(VENV)/.browser ## 2 min: the pages in a headless Chromium: the system's, or CHROMIUM=...
