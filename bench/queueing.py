@@ -7,10 +7,10 @@ import time
 import urllib.parse
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import httptools
 import uvloop
+from throughput import Asker
 
 from handler.bench.processes import Worker
 
@@ -53,36 +53,23 @@ def ask_in_turns(url: str, request: bytes, clients: int, seconds: float) -> list
     return list(turns)
 
 
-class _Client(asyncio.Protocol):
-    def __init__(self, request: bytes, turns: list[Turn], failures: list[str]) -> None:
-        self._request, self._turns, self._failures = request, turns, failures
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
-        self._ask()
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._failures.append(f"connection lost: {error}")
+class _Client(Asker):
+    def __init__(self, request: bytes, turns: list[Turn]) -> None:
+        super().__init__(request)
+        self._turns = turns
 
     def _ask(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._begun = 0.0
         self._sent = time.monotonic()
-        self.transport.write(self._request)
-
-    # -- what httptools calls ------------------------------------------------------------------------------------
+        super()._ask()
 
     def on_body(self, body: bytes) -> None:
         self._begun = self._begun or time.monotonic()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if (status := self._parser.get_status_code()) != 200:
-            self._failures.append(f"status {status}")
         self._turns.append(Turn(self._sent, self._begun, time.monotonic()))
-        asyncio.get_running_loop().call_soon(self._ask)
+        super().on_message_complete()
 
 
 def _run(pipe: Connection, url: str, request: bytes, clients: int, seconds: float) -> None:
@@ -93,13 +80,11 @@ async def _ask(pipe: Connection, url: str, request: bytes, clients: int, seconds
     where = urllib.parse.urlsplit(url)
     host, port = where.hostname or "", where.port or 80
     turns: list[Turn] = []
-    failures: list[str] = []
     loop = asyncio.get_running_loop()
-    connections = [
-        loop.create_connection(lambda: _Client(request, turns, failures), host, port) for _ in range(clients)
-    ]
+    connections = [loop.create_connection(lambda: _Client(request, turns), host, port) for _ in range(clients)]
     protocols = [protocol for _, protocol in await asyncio.gather(*connections)]
     await asyncio.sleep(seconds)
-    pipe.send(failures[0] if failures else list(turns))
+    failed = sum(protocol.failed for protocol in protocols)
+    pipe.send(f"{failed} requests failed" if failed else list(turns))
     for protocol in protocols:
         protocol.transport.abort()
