@@ -20,8 +20,10 @@ def find_option(key: str, engine: str) -> Option | None:
     options = KNOWN.get(key, [])
     own = [option for option in options if engine in option.engines]
     own += [option for option in options if not option.engines]
+    if own:  # nearly always; the engines' arguments are not read then
+        return own[0]
     others = (_argument(key, other) for other in NAMES)
-    return next(filter(None, (*own, _argument(key, engine), *options, *others)), None)
+    return _argument(key, engine) or next(iter(options), None) or next(filter(None, others), None)
 
 
 def _argument(key: str, engine: str) -> Option | None:
