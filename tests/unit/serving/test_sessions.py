@@ -145,16 +145,16 @@ def test_the_end_removes_what_was_opened_here(tmp_path: Path, clock: Clock) -> N
 
 
 def test_its_thread_removes_what_is_closed_at_once_and_ends_with_it(store: Sessions) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     store.look_after()
     session = store.open()
     root = session.directory.parent
     store.close(session.id)
-    watch = next(thread for thread in threading.enumerate() if thread.name == "sessions")
+    (watch,) = (each for each in threading.enumerate() if each.name == "sessions" and each not in before)
     _until(lambda: list(root.iterdir()) == [])
     store.end()
     watch.join(5)
-    assert threading.active_count() == before
+    assert not watch.is_alive()
 
 
 def _until(done: Callable[[], bool]) -> None:
