@@ -11,7 +11,7 @@ from handler.config.loader import Config, load_config
 from handler.config.options import OPTIONS
 from handler.config.options.common import TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
-from handler.protocols.openai.tools.formats import FORMATS
+from handler.protocols.assistant.tools.formats import FORMATS
 from handler.serving.loading import choose_engine
 
 
