@@ -63,7 +63,7 @@ COMMON = (
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),
     # sessions
     Option("option.enable_stateful_sessions", "enable_stateful_sessions", switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on"),
-    Option("option.sessions_expiration", "sessions_expiration", integer(1), 1200, "seconds that a session lives"),
+    Option("option.sessions_expiration", "sessions_expiration", integer(1, 10**9), 1200, "seconds that a session lives"),
     Option("option.sessions_path", "sessions_path", string, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
     # how much at once
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),
