@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import Config, load_config
+from handler.config.loader import Config, read_config
 from handler.config.options import OPTIONS
 from handler.config.options.common import TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
@@ -16,7 +16,7 @@ from handler.serving.loading import choose_engine
 
 
 def config(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> Config:
-    return load_config(properties=file, overrides=overrides, environ=env or {})
+    return read_config(properties=file, overrides=overrides, environ=env or {}).checked()
 
 
 def refused(*overrides: str, env: dict[str, str] | None = None, file: Path | None = None) -> str:

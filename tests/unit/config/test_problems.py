@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import load_config, read_config
+from handler.config.loader import read_config
 from handler.config.options import KNOWN
 from handler.config.options.lookup import unknown_option
 from handler.config.options.option import Gone
@@ -101,7 +101,7 @@ def test_every_problem_is_told(
 
 def test_a_start_raises_them_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(overrides=["option.dtype=x", "batch_size=0"], environ={})
+        read_config(overrides=["option.dtype=x", "batch_size=0"], environ={}).checked()
     first, second, third = str(caught.value).splitlines()
     assert first == "2 problems:"
     assert second.startswith("1. -o option.dtype=x: must be one of")

@@ -7,7 +7,7 @@ import pytest
 from deploy.errors import Refused, SpecError
 from deploy.resources.environment import _name, environment
 from deploy.spec import Spec
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.config.options.listing import variable
 from tests.deploy.cases import SECRET, decision, spec
@@ -27,7 +27,7 @@ def test_options_become_what_the_handler_reads() -> None:
     assert found["OPTION_MAX_ROLLING_BATCH_SIZE"] == "64"
     assert found["OPTION_ENABLE_CHUNKED_PREFILL"] == "true"
     assert found["SERVING_BATCH_SIZE"] == "1"
-    config = load_config(environ=found)
+    config = read_config(environ=found).checked()
     assert config.max_rolling_batch_size == 64
     assert config.engine == "vllm"
     assert config.max_model_len == 8192
