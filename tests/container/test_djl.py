@@ -14,7 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.container import djl
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
@@ -114,7 +114,7 @@ def test_a_file_is_linked_into_a_directory(tmp_path: Path, target: Path) -> None
     model = tmp_path / "model.gguf"
     model.touch()
     djl.make_model(NOTHING, ModelSource(None, str(model), {}), {}, target, (0, 36, 0))
-    config = load_config(properties=target / "serving.properties", environ={}, java=True)
+    config = read_config(properties=target / "serving.properties", environ={}, java=True).checked()
     assert config.model_id == str(target.parent / "weights")
     assert (target.parent / "weights" / "model.gguf").resolve() == model
 
