@@ -208,8 +208,13 @@ def _without_effect(
     """Warn of options without effect here; those of other engines that cannot be ignored are problems."""
     idle: dict[str, list[str]] = {}
     for key, (option, setting) in by_key.items():
+        if java and option.help is OF_JAVA:
+            continue
         if option.field is None and not option.argument:
-            why = "" if java and option.help is OF_JAVA else option.help
+            why = option.help
+            if refusal := _refusal(option, setting):
+                problems.append(_wrong_value(option, setting, refusal))
+                continue
         else:
             options = [option] if option.argument else KNOWN[key]
             refusals = [refusal for one in options if (refusal := _refusal(one, setting))]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from handler.config.options import KNOWN, OF_JAVA
+from handler.config.options import ENVIRONMENT, KNOWN, OF_JAVA
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
 from handler.config.options.option import Gone, Option
 
@@ -31,6 +32,17 @@ def _argument(key: str, engine: str) -> Option | None:
     name = key.removeprefix("option.")
     found = None if name == key else engine_arguments(engine).arguments.get(name)
     return found and Option(key, None, parser(found.types), None, "", engines=(engine,), argument=True)
+
+
+def key_of_variable(name: str) -> str:
+    """Name the option of one of the handler's variables."""
+    if name.startswith("SERVING_"):
+        return name.removeprefix("SERVING_").lower()
+    if name in ENVIRONMENT:
+        return ENVIRONMENT[name]
+    rest = name.removeprefix("OPTION_")
+    key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
+    return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
 
 
 def option_key(name: str) -> str | None:
@@ -74,7 +86,7 @@ def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
         found = arguments.arguments.get(name)
         try:
             if option and isinstance(option.parse, Gone) and option.parse.argument:
-                option.parse(str(value))
+                option.parse(value if isinstance(value, str) else json.dumps(value))
             elif found:
                 check(value, found.types)
             else:
