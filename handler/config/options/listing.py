@@ -38,8 +38,9 @@ def describe(name: str) -> str:
         ConfigError: nobody has it; the message has the nearest name.
     """
     paragraphs = [f"{name}\n  {answer(name)}"] if name in VARIABLES or name in UNREAD else []
+    engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
-        found = [option for engine in ("", *LLM_ENGINES) if (option := find_option(key, engine))]
+        found = [option for engine in engines if (option := find_option(key, engine))]
         if not found:
             raise ConfigError(unknown_option(key, ""))
         paragraphs += ["\n".join(_lines(option)) for option in {one.engines: one for one in found}.values()]
@@ -65,6 +66,8 @@ def _lines(option: Option) -> Iterator[str]:
     yield option.key
     if isinstance(option.parse, Gone):
         yield f"  {option.parse.answer}"
+        if option.engines and len(option.engines) < len(LLM_ENGINES) - 1:
+            yield f"  engines:     {', '.join(option.engines)}"
         return
     if option.field is None and not option.argument and option.help is not OF_JAVA:
         yield f"  no effect: {option.help}"
