@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS
 from handler.config.options.common import LLM_ENGINES
-from handler.config.options.lookup import find_option, key_of_variable, unknown_option
+from handler.config.options.lookup import find_option, key_of, unknown_option, variable
 from handler.config.options.option import Gone, Option
 from handler.config.options.variables import SECRET, SM_VLLM, UNREAD, VARIABLES, Own, answer, translate
 from handler.core.errors import ConfigError
@@ -52,13 +52,13 @@ def _keys(name: str) -> list[str]:
     if name in VARIABLES:
         variable = VARIABLES[name]
         owns = {*variable.by_engine.values(), variable.own} - {"", *SECRET}
-        return [key_of_variable(own) for own in sorted(owns)]
+        return [key_of(own) for own in sorted(owns)]
     if name in UNREAD:
         return []
     if name.startswith(SM_VLLM):
-        return [key_of_variable(item.name) for item in translate({name: "true"}, "vllm") if isinstance(item, Own)]
+        return [key_of(item.name) for item in translate({name: "true"}, "vllm") if isinstance(item, Own)]
     if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):
-        return [key_of_variable(name)]
+        return [key_of(name)]
     return [name if name.startswith("option.") or find_option(name, "") else f"option.{name}"]
 
 
@@ -85,14 +85,6 @@ def _lines(option: Option) -> Iterator[str]:
     for fact, text in facts.items():
         if text:
             yield textwrap.fill(f"  {fact + ':':13}{text}", _WIDTH, subsequent_indent=" " * 15, break_long_words=False)
-
-
-def variable(key: str) -> str:
-    """Name the environment variable of an option; "" for one that only serving.properties and `-o` can have."""
-    if not key.startswith("option."):
-        return f"SERVING_{key.upper()}" if key == key.lower() and "." not in key and key != "engine" else ""
-    name = key.removeprefix("option.")
-    return f"OPTION_{name.upper() if name in (name.lower(), 'entryPoint') else name}"
 
 
 def _type(option: Option) -> str:

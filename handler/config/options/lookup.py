@@ -1,4 +1,4 @@
-"""Find an option by one of its names, or suggest the nearest."""
+"""An option's names: find it by one of them, or suggest the nearest; name its environment variable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,24 @@ def _argument(key: str, engine: str) -> Option | None:
     return found and Option(key, None, parser(found.types), None, "", engines=(engine,), argument=True)
 
 
-def key_of_variable(name: str) -> str:
+def option_key(name: str) -> str | None:
+    """Find the key of an option that the handler accepts by DJL's name, which has no prefix."""
+    key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
+    if key is None:
+        return None
+    keys = {option.key for option in KNOWN[key]}
+    return keys.pop() if len(keys) == 1 else key  # two engines' own: find_option knows which
+
+
+def variable(key: str) -> str:
+    """Name the environment variable of an option; "" for one that only serving.properties and `-o` can have."""
+    if not key.startswith("option."):
+        return f"SERVING_{key.upper()}" if key == key.lower() and "." not in key and key != "engine" else ""
+    name = key.removeprefix("option.")
+    return f"OPTION_{name.upper() if name in (name.lower(), 'entryPoint') else name}"
+
+
+def key_of(name: str) -> str:
     """Name the option of one of the handler's variables."""
     if name.startswith("SERVING_"):
         return name.removeprefix("SERVING_").lower()
@@ -43,15 +60,6 @@ def key_of_variable(name: str) -> str:
     rest = name.removeprefix("OPTION_")
     key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
     return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
-
-
-def option_key(name: str) -> str | None:
-    """Find the key of an option that the handler accepts by DJL's name, which has no prefix."""
-    key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
-    if key is None:
-        return None
-    keys = {option.key for option in KNOWN[key]}
-    return keys.pop() if len(keys) == 1 else key  # two engines' own: find_option knows which
 
 
 def unknown_option(key: str, engine: str) -> str:
