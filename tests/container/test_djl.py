@@ -60,6 +60,31 @@ def test_model_directory_holds_links_and_the_file_s_own_lines(tmp_path: Path, ta
     djl.make_model(arguments, ModelSource(data, str(data), {}), {}, target, (0, 36, 0))  # a second start
 
 
+_LMIS = "djl_python.lmi_vllm.vllm_async_service"
+
+
+@pytest.mark.parametrize(
+    ("own", "environ", "code", "entry"),
+    [
+        (f"option.entryPoint={_LMIS}\n", {}, True, "handler.entry"),
+        ("", {"OPTION_ENTRYPOINT": _LMIS}, True, "handler.entry"),
+        ("option.entryPoint=djl_python.huggingface\n", {}, False, "handler.entry"),
+        ("option.entryPoint=mine.py\n", {}, False, "mine.py"),
+        ("", {}, True, None),
+    ],
+)
+def test_lmis_own_handlers_are_not_started(
+    tmp_path: Path, target: Path, own: str, environ: dict[str, str], code: bool, entry: str | None
+) -> None:
+    data = model_data(tmp_path, own)
+    (data / "config.json").touch()
+    if code:
+        (data / "model.py").touch()
+    djl.make_model(NOTHING, ModelSource(data, str(data), {}), environ, target, (0, 36, 0))
+    named = [line.partition("=")[2] for line in properties(target) if line.startswith("option.entryPoint=")]
+    assert (named or [None])[-1] == entry  # the last counts, as in Java
+
+
 @pytest.mark.parametrize(
     ("own", "environ", "since"),
     [
