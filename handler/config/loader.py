@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from handler.config.options import KNOWN, OF_JAVA, OPTIONS, Option
 from handler.config.options.common import BY_ROLLING_BATCH, engine_name
 from handler.config.options.lookup import find_option, unknown_option, wrong_arguments
+from handler.config.options.option import shown
 from handler.config.options.variables import Note
 from handler.config.sources import (
     Setting,
@@ -246,8 +247,9 @@ def _refusal(option: Option, setting: Setting) -> str:
 
 
 def _wrong_value(option: Option, setting: Setting, why: str) -> Problem:
-    given = "" if setting.origin.startswith("-") else f"{setting.key}={setting.value}: "  # an argument shows it already
-    return Problem(setting.origin, option.key, f"{given}{why}")
+    if setting.origin.startswith("-"):  # an argument shows it already
+        return Problem(setting.origin, option.key, why)
+    return Problem(setting.origin, option.key, f"{shown(f'{setting.key}={setting.value}')}: {why}")
 
 
 def _contradictions(config: Config, wrong: set[str]) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ import javaproperties
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
 from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
 from handler.config.options.lookup import key_of
+from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, Note, Own, translate
 from handler.core.errors import Problem
 
@@ -25,6 +26,7 @@ class Setting(NamedTuple):
     origin: str
 
 
+_MOST_CHARACTERS = 1 << 20  # of a file of options
 _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
 """Words in the names of djl_python's modules, and their engines."""
 
@@ -32,9 +34,13 @@ _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
 def from_file(path: Path) -> Iterator[Setting | Problem]:
     """Read a Java properties file; the last value of a key counts, as in Java."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         yield Problem("", "", f"cannot read {path}: {error}")
+        return
+    if len(text) > _MOST_CHARACTERS:
+        yield Problem("", "", f"cannot read {path}: it has more than {_MOST_CHARACTERS} characters")
         return
     stream = io.StringIO(text)
     elements = javaproperties.parse(stream)
@@ -57,9 +63,9 @@ def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:
     for override in overrides:
         key, equals, value = override.partition("=")
         if equals:
-            yield Setting(key.strip(), value, f"-o {override}")
+            yield Setting(key.strip(), value, f"-o {shown(override)}")
         else:
-            yield Problem(f"-o {override}", "", "write it as key=value")
+            yield Problem(f"-o {shown(override)}", "", "write it as key=value")
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Problem]:

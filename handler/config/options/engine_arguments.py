@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.config.options.option import read_json
+
 NAMES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM"}
 
 _CLASSES = {
@@ -175,7 +177,7 @@ def _parse(text: str, types: frozenset[str]) -> Any:
                 pass
     if text[:1] in ("{", "["):
         try:
-            value = json.loads(text)
+            value = read_json(text)
         except ValueError as error:
             if not types & {"str", "any"}:
                 raise ValueError(f"must be {_words(types)}: {error}") from None
