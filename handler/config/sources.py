@@ -12,6 +12,7 @@ import javaproperties
 
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
 from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
+from handler.config.options.lookup import key_of
 from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, Note, Own, translate
 from handler.core.errors import Problem
@@ -71,7 +72,7 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Problem]:
     """Read `OPTION_X_Y` as option.x_y, `SERVING_X` as the server's x, and the names in `ENVIRONMENT`."""
     for name, value in environ.items():
         origin = f"environment variable {name}"
-        key = _key(name)
+        key = key_of(name)
         if name.startswith("SERVING_") and key not in KNOWN:
             if key not in SERVER_ENVIRONMENT:
                 near = difflib.get_close_matches(key, [*KNOWN, *SERVER_ENVIRONMENT], n=1)
@@ -95,10 +96,8 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
     for item in translate(environ, engine):
         if not isinstance(item, Own):
             yield item
-        elif item.name in SECRET:
-            yield Note(item.foreign, f"huggingface_hub may not read it; write {item.name}")
-        elif item.name not in environ:
-            yield Setting(_key(item.name), item.value, f"environment variable {item.foreign}")
+        elif item.name not in environ and item.name not in SECRET:
+            yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
 
 
 def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
@@ -117,17 +116,6 @@ def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
         settings = [one for one in settings if one.key != "option.async_mode"]
         settings = [one for one in settings if (one.key, one.value.strip()) != ("option.rolling_batch", "disable")]
     return settings
-
-
-def _key(name: str) -> str:
-    """Name the option of one of the handler's variables."""
-    if name.startswith("SERVING_"):
-        return name.removeprefix("SERVING_").lower()
-    if name in ENVIRONMENT:
-        return ENVIRONMENT[name]
-    rest = name.removeprefix("OPTION_")
-    key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
-    return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
 
 
 def named_engine(settings: Iterable[Setting], auto: str) -> str:

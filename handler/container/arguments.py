@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from handler.config.options.common import BY_ROLLING_BATCH, engine_name
 from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, Own, contradiction
 from handler.config.options.variables import translate as foreign
+from handler.config.sources import Setting, from_environment, named_engine
 from handler.core.errors import ConfigError
 
 _PORT = 8080
@@ -81,10 +81,8 @@ def translate(environ: Mapping[str, str]) -> Translation:
     """
     result = dict(environ)
     lines: list[str] = []
-    rolling_batch = environ.get("OPTION_ROLLING_BATCH") or "auto"
-    llm_engine = environ.get("OPTION_LLM_ENGINE") or "auto"
-    named = llm_engine != "auto" or rolling_batch in BY_ROLLING_BATCH
-    for item in foreign(environ, engine_name(llm_engine, rolling_batch) if named else ""):
+    settings = [item for item in from_environment(environ) if isinstance(item, Setting)]
+    for item in foreign(environ, named_engine(settings, "")):
         if isinstance(item, Own):
             result[item.name] = item.value
             if item.name in SECRET:

@@ -13,16 +13,10 @@ from handler.core.errors import ConfigError
     ("given", "expected"),
     [
         ({"SM_NUM_GPUS": "4"}, {"TENSOR_PARALLEL_DEGREE": "4"}),
-        ({"HF_MODEL_QUANTIZE": "awq"}, {"OPTION_QUANTIZE": "awq"}),
-        ({"MAX_CONCURRENT_REQUESTS": "64"}, {"SERVING_JOB_QUEUE_SIZE": "64"}),
-        ({"MAX_BATCH_SIZE": "8"}, {"OPTION_MAX_ROLLING_BATCH_SIZE": "8"}),
-        ({"MAX_BATCH_PREFILL_TOKENS": "4096"}, {"OPTION_MAX_ROLLING_BATCH_PREFILL_TOKENS": "4096"}),
-        ({"MAX_TOTAL_TOKENS": "4096"}, {"OPTION_MAX_MODEL_LEN": "4096"}),
         (
             {"SM_VLLM_MODEL": "a/b", "SM_VLLM_ENFORCE_EAGER": ""},
             {"OPTION_LLM_ENGINE": "vllm", "OPTION_MODEL_ID": "a/b", "OPTION_ENFORCE_EAGER": "true"},
         ),
-        ({"HF_MODEL_TRUST_REMOTE_CODE": "true"}, {"OPTION_TRUST_REMOTE_CODE": "true"}),
         (
             {"OPTION_LLM_ENGINE": "vllm", "CUDA_MEMORY_FRACTION": "0.8", "ENABLE_CUDA_GRAPHS": "false"},
             {"OPTION_GPU_MEMORY_UTILIZATION": "0.8", "OPTION_ENFORCE_EAGER": "true"},

@@ -16,10 +16,10 @@ from handler.core.framing import dumps
 from handler.core.text import Prompt, spans
 from handler.engines.base import Tokenizer
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
+from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, HARMLESS
-from handler.protocols.openai.tools.formats import plain_messages, takes_tools
 from handler.protocols.readers.messages import read_messages
 from handler.protocols.registry import ROUTES
 from handler.protocols.tgi.errors import UNHEALTHY, OutOfRange, WrongType

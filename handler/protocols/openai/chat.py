@@ -8,14 +8,14 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Adapter, Request
+from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
+from handler.protocols.assistant.tools.request import Tools, read_tools
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai import errors
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.parameters import CHAT, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, Usage, identity
-from handler.protocols.openai.tools.formats import plain_messages, takes_tools
-from handler.protocols.openai.tools.request import Tools, read_tools
 from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all
 from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.messages import read_messages

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Finish, Token
+from handler.protocols.assistant.events import Arguments, CallStart, Event, Parser, Reasoning
 from handler.protocols.openai.answers import (
     ChatLogprobs,
     ChosenLogprob,
@@ -21,7 +22,6 @@ from handler.protocols.openai.answers import (
     ToolCallPart,
 )
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
-from handler.protocols.openai.tools.parsing import Arguments, CallStart, Parser, Piece
 from handler.protocols.reply import SequenceOutput
 
 
@@ -70,8 +70,8 @@ class ChatFormat(NamedTuple):
         reason = REASONS[finish]
         return "tool_calls" if called and not self.named and reason == "stop" else reason
 
-    def select_pieces(self, pieces: Iterable[Piece]) -> list[Piece]:
-        return [piece for piece in pieces if isinstance(piece, str) or not (self.single and piece.number)]
+    def select_events(self, events: Iterable[Event]) -> list[Event]:
+        return [event for event in events if isinstance(event, str | Reasoning) or not (self.single and event.number)]
 
 
 def call_id() -> str:
@@ -112,12 +112,12 @@ class ChatStream(Stream):
         if choice.parser is None or choice.text_event is None or finish is not None:
             return super()._next(choice, token, finish, prefill)
         self._num_tokens += 1
-        pieces = choice.parser.feed(self._format.text(token))
-        if not pieces:
+        events = choice.parser.feed(self._format.text(token))
+        if not events:
             return b""
-        if len(pieces) == 1 and isinstance(text := pieces[0], str):
+        if len(events) == 1 and isinstance(text := events[0], str):
             return self._text_chunk(choice.text_event, text)
-        delta = self._message_delta(choice, pieces)
+        delta = self._message_delta(choice, events)
         return self._chunk(JSON.encode(self._choice_part(choice, delta, [], None))) if delta else b""
 
     def _part(
@@ -128,8 +128,8 @@ class ChatStream(Stream):
             return self._choice_part(choice, {"content": token.text}, [token], finish)
         choice.waiting.append(token)
         text = self._format.text(token)
-        pieces = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
-        delta = self._message_delta(choice, pieces)
+        events = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
+        delta = self._message_delta(choice, events)
         if not delta and finish is None:
             return None
         tokens, choice.waiting = choice.waiting, []
@@ -154,23 +154,23 @@ class ChatStream(Stream):
             delta.setdefault("tool_calls", None)
         return delta
 
-    def _message_delta(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
+    def _message_delta(self, choice: ChatChoice, events: Iterable[Event]) -> OpenAiMessagePart:
         """Build the `delta` of what a parser has read; empty for nothing."""
         delta: OpenAiMessagePart = {}
         calls: dict[int, ToolCallPart] = {}
-        for piece in self._format.select_pieces(pieces):
-            if isinstance(piece, str):
-                delta["content"] = (delta.get("content") or "") + piece
-            elif isinstance(piece, CallStart):
-                calls[piece.number] = {
-                    "index": piece.number,
+        for event in self._format.select_events(events):
+            if isinstance(event, str):
+                delta["content"] = (delta.get("content") or "") + event
+            elif isinstance(event, CallStart):
+                calls[event.number] = {
+                    "index": event.number,
                     "id": call_id(),
                     "type": "function",
-                    "function": {"name": piece.name, "arguments": ""},
+                    "function": {"name": event.name, "arguments": ""},
                 }
-            else:
-                call = calls.setdefault(piece.number, {"index": piece.number, "function": {"arguments": ""}})
-                call["function"]["arguments"] += piece.text
+            elif isinstance(event, Arguments):
+                call = calls.setdefault(event.number, {"index": event.number, "function": {"arguments": ""}})
+                call["function"]["arguments"] += event.text
         if calls:
             choice.called = True
             delta["tool_calls"] = list(calls.values())
@@ -202,7 +202,7 @@ class ChatDocument(WholeAnswer):
         parser = self._format.parser()
         if parser is None:
             return {"role": "assistant", "content": text, "refusal": None}
-        content, calls = _gather_calls(self._format.select_pieces([*parser.feed(text), *parser.flush()]))
+        content, calls = _gather_calls(self._format.select_events([*parser.feed(text), *parser.flush()]))
         if not calls:
             return {"role": "assistant", "content": content, "refusal": None}
         return {
@@ -213,17 +213,17 @@ class ChatDocument(WholeAnswer):
         }
 
 
-def _gather_calls(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
+def _gather_calls(events: Sequence[Event]) -> tuple[str, list[ToolCall]]:
     """Return the text, and the calls as a whole answer has them."""
     content: list[str] = []
     functions: dict[int, FunctionCall] = {}
-    for piece in pieces:
-        if isinstance(piece, str):
-            content.append(piece)
-        elif isinstance(piece, CallStart):
-            functions[piece.number] = {"name": piece.name, "arguments": ""}
-        elif isinstance(piece, Arguments):
-            functions[piece.number]["arguments"] += piece.text
+    for event in events:
+        if isinstance(event, str):
+            content.append(event)
+        elif isinstance(event, CallStart):
+            functions[event.number] = {"name": event.name, "arguments": ""}
+        elif isinstance(event, Arguments):
+            functions[event.number]["arguments"] += event.text
     calls: list[ToolCall] = [
         {"id": call_id(), "type": "function", "function": function} for function in functions.values()
     ]

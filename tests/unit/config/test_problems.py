@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import load_config, read_config
+from handler.config.loader import read_config
 from handler.config.options import KNOWN
 from handler.config.options.lookup import unknown_option
 from handler.config.options.option import Gone
@@ -23,9 +23,10 @@ ECHO = "option.llm_engine=echo\n"
         pytest.param(
             ECHO + "option.tgi_compt=true\noption.model_name=\\u00zz\noption.dtype=int3\n",
             ["job_queue_size", "batch_size=0"],
-            {"OPTION_ENGINE_TIMEOUT": "x", "SERVING_JOB_QUEUE_SIZ": "1", "HF_MODEL_ID": ""},
+            {"OPTION_ENGINE_TIMEOUT": "x", "OPTION_COMPAT": "1", "SERVING_JOB_QUEUE_SIZ": "1", "HF_MODEL_ID": ""},
             [
                 "environment variable OPTION_ENGINE_TIMEOUT: option.engine_timeout=x: must be a number",
+                "environment variable OPTION_COMPAT: unknown option 'option.compat'",
                 "environment variable SERVING_JOB_QUEUE_SIZ: unknown setting; did you mean 'SERVING_JOB_QUEUE_SIZE'?",
                 "environment variable HF_MODEL_ID: option.model_id=: must not be empty",
                 "serving.properties, line 2: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?",
@@ -101,7 +102,7 @@ def test_every_problem_is_told(
 
 def test_a_start_raises_them_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(overrides=["option.dtype=x", "batch_size=0"], environ={})
+        read_config(overrides=["option.dtype=x", "batch_size=0"], environ={}).checked()
     first, second, third = str(caught.value).splitlines()
     assert first == "2 problems:"
     assert second.startswith("1. -o option.dtype=x: must be one of")
