@@ -207,6 +207,10 @@ class Running(NamedTuple):
         return only("djl_python_engine.py", group=_child(self.container.process.pid))
 
     @property
+    def restarts(self) -> int:
+        return self.container.log.count("DJL Serving is started again")
+
+    @property
     def serves(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
             ping = http.get(f"{self.container.url}/ping", timeout=5)
@@ -229,7 +233,10 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.djl
 def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> None:
-    """Since 0.30 one death is enough for DJL Serving to give a model up, unless `retry_threshold` says otherwise."""
+    """Since 0.30 one death is enough for DJL Serving to give a model up, unless `retry_threshold` says otherwise.
+
+    Where Java starts another worker late, on a busy machine, the supervisor starts all of it again, which serves too.
+    """
     for _ in range(2):  # amid a request
         with http.stream("POST", running.container.url + "/invocations", json=BODY, timeout=30) as answer:
             lines = answer.iter_lines()
@@ -241,10 +248,11 @@ def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> No
                 with pytest.raises(httpx.ReadError):
                     list(lines)
         wait_for(lambda: running.serves, 60, "the model is not served again")
+    before = running.restarts
     os.kill(running.worker, signal.SIGKILL)  # at rest: only in async mode does Java notice
+    if not newer(running.version, "0.31"):
+        wait_for(lambda: running.restarts == before + 1, 60, "DJL Serving is not started again")
     wait_for(lambda: running.serves, 60, "the model is not served again")
-    restarts = running.container.log.count("DJL Serving is started again")
-    assert restarts == (0 if newer(running.version, "0.31") else 1)
 
 
 @pytest.mark.djl

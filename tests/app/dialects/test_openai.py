@@ -135,12 +135,12 @@ def test_a_silent_stream_says_that_it_is_there(path: str, body: dict[str, Any]) 
 
 def test_what_fails_after_such_signs_is_an_event() -> None:
     slow = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=4", "option.predict_timeout=1")
-    with impatient(*slow) as server, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(events, server, CHAT, {**ASK, "max_tokens": 10})
-        wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
+    first = {**ASK, "max_tokens": 1000, "stream": True}
+    with impatient(*slow) as server, http.stream("POST", server.url + CHAT, json=first) as answer:
+        lines = answer.iter_lines()  # without a name it would be gone at once, and its connection with it
+        assert next(lines)
         (event,) = events(server, CHAT, ASK)
         assert event["error"]["message"].startswith("waited 1 s for the engine")
-        assert len(first.result()) == 10
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

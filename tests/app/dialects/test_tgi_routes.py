@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.app.server import impatient, serve
-from tests.servers import LiveServer, events, http, options, post_bytes, raw, wait_for
+from tests.servers import PATIENCE, LiveServer, events, http, options, post_bytes, raw, wait_for
 
+GENERATED = "lmi_generated_tokens_total"
 THREE = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 
 
@@ -87,13 +88,16 @@ def test_a_stream_that_has_only_said_that_it_is_there_ends_with_an_event() -> No
         long = {"inputs": "a", "parameters": {"max_new_tokens": 1000}}
         pool.submit(server.post, long, "/")
         wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
-        waiting = pool.submit(raw, server, post_bytes(long, "/generate_stream"))
-        wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "it does not wait")
-        time.sleep(0.5)
-        for _ in range(2):  # the second ends what is under way
-            server.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-        body = waiting.result().partition(b"\r\n\r\n")[2]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+            connection.sendall(post_bytes(long, "/generate_stream", "Connection: close\r\n"))
+            found = b""
+            while b":\n\n" not in found:
+                found += connection.recv(65536)
+            for _ in range(2):  # the second ends what is under way
+                server.send_signal(signal.SIGTERM)
+            while data := connection.recv(65536):
+                found += data
+        body = found.partition(b"\r\n\r\n")[2]
     event = b'data: {"error":"Incomplete generation","error_type":"incomplete_generation"}\n\n'
     assert body.startswith(b"3\r\n:\n\n\r\n")
     assert body.endswith(b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event))
@@ -210,9 +214,9 @@ def test_an_answer_that_a_stop_cuts_off_is_incomplete() -> None:
         with ThreadPoolExecutor(2) as pool:
             stream, whole = pool.submit(events, server, "/", long), pool.submit(server.post, long, "/")
             wait_for(lambda: server.metric("lmi_active_sequences") == 2, 5, "they do not run")
-            time.sleep(0.3)
+            wait_for(lambda: server.metric(GENERATED) > 8, 5, "nothing comes")
             server.send_signal(signal.SIGTERM)  # lets them end
-            time.sleep(0.3)
+            wait_for(lambda: server.ping() == 503, 5, "it does not hear the signal")
             server.send_signal(signal.SIGTERM)  # does not
             *tokens, last = stream.result()
             assert tokens
