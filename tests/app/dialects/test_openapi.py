@@ -101,8 +101,14 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("option.tgi_compat=true",), ("option.rolling_batch=disable",), ("option.root_schema=mindie",)],
-    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie"],
+    [
+        (),
+        ("option.tgi_compat=true",),
+        ("option.rolling_batch=disable",),
+        ("option.root_schema=mindie",),
+        ("option.openai_compat=true",),
+    ],
+    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie", "openai_compat"],
 )
 def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...]) -> None:
     with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
