@@ -45,8 +45,7 @@ def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool 
 
     Raises:
         Refused: a value looks like a secret.
-        SpecError: options are unknown or have wrong values, two settings contradict each other (with all such
-            problems), or SageMaker's limits are exceeded.
+        SpecError: with all wrong options and contradictions; or SageMaker's limits are exceeded.
     """
     user_settings = [*_options(spec), *_variables(spec)]
     if not allow_plaintext_secret:
@@ -79,9 +78,9 @@ def _key(name: str) -> str:
     return _SAME.get(name, name)
 
 
-def _is_inside(user_settings: _Setting, required: _Setting) -> bool:
+def _is_inside(given: _Setting, required: _Setting) -> bool:
     """Whether the user names a directory inside the model data."""
-    return required.value == MODEL_DATA and user_settings.value.startswith(f"{MODEL_DATA}/")
+    return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 
 def _is_aws_image(decision: Decision) -> bool:

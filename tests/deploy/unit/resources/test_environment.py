@@ -130,16 +130,6 @@ def test_saying_the_same_twice_is_no_contradiction() -> None:
     assert variables(options={"max_model_len": 8192})["OPTION_MAX_MODEL_LEN"] == "8192"
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"max_rolling_batchsize": 1}, "did you mean 'max_rolling_batch_size'"),
-    ({"option.dtype": "bf16"}, "without `option.`"),
-    ({"model_id": "gpt2"}, "under model:"),
-])  # fmt: skip
-def test_wrong_options_are_refused_by_name(options: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        variables(options=options)
-
-
 def test_an_unknown_option_can_be_passed_on_as_a_variable() -> None:
     assert variables(environment={"OPTION_OF_TOMORROW": "1"})["OPTION_OF_TOMORROW"] == "1"
 
