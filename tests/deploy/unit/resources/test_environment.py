@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.deployer.preparation import prepare
 from deploy.errors import Refused, SpecError
-from deploy.resources.environment import _name, environment
+from deploy.resources.environment import environment
 from deploy.spec import Spec
+from deploy.spec.options import variable_of
 from handler.config.loader import load_config
 from handler.config.options import OPTIONS
 from handler.config.options.listing import variable
@@ -39,7 +41,7 @@ def test_options_become_what_the_handler_reads() -> None:
     "option", sorted({one.key for one in OPTIONS if one.field and variable(one.key)} - {"option.model_id"})
 )
 def test_every_option_becomes_the_variable_that_the_handler_reads(option: str) -> None:
-    assert _name(option.removeprefix("option.")) == variable(option)
+    assert variable_of(option.removeprefix("option.")) == variable(option)
 
 
 def test_all_wrong_options_are_named_at_once(tmp_path: Path) -> None:
@@ -197,3 +199,13 @@ def test_a_revision_of_the_hub_and_the_same_option_are_one() -> None:
     with pytest.raises(SpecError, match="contradict"):
         environment(spec("plain", options={"revision": "a"}, environment={"HF_REVISION": "b"}), decision("plain"))
     assert "OPTION_MAX_MODEL_LEN" not in environment(with_model(context=None), decision("plain"))
+
+
+def test_wrong_options_are_named_beside_what_cannot_be_decided() -> None:
+    wrong = spec("plain", options={"dtype": "int9"}, instance={"type": "ml.g6e.xlarg"})
+    with pytest.raises(SpecError) as raised:
+        prepare(wrong, "eu-west-1", None)
+    head, *lines = str(raised.value).splitlines()
+    assert (head, len(lines)) == ("2 problems:", 2)
+    assert "ml.g6e.xlarg" in lines[0]
+    assert lines[1].startswith("  options.dtype: dtype=int9: must be one of")
