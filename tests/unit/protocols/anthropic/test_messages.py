@@ -75,6 +75,17 @@ def test_messages_of_one_role_in_a_row_are_joined() -> None:
     assert joined == [("user", "u\nu"), ("assistant", "a\na"), ("user", "u")]
 
 
+def test_a_system_message_amid_the_others_is_the_users() -> None:
+    messages = [{"role": role, "content": role[0]} for role in ("system", "user", "system", "assistant", "system")]
+    found = parse(body(messages=messages, system="S")).requests[0].messages
+    assert [tuple(message.values()) for message in found] == [
+        ("system", "S\ns"),
+        ("user", "u\n<system>\ns\n</system>"),
+        ("assistant", "a"),
+        ("user", "<system>\ns\n</system>"),
+    ]
+
+
 def test_parameters() -> None:
     schema = {"type": "object"}
     asked = body(
