@@ -67,9 +67,8 @@ class RequestTask:
         self._headers = headers
         self._schema = schema
         self._batches = batches
-        self._in_batch = False
         self._background: asyncio.Future[None] | None = None
-        self._size = 0  # of the body
+        self._in_batch, self._size = False, 0  # of the body
         self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []  # the batcher's
