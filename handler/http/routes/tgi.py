@@ -25,6 +25,7 @@ from handler.protocols.registry import ROUTES
 from handler.protocols.tgi.errors import UNHEALTHY, OutOfRange, WrongType
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.request import read_body as read_generate
+from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.validation import show
 from handler.serving.admission import TOKENIZER_THREADS
 from handler.serving.metrics.request_stats import RequestStats
@@ -32,11 +33,8 @@ from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
 
 _SCHEMA = ROUTES["/generate"]  # whose refusals these are
-_SHAPING = (
-    "add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs", "continue_final_message",
-    "documents",
-)  # fmt: skip
-"""Of OpenAI's chat, what would change its prompt: neutral values only, as there."""
+_SHAPING = ("add_special_tokens", "chat_template", *READERS)
+"""What changes a chat's prompt, as in OpenAI's chat."""
 
 _NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 _NO_EFFECT |= CHAT.parameters.keys() - {*_SHAPING, "truncate_prompt_tokens"}
@@ -147,23 +145,23 @@ class TgiRoutes:
         if body.get("tools"):
             raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
-        for name in _SHAPING:
-            _check_neutral(name, given.pop(name, None))
+        options = {name: _read(name, given.pop(name)) for name in _SHAPING if name in given}
         messages, ignored = read_messages(body["messages"])
+        template, unread = read_template(options, messages, self._model.context)
+        ignored += unread
         ignored += [name for name in given if name not in _NO_EFFECT]
         laid = messages if takes_tools(self._model.context.chat_template) else plain_messages(messages, ())
 
         def use(tokenizer: Tokenizer) -> bytes:
-            prompt = tokenizer.encode_chat(laid)
+            prompt = tokenizer.encode_chat(laid, (), template)
             return dumps({"tokenize_response": _tokens(prompt), "templated_text": prompt.text})
 
         return use, ignored
 
 
-def _check_neutral(name: str, value: Any) -> None:
+def _read(name: str, value: Any) -> Any:
     try:
-        if value is not None:
-            CHAT.parameters[name].read(value)
+        return CHAT.parameters[name].read(value)
     except ValueError as error:
         raise OutOfRange(f"{name}={show(value)}: {error}") from None
 
