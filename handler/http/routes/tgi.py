@@ -11,11 +11,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from handler import __version__
-from handler.core.errors import Overloaded, serving_error
+from handler.core.errors import InvalidParameter, Overloaded, serving_error
 from handler.core.framing import dumps
 from handler.core.text import Prompt, spans
 from handler.engines.base import Tokenizer
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
+from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai.completions import MAX_PROMPTS
@@ -25,7 +26,6 @@ from handler.protocols.registry import ROUTES
 from handler.protocols.tgi.errors import UNHEALTHY, OutOfRange, WrongType
 from handler.protocols.tgi.request import MAX_BEST_OF, MAX_STOPS
 from handler.protocols.tgi.request import read_body as read_generate
-from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.validation import show
 from handler.serving.admission import TOKENIZER_THREADS
 from handler.serving.metrics.request_stats import RequestStats
@@ -147,7 +147,10 @@ class TgiRoutes:
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
         options = {name: _read(name, given.pop(name)) for name in _SHAPING if name in given}
         messages, ignored = read_messages(body["messages"])
-        template, unread = read_template(options, messages, self._model.context)
+        try:
+            template, unread = read_template(options, messages, self._model.context)
+        except InvalidParameter as error:
+            raise OutOfRange(error.message) from None
         ignored += unread
         ignored += [name for name in given if name not in _NO_EFFECT]
         laid = messages if takes_tools(self._model.context.chat_template) else plain_messages(messages, ())
