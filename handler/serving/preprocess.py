@@ -177,7 +177,9 @@ class Preprocessor:
         if request.prompt_ids is not None:
             prompt = self._given(request, request.prompt_ids)
         elif request.messages:
-            prompt = self._tokenizer.encode_chat(request.messages, request.tools)
+            prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
+            if request.read_prompt is not None:
+                request = request.read_prompt(request, prompt.text)
         else:
             try:
                 prompt = self._tokenizer.encode(request.prompt)

@@ -117,7 +117,12 @@ class MessagesReader:
         return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
 
     def _add(self, role: str, **parts: Any) -> None:
-        """Add to the last message if it is of the same role; `read` joins its texts with line ends, all at once."""
+        """Add to the last message if it is of the same role; texts are joined with line ends.
+
+        A system message amid the others is the user's, between marks: most chat templates take one only as the first.
+        """
+        if role == "system" and self.chat and self.chat[-1]["role"] != "system":
+            role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
         if not self.chat or self.chat[-1]["role"] != role:
             self.chat.append({"role": role})
         for name, part in parts.items():
