@@ -12,16 +12,18 @@ from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop, AnthropicUsage, BlockEvent, StopReason
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.anthropic.events import CONTENT_TYPE, encode
+from handler.protocols.assistant.answer import AnswerReader
+from handler.protocols.assistant.events import Event
 from handler.protocols.base import HttpResponse, TokenLine
 from handler.protocols.openai.chat_response import ChatFormat
-from handler.protocols.reply import SequenceOutput, WholeReply
+from handler.protocols.reply import WholeReply
 
 
 class Settings(NamedTuple):
     """What an answer's form depends on.
 
     Attributes:
-        format: the chat's parser and the special tokens that are its marks.
+        format: says how the chat's answers are read.
         max_tokens: the client's own limit; an earlier end by length is the model's.
         stops: the client's stop strings. The engine leaves them in the text.
         show_thoughts: thinking blocks have a text.
@@ -35,7 +37,7 @@ class Settings(NamedTuple):
     show_thoughts: bool = True
 
     def blocks(self) -> Blocks:
-        return Blocks(self.stops, show_thoughts=self.show_thoughts, single=self.format.single)
+        return Blocks(self.stops, show_thoughts=self.show_thoughts, single=self.format.form.tools.single)
 
     def stop(self, finish: Finish, text: str, num_tokens: int, *, called: bool) -> AnthropicStop:
         """Say why an answer ended.
@@ -83,9 +85,9 @@ class MessageStream:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._parser = settings.format.parser()
+        self._reader: AnswerReader | None = None
         self._blocks = settings.blocks()
-        self._is_plain = self._parser is None and not settings.stops
+        self._is_plain = settings.format.form.is_text and not settings.stops
         self._text_event: bytes | None = None  # the template of a delta of text, while a block of text is open
         self._text_index = -1
         self._longest_stop = max(map(len, settings.stops), default=0)
@@ -97,6 +99,7 @@ class MessageStream:
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
+        self._reader = self._settings.format.form.reader()
 
     def feed(self, index: int, delta: Delta) -> bytes:
         event = self._text_event
@@ -131,14 +134,12 @@ class MessageStream:
 
     def _token(self, token: Token, *, is_last: bool = False) -> bytes:
         self._num_tokens += token.id >= 0
-        text = self._settings.format.text(token)
-        if is_last and not text:
+        if is_last and not token.text:
             return b""
         if self._longest_stop:
-            self._tail = (self._tail + text)[-self._longest_stop :]
-        if self._parser is not None:
-            return self._render(self._blocks.feed(self._parser.feed(text)))
-        return self._render(self._blocks.feed([text]))
+            self._tail = (self._tail + token.text)[-self._longest_stop :]
+        events = [token.text] if self._reader is None else self._reader.feed(token)
+        return self._render(self._blocks.feed(events))
 
     def _render(self, events: Sequence[BlockEvent]) -> bytes:
         return b"".join([self._event(event) for event in events])
@@ -159,7 +160,7 @@ class MessageStream:
 
     def _end(self, finish: Finish) -> bytes:
         self.finished = True
-        rest = self._render(self._blocks.feed(self._parser.flush()) if self._parser is not None else ())
+        rest = self._render(self._blocks.feed(self._reader.flush()) if self._reader is not None else ())
         rest += self._render(self._blocks.end())
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
         counts = usage(self._num_prompt_tokens, self._num_tokens)
@@ -179,17 +180,14 @@ class MessageDocument(WholeReply):
 
     def _document(self) -> AnthropicMessage:
         (sequence,) = self._sequences
-        text, blocks = self._text(sequence), self._settings.blocks()
-        parser = self._settings.format.parser()
-        events = [text] if parser is None else [*parser.feed(text), *parser.flush()]
+        text, blocks = "".join([token.text for token in sequence.tokens]), self._settings.blocks()
+        reader = self._settings.format.form.reader()
+        events: Sequence[Event] = [text] if reader is None else reader.read(sequence.tokens)[0]
         content = gather([*blocks.feed(events), *blocks.end()])
         num_tokens = sum(token.id >= 0 for token in sequence.tokens)
         stop = self._settings.stop(sequence.finish, text, num_tokens, called=blocks.called)
         counts = usage(self._num_prompt_tokens, num_tokens)
         return {**self._settings.message(0), "content": content, "usage": counts, **stop}
-
-    def _text(self, sequence: SequenceOutput) -> str:
-        return "".join([self._settings.format.text(token) for token in sequence.tokens])
 
     def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)
