@@ -19,7 +19,6 @@ from tests.unit.protocols.openai.requests import CITY, saying
 
 HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call>")
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
-THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
 
 
 def text(value: str) -> dict[str, Any]:
@@ -73,6 +72,17 @@ def test_messages_of_one_role_in_a_row_are_joined() -> None:
     messages = [{"role": role, "content": role[0]} for role in ("user", "user", "assistant", "assistant", "user")]
     joined = [(message["role"], message["content"]) for message in parse(body(messages=messages)).requests[0].messages]
     assert joined == [("user", "u\nu"), ("assistant", "a\na"), ("user", "u")]
+
+
+def test_a_system_message_amid_the_others_is_the_users() -> None:
+    messages = [{"role": role, "content": role[0]} for role in ("system", "user", "system", "assistant", "system")]
+    found = parse(body(messages=messages, system="S")).requests[0].messages
+    assert [tuple(message.values()) for message in found] == [
+        ("system", "S\ns"),
+        ("user", "u\n<system>\ns\n</system>"),
+        ("assistant", "a"),
+        ("user", "<system>\ns\n</system>"),
+    ]
 
 
 def test_parameters() -> None:
