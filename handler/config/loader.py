@@ -46,6 +46,7 @@ class Config:
     output_formatter: str | None
     input_formatter: str | None
     tgi_compat: bool
+    openai_compat: bool
     root_schema: str
     enable_streaming: bool
     unknown_parameters: str

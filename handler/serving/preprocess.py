@@ -42,7 +42,7 @@ MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageM
 
 
 class Decoded(NamedTuple):
-    """A body as a value, what a model.py made of it where one reads bodies, and the session's call that it is."""
+    """A decoded body, what a model.py made of it, and the session's call that it is, if any."""
 
     value: Any
     given: Any = None

@@ -71,6 +71,7 @@ COMMON = (
     Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one"),
     Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md), by default its only one"),
     Option("option.tgi_compat", "tgi_compat", boolean, False, "answers in TGI's format"),
+    Option("option.openai_compat", "openai_compat", boolean, False, "chats on /invocations are answered as on /v1/chat/completions; the variables of AWS's vLLM image and TGI's MESSAGES_API_ENABLED set it"),
     Option("option.root_schema", "root_schema", one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference"),
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
     Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "format of the model's tool calls; auto: by its chat template"),

@@ -72,6 +72,9 @@ class MessagesReader:
             self._note("messages[]", message, frozenset({"role", "content"}))
             self._read_content(message["role"], message.get("content"), f"{at}.content")
         for message in self.chat:
+            for name in ("content", "reasoning_content"):
+                if isinstance(texts := message.get(name), list):
+                    message[name] = "\n".join(texts)
             message.setdefault("content", "")
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
@@ -93,7 +96,7 @@ class MessagesReader:
         elif kind == "thinking":
             self._add(role, reasoning_content=_string(block, "thinking", at))
         elif kind == "tool_use":
-            self._add(role, tool_calls=[self._read_call(block, at)])
+            self._add(role, tool_calls=self._read_call(block, at))
         else:
             self.chat.append(self._read_result(block, at))
 
@@ -127,12 +130,8 @@ class MessagesReader:
             role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
         if not self.chat or self.chat[-1]["role"] != role:
             self.chat.append({"role": role})
-        message = self.chat[-1]
         for name, part in parts.items():
-            if name not in message:
-                message[name] = part
-            else:
-                message[name] += part if isinstance(part, list) else f"\n{part}"
+            self.chat[-1].setdefault(name, []).append(part)
 
     def _note(self, at: str, value: Mapping[str, Any], known: frozenset[str]) -> None:
         neutral: tuple[Any, ...] = (None, False, [])  # is_error: false, citations: []

@@ -37,7 +37,6 @@ TENSORS = {"request_output_len": [[5]], "temperature": [0.5], "return_log_probs"
 
 PROMPT_TOO_LONG = refused(PromptTooLong("inputs", 9000, 8191))
 ANSWER_TOO_LONG = refused(AnswerTooLong("parameters.max_new_tokens", 9, 8184, 8192))
-BAD = {"top_p": 2}
 
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call>'
 INTERLEAVED = [delta for pair in itertools.zip_longest(deltas(0), shorter(1)) for delta in pair if delta]
