@@ -46,10 +46,14 @@ class Config:
     output_formatter: str | None
     input_formatter: str | None
     tgi_compat: bool
+    openai_compat: bool
     root_schema: str
     enable_streaming: bool
     unknown_parameters: str
     tool_call_parser: str
+    reasoning_parser: str | None
+    chat_template: str | None
+    default_chat_template_kwargs: Mapping[str, Any] | None
     predict_timeout: float
     request_time_limit: float | None
     model_loading_timeout: float

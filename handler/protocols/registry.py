@@ -61,14 +61,17 @@ TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 _COMPLETIONS, _TRITON, _MESSAGES = OpenAiCompletions(), Triton(Route.SHAPE), AnthropicMessages()
 
-SCHEMAS: dict[str, Schema] = {
-    mode.name: DispatchByField(
-        mode,
-        {"anthropic_version": _MESSAGES, "messages": Chat(mode), "prompt": _COMPLETIONS, "text_input": _TRITON},
+_MODES: dict[str, Lmi | TgiCompat | DynamicBatch] = {mode.name: mode for mode in (Lmi(), TgiCompat(), DynamicBatch())}
+
+
+def _by_field(mode: Schema, chat: Schema) -> DispatchByField:
+    return DispatchByField(
+        mode, {"anthropic_version": _MESSAGES, "messages": chat, "prompt": _COMPLETIONS, "text_input": _TRITON}
     )
-    for mode in (Lmi(), TgiCompat(), DynamicBatch())
-}
-"""Dialects of /invocations by the mode's name."""
+
+
+SCHEMAS: dict[str, Schema] = {name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()}
+"""Dialects of /invocations by the mode's name, with LMI's chat."""
 
 ROOTS: dict[str, Schema] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
 """`option.root_schema` -> the dialect of `/`."""
@@ -90,11 +93,14 @@ def routes(root_schema: str) -> dict[str, Schema]:
     return {"/": ROOTS[root_schema], **ROUTES}
 
 
-def choose(*, rolling_batch: str, tgi_compat: bool) -> Schema:
-    """Choose the dialect of /invocations."""
-    if rolling_batch == "disable":
-        return SCHEMAS["dynamic_batch"]
-    return SCHEMAS["tgi_compat" if tgi_compat else "lmi"]
+def choose(rolling_batch: str, tgi_compat: bool, openai_compat: bool) -> Schema:
+    """Choose the dialect of /invocations.
+
+    Args:
+        openai_compat: chats are answered as on /v1/chat/completions.
+    """
+    name = "dynamic_batch" if rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"
+    return _by_field(_MODES[name], ROUTES["/v1/chat/completions"]) if openai_compat else SCHEMAS[name]
 
 
 _FAMILIES = {

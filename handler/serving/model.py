@@ -61,7 +61,7 @@ class ServedModel:
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
-        self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
+        self.schema = registry.choose(config.rolling_batch, config.tgi_compat, config.openai_compat)
         self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema))
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         self.preprocessor = Preprocessor(

@@ -15,7 +15,8 @@ from handler.core.errors import ConfigError
         ({"SM_NUM_GPUS": "4"}, {"TENSOR_PARALLEL_DEGREE": "4"}),
         (
             {"SM_VLLM_MODEL": "a/b", "SM_VLLM_ENFORCE_EAGER": ""},
-            {"OPTION_LLM_ENGINE": "vllm", "OPTION_MODEL_ID": "a/b", "OPTION_ENFORCE_EAGER": "true"},
+            {"OPTION_LLM_ENGINE": "vllm", "OPTION_MODEL_ID": "a/b", "OPTION_ENFORCE_EAGER": "true",
+             "OPTION_OPENAI_COMPAT": "true"},
         ),
         (
             {"OPTION_LLM_ENGINE": "vllm", "CUDA_MEMORY_FRACTION": "0.8", "ENABLE_CUDA_GRAPHS": "false"},
@@ -26,7 +27,7 @@ from handler.core.errors import ConfigError
             {"OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION": "0.8", "OPTION_USE_CUDA_GRAPH": "false"},
         ),
     ],
-)
+)  # fmt: skip
 def test_each_becomes_the_handlers_own_and_is_told(given: dict[str, str], expected: dict[str, str]) -> None:
     found = translate(given)
     assert found.environ == {**given, **expected}

@@ -95,7 +95,7 @@ VARIABLES: dict[str, Variable] = {
     "HUGGINGFACE_HUB_TOKEN": Variable("HF_TOKEN"),
     "HF_API_TOKEN": Variable("HF_TOKEN"),
     "SM_NUM_GPUS": Variable("TENSOR_PARALLEL_DEGREE"),
-    "MESSAGES_API_ENABLED": _idle("/invocations answers prompts and chats alike"),
+    "MESSAGES_API_ENABLED": Variable("OPTION_OPENAI_COMPAT", convert=lambda value, _: json.dumps(_truth(value))),
     # TGI's launcher
     "MODEL_ID": Variable("OPTION_MODEL_ID"),
     "REVISION": Variable("OPTION_REVISION"),
@@ -231,6 +231,8 @@ def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
     names = sorted(name for name in environ if name.startswith(SM_VLLM))
     if names and not engine:
         yield Own(names[0], "OPTION_LLM_ENGINE", "vllm")
+    if names and not environ.get("OPTION_OPENAI_COMPAT"):
+        yield Own(names[0], "OPTION_OPENAI_COMPAT", "true")  # its /invocations is vLLM's /v1/chat/completions
     for name in names:
         key, value = name.removeprefix(SM_VLLM).lower(), environ[name] or "true"
         if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):

@@ -123,6 +123,19 @@ def test_all_are_there_in_every_mode(mode: str) -> None:
                 assert answered(server, dialect, "a b", len(wanted.split()), stream=True) == wanted
 
 
+@pytest.mark.parametrize("mode", ["option.rolling_batch=auto", "option.rolling_batch=disable"])
+def test_openai_compat_answers_chats_on_invocations_as_on_openais_route(mode: str) -> None:
+    chat, prompt = DIALECTS["openai chat"], DIALECTS["lmi"]
+    with serve("--engine", "echo", *options(mode), *options("option.openai_compat=true")) as server:
+        for stream in (False, True):
+            body = {**chat.body("a b", 4), "stream": stream}
+            direct, invoked = server.post(body, chat.path), server.post(body)
+            assert VARYING.sub("", invoked.text) == VARYING.sub("", direct.text)
+            assert invoked.headers["content-type"] == direct.headers["content-type"]
+        assert server.post({"messages": []}).json() == server.post({"messages": []}, chat.path).json()
+        assert server.post(prompt.body("a b", 2)).json() in ({"generated_text": " a b"}, [{"generated_text": " a b"}])
+
+
 def test_sagemakers_header_names_the_route(paced: LiveServer) -> None:
     for dialect in DIALECTS.values():
         wanted = f"{dialect.before} a b"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.deployer.preparation import prepare
 from deploy.errors import Refused, SpecError
 from deploy.resources.environment import environment
 from deploy.spec import Spec
@@ -178,3 +179,13 @@ def test_what_sagemaker_would_not_take_is_refused_with_its_size() -> None:
 def test_a_revision_of_the_hub_and_the_same_option_are_one() -> None:
     assert "OPTION_REVISION" not in variables(environment={"HF_REVISION": "main"})
     assert "OPTION_MAX_MODEL_LEN" not in environment(with_model(context=None), decision("plain"))
+
+
+def test_wrong_options_are_named_beside_what_cannot_be_decided() -> None:
+    wrong = spec("plain", options={"dtype": "int9"}, instance={"type": "ml.g6e.xlarg"})
+    with pytest.raises(SpecError) as raised:
+        prepare(wrong, "eu-west-1", None)
+    head, *lines = str(raised.value).splitlines()
+    assert (head, len(lines)) == ("2 problems:", 2)
+    assert "ml.g6e.xlarg" in lines[0]
+    assert lines[1].startswith("  options.dtype: dtype=int9: must be one of")
