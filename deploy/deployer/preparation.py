@@ -10,15 +10,17 @@ from deploy.aws import Aws
 from deploy.deployer.live import Live
 from deploy.deployer.plan import Plan, plan
 from deploy.deployer.teardown import users_of
-from deploy.errors import Refused
+from deploy.errors import Refused, SpecError
 from deploy.resolve.candidates import Candidates
 from deploy.resolve.decision import Decision
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
+from deploy.resources.environment import options_problems, problems_error
 from deploy.resources.resource import Json, Kind, Resource
 from deploy.s3.parts import object_sender
 from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, UploadResult, plan_upload, upload
 from deploy.spec import Spec
+from deploy.spec.options import ADVICE
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,13 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
     Raises:
         SpecError, DoesNotFit, Refused, NotThere: as `resolve` and `resources`.
     """
-    resolution = resolve(spec, region, aws=aws)
+    try:
+        resolution = resolve(spec, region, aws=aws)
+    except SpecError as error:  # the options need no decision
+        if wrong := options_problems(spec):
+            advice = "\n".join(filter(None, (error.advice, ADVICE)))
+            raise problems_error([str(error), *wrong], advice) from None
+        raise
     decision = resolution.decision
     resources_in_order = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
     return Preparation(spec, decision, resources_in_order, warnings(spec, decision), resolution.candidates)

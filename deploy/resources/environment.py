@@ -6,18 +6,16 @@ SERVING_X. Everybody who may describe the model can read the environment, so it 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from deploy.errors import Refused, SpecError
 from deploy.redaction import is_secret
 from deploy.resolve.decision import Decision
 from deploy.spec import Spec
-from handler.config.loader import read_config
-from handler.config.options import ENVIRONMENT, KNOWN
-from handler.config.options.lookup import find_option, variable
+from deploy.spec.options import ADVICE, Setting, is_aws_image, misplaced, settings_of, wrong_options
+from handler.config.options import ENVIRONMENT
+from handler.config.options.lookup import variable
 
 MODEL_DATA = "/opt/ml/model"
 """Directory of the model data in the container (SageMaker's CreateModel, ModelDataSource)."""
@@ -34,10 +32,13 @@ _SAME = {**{name: variable(key) for name, key in ENVIRONMENT.items()}, "OPTION_M
 """Variables with the same meaning in the handler."""
 
 
-class _Setting(NamedTuple):
-    name: str
-    value: str
-    origin: str  # place in the specification
+def options_problems(spec: Spec) -> list[str]:
+    """List what the container would refuse of the options alone; none for an image of AWS's own."""
+    image = spec.image
+    if image.aws is not None or is_aws_image(image.uri or ""):
+        return []
+    settings = settings_of(spec.options, spec.environment)
+    return [*misplaced(spec.options), *wrong_options(settings, spec.model.directory)]
 
 
 def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
@@ -48,11 +49,11 @@ def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool 
         SpecError: options are unknown or have wrong values, two settings contradict each other (with all such
             problems), or SageMaker's limits are exceeded.
     """
-    user_settings = [*_options(spec), *_variables(spec)]
+    user_settings = list(settings_of(spec.options, spec.environment))
     if not allow_plaintext_secret:
         _refuse_secrets(user_settings)
-    settings_by_name: dict[str, _Setting] = {}
-    problems, advice = _misplaced(spec), []
+    settings_by_name: dict[str, Setting] = {}
+    problems, advice = misplaced(spec.options), []
     for setting in [*user_settings, *_required(spec, decision)]:
         key = _key(setting.name)
         before = settings_by_name.get(key)
@@ -66,112 +67,65 @@ def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool 
         settings_by_name.setdefault(key, setting)
     for setting in _defaults(spec, decision):
         settings_by_name.setdefault(_key(setting.name), setting)
-    if not _is_aws_image(decision) and (wrong := _wrong_options(spec, settings_by_name)):
+    if not is_aws_image(decision.image) and (wrong := wrong_options(settings_by_name.values(), spec.model.directory)):
         problems += wrong
-        advice.append(_OPTIONS)
+        advice.append(ADVICE)
     if problems:
-        head = [f"{len(problems)} problems:"] if len(problems) > 1 else []
-        raise SpecError("\n  ".join([*head, *problems]), "\n".join(advice))
+        raise problems_error(problems, "\n".join(advice))
     return _check_limits({setting.name: setting.value for setting in sorted(settings_by_name.values())})
+
+
+def problems_error(problems: list[str], advice: str) -> SpecError:
+    """Return the error that lists them."""
+    head = [f"{len(problems)} problems:"] if len(problems) > 1 else []
+    return SpecError("\n  ".join([*head, *problems]), advice)
 
 
 def _key(name: str) -> str:
     return _SAME.get(name, name)
 
 
-def _is_inside(user_settings: _Setting, required: _Setting) -> bool:
+def _is_inside(given: Setting, required: Setting) -> bool:
     """Whether the user names a directory inside the model data."""
-    return required.value == MODEL_DATA and user_settings.value.startswith(f"{MODEL_DATA}/")
+    return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 
-def _is_aws_image(decision: Decision) -> bool:
-    """Whether the image is one of AWS's own LMI images, however it is named."""
-    return "/djl-inference" in decision.image
-
-
-def _misplaced(spec: Spec) -> list[str]:
-    prefixed = [f"options.{name}: write it without `option.`" for name in spec.options if name.startswith("option.")]
-    model = ["options.model_id: the model is said under model: (id, s3 or path)"] if "model_id" in spec.options else []
-    return prefixed + model
-
-
-def _options(spec: Spec) -> Iterable[_Setting]:
-    for option, value in spec.options.items():
-        if not option.startswith("option.") and option != "model_id":
-            yield _Setting(_name(option), _text(value), f"options.{option}")
-
-
-def _wrong_options(spec: Spec, settings: Mapping[str, _Setting]) -> list[str]:
-    """Read the options as the container will, and say what it would refuse.
-
-    Unknown variables under `environment:` are left to the image, which may be newer.
-    """
-    directory = spec.model.directory
-    file = directory / "serving.properties" if directory else None
-    reading = read_config(
-        properties=file if file and file.is_file() else None,
-        environ={setting.name: setting.value for setting in settings.values()},
-        auto="",  # an image may choose the engine
-    )
-    origins = {f"environment variable {setting.name}": setting.origin for setting in settings.values()}
-    found = [(origins.get(problem.where, problem.where), problem) for problem in reading.problems]
-    return [
-        f"{origin}: {problem.message.replace('option.', '')}"
-        for origin, problem in found
-        if not origin.startswith("environment.") or find_option(problem.name, "")
-    ]
-
-
-def _name(option: str) -> str:
-    """Name the variable of an option; the specification writes all options without `option.`."""
-    is_bare = any(one.field and not one.engines for one in KNOWN.get(option, ()))
-    return variable(option if is_bare else f"option.{option}")
-
-
-def _text(value: str | int | float | bool) -> str:
-    return json.dumps(value) if isinstance(value, bool) else str(value)
-
-
-def _variables(spec: Spec) -> Iterable[_Setting]:
-    return (_Setting(name, value, f"environment.{name}") for name, value in spec.environment.items())
-
-
-def _required(spec: Spec, decision: Decision) -> Iterable[_Setting]:
+def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
     """Yield the variables that follow from other parts of the specification; the user cannot override them."""
     model = spec.model
     # AWS's image documents HF_MODEL_ID; DJL's start and the handler read both.
-    name = "HF_MODEL_ID" if _is_aws_image(decision) else "OPTION_MODEL_ID"
+    name = "HF_MODEL_ID" if is_aws_image(decision.image) else "OPTION_MODEL_ID"
     if decision.model_data is not None:
-        yield _Setting(name, MODEL_DATA, "model.path" if model.path is not None else "model.s3")
+        yield Setting(name, MODEL_DATA, "model.path" if model.path is not None else "model.s3")
     elif model.id is not None:
-        yield _Setting(name, model.id, "model.id")
+        yield Setting(name, model.id, "model.id")
     if model.context is not None:
-        yield _Setting("OPTION_MAX_MODEL_LEN", str(model.context), "model.context")
+        yield Setting("OPTION_MAX_MODEL_LEN", str(model.context), "model.context")
     if model.token_secret is not None:
-        if _is_aws_image(decision):
+        if is_aws_image(decision.image):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
                 "Use one of those (docs/container.md), or put the model's files into S3 (model.s3, model.path).",
             )
-        yield _Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
+        yield Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
     if spec.network.isolated:
         for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-            yield _Setting(offline, "1", "network.isolated")
+            yield Setting(offline, "1", "network.isolated")
     if any(component.adapters for component in spec.components):
-        yield _Setting("OPTION_ENABLE_LORA", "true", "components.adapters")
+        yield Setting("OPTION_ENABLE_LORA", "true", "components.adapters")
 
 
-def _defaults(spec: Spec, decision: Decision) -> Iterable[_Setting]:
+def _defaults(spec: Spec, decision: Decision) -> Iterable[Setting]:
     """Yield defaults, which the user can override."""
     if decision.tensor_parallel is not None and decision.tensor_parallel > 1:
-        yield _Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(decision.tensor_parallel), "instance.type")
+        yield Setting("OPTION_TENSOR_PARALLEL_DEGREE", str(decision.tensor_parallel), "instance.type")
     # The engine gives up before SageMaker does, so that the log has the reason.
-    yield _Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(decision.startup - 30, 45)), "timeouts.startup")
+    yield Setting("OPTION_MODEL_LOADING_TIMEOUT", str(max(decision.startup - 30, 45)), "timeouts.startup")
     if most := max((len(component.adapters) for component in spec.components), default=0):
-        yield _Setting("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", str(most), "components.adapters")
+        yield Setting("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", str(most), "components.adapters")
 
 
-def _refuse_secrets(settings: Iterable[_Setting]) -> None:
+def _refuse_secrets(settings: Iterable[Setting]) -> None:
     for name, value, origin in settings:
         if name == "LMI_API_KEY":
             raise Refused(
@@ -202,8 +156,3 @@ def _check_limits(variables: dict[str, str]) -> dict[str, str]:
 
 
 _TOO_LONG = "Put options into a serving.properties in the model's directory (model.path, model.s3)."
-
-_OPTIONS = (
-    "`lmi options` lists the options. An image that knows another one gets it by a variable under environment:, as "
-    "OPTION_NAME."
-)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -100,25 +101,29 @@ class Spec(Section):
 
     @model_validator(mode="after")
     def _agreement(self) -> Spec:
+        if problems := [*self._contradictions()]:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
         if self.network.isolated and self.model.id is not None:
-            raise ValueError("network.isolated: the container cannot reach the hub; give model.path or model.s3")
+            yield "network.isolated: the container cannot reach the hub; give model.path or model.s3"
         if reserved := [key for key in self.tags if key.lower().startswith(("aws:", "lmi:"))]:
-            raise ValueError(f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are taken")
+            yield f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are taken"
         if self.encryption.output_key is not None and self.asynchronous is None:
-            raise ValueError("encryption.output_key is for the answers of async")
+            yield "encryption.output_key is for the answers of async"
         if self.instance.price is not None and self.instance.type == "auto":
-            raise ValueError("instance.price is that of a type that instance.type names")
+            yield "instance.price is that of a type that instance.type names"
         if self.instance.managed is not None and not self.components:
-            raise ValueError("instance.managed is for components")
+            yield "instance.managed is for components"
         if self.scaling is not None and self.scaling.min == 0:
             if not self.components:
-                raise ValueError("scaling.min: 0 needs components")
-            if self.instance.managed is None or self.instance.managed.min != 0:
-                raise ValueError("scaling.min: 0 needs instance.managed.min: 0, or instances stay without copies")
+                yield "scaling.min: 0 needs components"
+            elif self.instance.managed is None or self.instance.managed.min != 0:
+                yield "scaling.min: 0 needs instance.managed.min: 0, or instances stay without copies"
         if self.components and self.asynchronous is not None:
-            raise ValueError("async does not go with components")
+            yield "async does not go with components"
         names = [component.name for component in self.components]
         names += [adapter.name for component in self.components for adapter in component.adapters]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"components: {', '.join(sorted(twice))} stands there twice")
-        return self
+            yield f"components: {', '.join(sorted(twice))} stands there twice"

@@ -20,7 +20,11 @@ _SECRET = ("token", "secret", "key", "password")
 
 def messages(error: ValidationError) -> list[str]:
     """Return one line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
-    return [f"{_place(item['loc'])}: {_describe(item)}" for item in error.errors(include_url=False)]
+    return [
+        f"{_place(item['loc'])}: {line}"
+        for item in error.errors(include_url=False)
+        for line in _describe(item).splitlines()
+    ]
 
 
 def _place(loc: Sequence[int | str]) -> str:

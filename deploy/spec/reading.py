@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from deploy.errors import SpecError
 from deploy.spec import Spec
 from deploy.spec.messages import messages
+from deploy.spec.options import is_aws_image, misplaced, settings_of, wrong_options
 
 
 def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
@@ -31,8 +33,50 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
         return Spec.model_validate(content)
     except ValidationError as error:
         where = str(path) if path is not None else "the command line"
-        lines = messages(error)
+        lines = [*messages(error), *_disagreements(content, error), *_options_problems(content)]
         raise SpecError(f"{where}: {lines[0]}" if len(lines) == 1 else f"{where}:\n  " + "\n  ".join(lines)) from None
+
+
+_FILLERS: Mapping[str, Any] = {
+    "name": "x",
+    "role": "arn:aws:iam::111122223333:role/x",
+    "image": {"repository": "x"},
+    "model": {"id": "x"},
+}
+"""Valid values of what must be given."""
+
+
+def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[str]:
+    """Say what is wrong between the sections that are right, which pydantic does not look at before all of them are."""
+    wrong = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+    if not wrong:
+        return []
+    right = {name: value for name, value in content.items() if name not in wrong}
+    try:
+        Spec.model_validate({**_FILLERS, **right})
+    except ValidationError as left:
+        filled = {*wrong, *(_FILLERS.keys() - content.keys())}
+        return [line for line in messages(left) if filled.isdisjoint(re.findall(r"\w+", line))]
+    return []
+
+
+def _options_problems(content: Mapping[str, Any]) -> list[str]:
+    """Say what the container would refuse of the options that have the right types."""
+    image, model = content.get("image"), content.get("model")
+    if isinstance(image, dict) and ("aws" in image or is_aws_image(str(image.get("uri")))):
+        return []
+    path = model.get("path") if isinstance(model, dict) else None
+    options = {name: value for name, value in _entries(content, "options") if isinstance(value, str | int | float)}
+    environment = {name: value for name, value in _entries(content, "environment") if isinstance(value, str)}
+    directory = Path(path).expanduser() if isinstance(path, str) else None
+    return [*misplaced(options), *wrong_options(settings_of(options, environment), directory)]
+
+
+def _entries(content: Mapping[str, Any], section: str) -> Iterator[tuple[str, Any]]:
+    found = content.get(section)
+    return (
+        (name, value) for name, value in (found.items() if isinstance(found, dict) else ()) if isinstance(name, str)
+    )
 
 
 def schema() -> dict[str, Any]:

@@ -51,6 +51,9 @@ class Config:
     enable_streaming: bool
     unknown_parameters: str
     tool_call_parser: str
+    reasoning_parser: str | None
+    chat_template: str | None
+    default_chat_template_kwargs: Mapping[str, Any] | None
     predict_timeout: float
     request_time_limit: float | None
     model_loading_timeout: float

@@ -47,10 +47,16 @@ class SequenceState:
     )
 
     def __init__(self, prompt: Prompt, sampling: Sampling) -> None:
-        self._detokenizer = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            prompt.vocabulary, skip_special=sampling.skip_special_tokens, marks=sampling.marks
+        )
         self._vocabulary = prompt.vocabulary
         self.special = prompt.vocabulary.special
-        self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
+        self._stops = (
+            StopMatcher(sampling.stop, include=sampling.include_stop, thoughts=sampling.thoughts)
+            if sampling.stop
+            else None
+        )
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
         self._watched = self._stops is not None or bool(self._ending)
         self.texts = self._texts()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from handler.config import environment, model_files
 from handler.config.loader import Config, Reading, read_config
@@ -19,6 +19,9 @@ from handler.engines.process.engine_loop import Spec
 from handler.plugins.functions import Formatters
 from handler.serving.loading import check, load_model, model_formatters
 from handler.serving.model import ServedModel
+
+if TYPE_CHECKING:
+    from handler.djl.versions import DjlVersion
 
 log = logging.getLogger("handler.djl")
 
@@ -31,32 +34,39 @@ _EMBEDDED_ONLY = {"option.tgi_metrics", "option.cloudwatch_metrics_interval"}
 _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
 
 
-def is_passive(properties: Mapping[str, Any], *, steps_all_ranks: bool) -> bool:
+def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
     """Whether this process is a rank of an MPI world that has nothing to do: the engine runs beside rank 0.
+
+    No rank of a world that `prepare` refuses is.
 
     Args:
         properties: of the first call.
-        steps_all_ranks: `DjlVersion.steps_all_ranks`.
-
-    Raises:
-        ConfigError: this Java side would wait for the answers of all ranks and take the last one's.
     """
-    world, rank = environment.mpi_world()
-    if world not in ("", "1") and steps_all_ranks and properties.get("rolling_batch") != "trtllm":
-        raise ConfigError("option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm")
-    return rank not in ("", "0")
+    rank = environment.mpi_world()[1]
+    return rank not in ("", "0") and not _is_refused_world(properties, version)
 
 
-def prepare(properties: Mapping[str, Any], *, asynchronous: bool) -> tuple[Config, Formatters]:
+def _is_refused_world(properties: Mapping[str, Any], version: DjlVersion) -> bool:
+    """Whether this Java side would wait for the answers of all ranks and take the last one's."""
+    world = environment.mpi_world()[0]
+    return world not in ("", "1") and version.steps_all_ranks and properties.get("rolling_batch") != "trtllm"
+
+
+def prepare(properties: Mapping[str, Any], version: DjlVersion | None) -> tuple[Config, Formatters]:
     """Read the options and import the model directory's model.py, which runs it.
 
+    Args:
+        version: of the Java side that steps the handler; None: async mode.
+
     Raises:
-        ConfigError: with all problems: of options, the model's files, model.py.
+        ConfigError: with all problems: of options, of what this Java side cannot do, the model's files, model.py.
     """
     directory = Path(properties["model_dir"])
-    reading = read_properties(properties, asynchronous=asynchronous)
+    reading = read_properties(properties, asynchronous=version is None)
     for warning in reading.config.warnings:
         log.warning("%s", warning)
+    if version is not None:
+        reading = reading._replace(problems=(*reading.problems, *_beyond_java(reading.config, properties, version)))
     problems, formatters = check(reading, directory), Formatters()
     with problems:
         formatters = model_formatters(reading.config, directory)
@@ -64,24 +74,26 @@ def prepare(properties: Mapping[str, Any], *, asynchronous: bool) -> tuple[Confi
     return reading.config, formatters
 
 
-def check_sessions(config: Config, *, rolling: bool, passes_headers: bool) -> None:
-    """Check that Java hands a session's id to the client that opens it.
+def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> bool:
+    """Whether Java steps a rolling batch."""
+    return config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
 
-    Args:
-        rolling: Java steps a rolling batch.
-        passes_headers: `DjlVersion.passes_headers`.
 
-    Raises:
-        ConfigError: sessions are on, and it does not.
-    """
-    why = ""
-    if rolling and not passes_headers:
+def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> Iterator[Problem]:
+    """Name the options that this Java side cannot heed: of an MPI world, and of sessions, whose ids go to clients."""
+    if _is_refused_world(properties, version):
+        key = "option.mpi_mode"
+        yield Problem(
+            "DJL Serving", key, f"{key}: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm"
+        )
+    why, rolling = "", steps_rolling(config, properties, version)
+    if rolling and not version.passes_headers:
         why = "before DJL Serving 0.28 the answers of a rolling batch have no headers"
     if not rolling and config.batch_size > 1:
         why = f"the answers of a dynamic batch share their headers; it needs batch_size=1, not {config.batch_size}"
     if config.enable_stateful_sessions and why:
         key = "option.enable_stateful_sessions"
-        raise ConfigError(Problem(config.where(key), key, f"{key}=true: {why}"))
+        yield Problem(config.where(key), key, f"{key}=true: {why}")
 
 
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
@@ -116,10 +128,10 @@ async def _wait_ready(model: ServedModel) -> None:
 
 
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Reading:
-    """The options, from the model directory's serving.properties and the environment, as the Java side has them.
+    """Read the options from the model directory's serving.properties and the environment, as the Java side has them.
 
-    Java hands over all options without their prefix, among properties of its own; a key that is no option of ours is
-    either one of those or stands in the file, where it is refused.
+    Java hands over all options without their prefix, among properties of its own. So a key that is no option of ours
+    is passed over; if it stands in the file, the file's reader refuses it.
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"

@@ -14,7 +14,7 @@ from djl_python import Input, Output
 from handler.core import garbage
 from handler.core.errors import ConfigError, Unavailable
 from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
-from handler.djl.startup import check_sessions, is_passive, load, prepare
+from handler.djl.startup import is_passive, load, prepare, steps_rolling
 from handler.djl.versions import installed_version, read_ahead
 from handler.djl.wire import one_line, refusal
 from handler.djl.worker_loop import WorkerLoop
@@ -58,14 +58,13 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
     global _mode
     with _start() as answer:
         version = installed_version()
-        if is_passive(properties, steps_all_ranks=version.steps_all_ranks):
+        if is_passive(properties, version):
             _mode = Passive()
             return answer
-        config, formatters = prepare(properties, asynchronous=False)
-        rolling = config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
-        check_sessions(config, rolling=rolling, passes_headers=version.passes_headers)
+        config, formatters = prepare(properties, version)
         loop = WorkerLoop()
         model = loop.run(load(config, formatters, Path(properties["model_dir"]), stepped=True))
+        rolling = steps_rolling(config, properties, version)
         _mode = Rolling(model, loop, version) if rolling else Dynamic(model, loop)
         loop.look_after(_LOOK)
         _prepare_process()
@@ -76,7 +75,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
     """On djl_python's own loop, which is not ours to stop. Where it succeeds, the answer has those to all requests."""
     global _mode
     with _start() as answer:
-        config, formatters = prepare(properties, asynchronous=True)
+        config, formatters = prepare(properties, None)
         model = await load(config, formatters, Path(properties["model_dir"]), stepped=False)
         _mode = Async(model, installed_version())
         _prepare_process()

@@ -53,6 +53,8 @@ class ServerContext:
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
         fingerprint: the `system_fingerprint` of answers.
         tool_call_parser: `option.tool_call_parser`.
+        reasoning_parser: `option.reasoning_parser`; "" without one.
+        template_arguments: `option.default_chat_template_kwargs`.
     """
 
     engine: str
@@ -72,6 +74,8 @@ class ServerContext:
     model_names: Sequence[str] = ("model",)
     fingerprint: str = "lmi"
     tool_call_parser: str = "auto"
+    reasoning_parser: str = ""
+    template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class HttpResponse(NamedTuple):

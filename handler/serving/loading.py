@@ -12,6 +12,7 @@ from pathlib import Path
 from handler import __version__, engines
 from handler.config import environment
 from handler.config.loader import Config, Reading
+from handler.config.model_files import chat_template
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.event_loop import run_in_daemon_thread
 from handler.core.framing import FRAMINGS
@@ -81,7 +82,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     """
     config, problems = reading.config, Problems(reading.problems)
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
-    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces):
+    template = functools.partial(chat_template, config)
+    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces, template):
         with problems:
             part()
     if not reading.engine:
@@ -134,10 +136,10 @@ def engine_spec(config: Config) -> Spec:
         model = engines.prepare(name, config.model_id, config.dtype, config.engine_options)
     except OSError as error:
         raise ConfigError(f"the model's files cannot be had: {error}") from error
-    return Spec(name, engine_config(config, model))
+    return Spec(name, engine_config(config, model, chat_template(config)))
 
 
-def engine_config(config: Config, model: Path | None = None) -> EngineConfig:
+def engine_config(config: Config, model: Path | None = None, template: str | None = None) -> EngineConfig:
     return EngineConfig(
         model=model,
         dtype=config.dtype,
@@ -149,6 +151,7 @@ def engine_config(config: Config, model: Path | None = None) -> EngineConfig:
         prefix_cache=config.enable_prefix_caching,
         devices=config.tensor_parallel_degree,
         options=config.engine_options,
+        chat_template=template,
     )
 
 
@@ -287,4 +290,6 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser or "",
+        template_arguments=config.default_chat_template_kwargs or {},
     )

@@ -152,7 +152,7 @@ class ServedModel:
         return task
 
     def check_room(self) -> None:
-        """Raises `Unavailable` when a new request would be turned away."""
+        """Raise `Unavailable` where a new request would be turned away."""
         if self.draining:
             raise Unavailable("the server is stopping")
         if self._engine.state is State.CLOSED:
@@ -246,7 +246,7 @@ class ServedModel:
         return self.opened.done() and self.opened.exception() is None
 
     def _check_open(self) -> None:
-        """Raises `Unavailable` when it stops, or has not yet those beside the model, whose numbers are the first."""
+        """Raise `Unavailable` while it stops, or while adapters beside the model load: they get the first numbers."""
         if self.draining:
             raise Unavailable("the server is stopping")
         if not self._is_open:

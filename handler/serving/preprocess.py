@@ -42,7 +42,7 @@ MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageM
 
 
 class Decoded(NamedTuple):
-    """A body as a value, what a model.py made of it where one reads bodies, and the session's call that it is."""
+    """A decoded body, what a model.py made of it, and the session's call that it is, if any."""
 
     value: Any
     given: Any = None
@@ -169,6 +169,8 @@ class Preprocessor:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
         prompt = self.tokenize(request)
+        if request.read_prompt is not None:
+            request = request.read_prompt(request, prompt.text)
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
@@ -177,7 +179,7 @@ class Preprocessor:
         if request.prompt_ids is not None:
             prompt = self._given(request, request.prompt_ids)
         elif request.messages:
-            prompt = self._tokenizer.encode_chat(request.messages, request.tools)
+            prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
         else:
             try:
                 prompt = self._tokenizer.encode(request.prompt)

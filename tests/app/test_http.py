@@ -368,5 +368,6 @@ def test_the_log_has_the_request_id_and_no_prompt(echo_server: LiveServer) -> No
 
 def test_prompts_are_logged_when_asked() -> None:
     with serve("--engine", "echo", "-o", "option.log_prompts=true") as server:
-        server.post({"inputs": "secret words"})
-        wait_for(lambda: "secret words" in server.log, 5, "no prompt in the log")
+        for body in ({"inputs": "secret words"}, {"messages": [{"role": "user", "content": "secret chat"}]}):
+            server.post(body)
+        wait_for(lambda: "secret words" in server.log and "'content': 'secret chat'" in server.log, 5, "no prompts")

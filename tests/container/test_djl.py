@@ -232,6 +232,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.djl
+@pytest.mark.timeout(300)
 def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> None:
     """Since 0.30 one death is enough for DJL Serving to give a model up, unless `retry_threshold` says otherwise.
 
@@ -251,7 +252,7 @@ def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> No
     before = running.restarts
     os.kill(running.worker, signal.SIGKILL)  # at rest: only in async mode does Java notice
     if not newer(running.version, "0.31"):
-        wait_for(lambda: running.restarts == before + 1, 60, "DJL Serving is not started again")
+        wait_for(lambda: running.restarts > before, 60, "DJL Serving is not started again")
     wait_for(lambda: running.serves, 60, "the model is not served again")
 
 

@@ -36,10 +36,8 @@ _TEXT = "only text generation is served"
 _IMAGES = "images are not served yet"
 _TOKENIZER = "the tokenizer is the one in the model's directory"
 _SPECULATION = "say it in option.speculative_config"
-_REASONING = "an answer's reasoning is not separated from its text yet; leave it out"
 _REPLICAS = "a server runs one replica of a model; use option.tensor_parallel_degree, or more instances of the endpoint"
 _MACHINE = "a model is served by one machine"
-_TEMPLATE = "the chat template is the one in the model's directory (chat_template.jinja or tokenizer_config.json)"
 _SERVER = "this server takes no such part; docs/formatters.md shows how a model.py changes requests and answers"
 _LOG = "LMI_LOG_LEVEL sets the log, option.log_prompts adds prompts to it"
 _METRICS = "vLLM's own logs and metrics are not written here; see /metrics"
@@ -79,11 +77,11 @@ VLLM_OWN = (
     *_refused(_TEXT, "convert", unless=("auto", "none")),
     *_refused(_TEXT, "pooler_config", "override_pooler_config"),
     *_refused("a prompt is a text or a chat", "enable_prompt_embeds", "tokens_only", unless=_FALSE),
-    *_refused(_REASONING, "reasoning_parser", "reasoning_parser_plugin"),
-    *_refused(_REASONING, "enable_reasoning", unless=_FALSE),
-    *_refused(_TEMPLATE, "chat_template", "default_chat_template_kwargs", "reasoning_effort_map"),
-    *_refused(_TEMPLATE, "chat_template_content_format", unless=("auto", "string")),
-    *_refused(_TEMPLATE, "trust_request_chat_template", unless=_FALSE),
+    *_refused("the families are those of option.reasoning_parser", "reasoning_parser_plugin"),
+    *_idle("option.reasoning_parser turns it on", "enable_reasoning"),
+    *_refused("write option.default_chat_template_kwargs", "reasoning_effort_map"),
+    *_refused("a message's parts are joined to one text", "chat_template_content_format", unless=("auto", "string")),
+    *_refused("a request brings no template; write option.chat_template", "trust_request_chat_template", unless=_FALSE),
     *_refused(_IMAGES, "image_input_type", "image_token_id", "image_input_shape", "image_feature_size"),
     *_refused(_IMAGES, "trust_request_mm_kwargs", unless=_FALSE),
     Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", _MediaLimits("images, audio and video are not served yet; leave it out, or write {\"image\": 0}", ("0 of each",), argument=True), None, "refused above 0: images, audio and video are not served yet", engines=_VLLM),

@@ -46,10 +46,12 @@ def is_secret(setting: str) -> bool:
 
 
 def shown(setting: str) -> str:
-    """Return `name=value` for messages and logs: without a secret, and the beginning of a long one."""
+    """Return `name=value` for messages and logs: on one line, without a secret, and the beginning of a long one."""
     if is_secret(setting):
-        return f"{setting.partition('=')[0]}=***"
-    return setting if len(setting) <= _MOST_SHOWN else f"{setting[:_MOST_SHOWN]}..."
+        setting = f"{setting.partition('=')[0]}=***"
+    if len(setting) > _MOST_SHOWN:
+        setting = f"{setting[:_MOST_SHOWN]}..."
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in setting)
 
 
 def boolean(text: str) -> bool:

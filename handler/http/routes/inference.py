@@ -34,6 +34,11 @@ class Inference:
         """The dialect of its bodies."""
         return self._schema or self._model.schema
 
+    @property
+    def is_configured(self) -> bool:
+        """Whether its dialect is the configured one, whose routes take calls about sessions too."""
+        return self._schema is None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._model.num_requests += 1
         try:

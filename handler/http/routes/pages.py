@@ -84,14 +84,17 @@ class PageRoutes:
     async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
         served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
         routes = [one for one in served if one.path not in ASSETS]
-        openapi = document(routes, self._model.context, locked=self._locked)
+        has_sessions = self._model.config.enable_stateful_sessions
+        openapi = document(routes, self._model.context, locked=self._locked, has_sessions=has_sessions)
         await send_answer(scope, send, HttpResponse(200, "application/json", dumps(openapi)))
 
 
 def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:
     handlers = endpoint.handlers
     inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
-    return DocumentedRoute(route.path_format, list(handlers), None if inference is None else inference.schema)
+    if inference is None:
+        return DocumentedRoute(route.path_format, list(handlers))
+    return DocumentedRoute(route.path_format, list(handlers), inference.schema, takes_calls=inference.is_configured)
 
 
 async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:

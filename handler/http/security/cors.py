@@ -17,8 +17,9 @@ EXPOSED = (
     "x-request-id", "x-lmi-ignored-parameters",
     "x-compute-type", "x-compute-time", "x-compute-characters", "x-total-time", "x-validation-time", "x-queue-time",
     "x-inference-time", "x-time-per-token", "x-prompt-tokens", "x-generated-tokens",
+    "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-session-id", "x-amzn-sagemaker-closed-session-id",
 )  # fmt: skip
-"""Headers of answers that a page may read: ours and TGI's."""
+"""Headers of answers that a page may read: ours, TGI's and those of sessions."""
 
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,4096}")
 _READING = ("GET", "HEAD", "OPTIONS")

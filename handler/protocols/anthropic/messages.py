@@ -42,11 +42,13 @@ class MessagesReader:
 
     Attributes:
         chat: messages in the chat's form, those of one role in a row joined.
+        continues: the answer continues the last message.
         unknown: names without effect, as `messages[].content[].NAME`.
     """
 
     def __init__(self) -> None:
         self.chat: Chat = []
+        self.continues = False
         self.unknown: dict[str, None] = {}
         self._calls: dict[str, str] = {}  # id -> the tool's name
 
@@ -70,7 +72,13 @@ class MessagesReader:
             self._note("messages[]", message, frozenset({"role", "content"}))
             self._read_content(message["role"], message.get("content"), f"{at}.content")
         for message in self.chat:
+            for name in ("content", "reasoning_content"):
+                if isinstance(texts := message.get(name), list):
+                    message[name] = "\n".join(texts)
             message.setdefault("content", "")
+        self.continues = self.chat[-1]["role"] == "assistant"
+        if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
+            raise InvalidPayload(f"messages[{index}]: an answer continues its text; it must have some, and no tool_use")
 
     def _read_content(self, role: str, content: Any, at: str) -> None:
         if isinstance(content, str):
@@ -88,7 +96,7 @@ class MessagesReader:
         elif kind == "thinking":
             self._add(role, reasoning_content=_string(block, "thinking", at))
         elif kind == "tool_use":
-            self._add(role, tool_calls=[self._read_call(block, at)])
+            self._add(role, tool_calls=self._read_call(block, at))
         else:
             self.chat.append(self._read_result(block, at))
 
@@ -114,15 +122,16 @@ class MessagesReader:
         return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
 
     def _add(self, role: str, **parts: Any) -> None:
-        """Add to the last message if it is of the same role; texts are joined with line ends."""
+        """Add to the last message if it is of the same role; texts are joined with line ends.
+
+        A system message amid the others is the user's, between marks: most chat templates take one only as the first.
+        """
+        if role == "system" and self.chat and self.chat[-1]["role"] != "system":
+            role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
         if not self.chat or self.chat[-1]["role"] != role:
             self.chat.append({"role": role})
-        message = self.chat[-1]
         for name, part in parts.items():
-            if name not in message:
-                message[name] = part
-            else:
-                message[name] += part if isinstance(part, list) else f"\n{part}"
+            self.chat[-1].setdefault(name, []).append(part)
 
     def _note(self, at: str, value: Mapping[str, Any], known: frozenset[str]) -> None:
         neutral: tuple[Any, ...] = (None, False, [])  # is_error: false, citations: []

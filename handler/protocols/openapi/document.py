@@ -11,7 +11,7 @@ from handler.protocols.anthropic import openapi as anthropic
 from handler.protocols.base import FrontEndError, Schema, ServerContext
 from handler.protocols.lmi import openapi as lmi
 from handler.protocols.openai import openapi as openai
-from handler.protocols.openapi import operations
+from handler.protocols.openapi import operations, sessions
 from handler.protocols.openapi.description import Description
 from handler.protocols.openapi.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.openapi.operations import PATH_PARAMETERS, Operation
@@ -49,31 +49,44 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 
 
 class DocumentedRoute(NamedTuple):
-    """A route: its path, its methods and, for inference, the dialect of its bodies."""
+    """A route.
+
+    Attributes:
+        schema: for inference, the dialect of its bodies.
+        takes_calls: it takes calls about sessions.
+    """
 
     path: str
     methods: Sequence[str]
     schema: Schema | None = None
+    takes_calls: bool = False
 
 
-def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locked: bool) -> dict[str, Any]:
+def document(
+    routes: Iterable[DocumentedRoute], context: ServerContext, *, locked: bool, has_sessions: bool = False
+) -> dict[str, Any]:
     """Build the document.
 
     Args:
         context: names what the engine does not support.
         locked: the routes need a key, unless an operation is open.
+        has_sessions: stateful sessions are on.
     """
     paths: dict[str, Any] = {}
     for route in routes:
         for method in route.methods:
             operation = _operation(route, method, locked)
+            if has_sessions and route.schema is not None and method == "POST":
+                operation["parameters"] = [dict(sessions.PARAMETER)]
+                if route.takes_calls:
+                    sessions.add_calls(operation)
             paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": components(context)},
+        "components": {"schemas": {**components(context), **(sessions.COMPONENTS if has_sessions else {})}},
     }
     if locked:
         result["components"]["securitySchemes"] = {

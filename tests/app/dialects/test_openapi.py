@@ -120,6 +120,37 @@ def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...
         assert tried >= 11
 
 
+@pytest.mark.parametrize("mode", ["lmi", "dynamic_batch"])
+def test_sessions_are_described_where_they_are_on(tmp_path: Path, mode: str) -> None:
+    options = ["option.enable_stateful_sessions=true", f"option.sessions_path={tmp_path}"]
+    options += ["option.rolling_batch=disable"] * (mode == "dynamic_batch")
+    with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
+        api = http.get(server.url + "/api-doc/openapi.json").json()
+        assert [str(error) for error in OpenAPIV31SpecValidator(api).iter_errors()] == []
+        assert _try(server, api, "post", "/invocations", api["paths"]["/invocations"]["post"]) >= 2
+        content = api["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]
+        described = Draft202012Validator({**content["schema"], "components": api["components"]})
+        opened = server.post({"requestType": "NEW_SESSION"})
+        id = opened.headers["x-amzn-sagemaker-session-id"].partition(";")[0]
+        closed = server.post({"requestType": "CLOSE"}, headers={"x-amzn-sagemaker-session-id": id})
+        assert closed.status_code == 200
+    assert described.is_valid({"requestType": "CLOSE"})
+    assert not described.evolve(schema=api["components"]["schemas"]["SessionCall"]).is_valid({"requestType": "END"})
+    told = {name for found in (opened, closed) for name in found.headers if "session" in name}
+    for path, item in api["paths"].items():
+        if "requestBody" not in item.get("post", {}) or "adapters" in path or path.endswith("tokenize"):
+            continue
+        asked = {one["name"].lower() for one in item["post"].get("parameters", [])}
+        answered = {name for name in item["post"]["responses"]["200"].get("headers", {}) if "session" in name}
+        takes_calls = path.startswith(("/invocations", "/predictions")) or path == "/models/{model}/invoke"
+        assert (path, answered) == (path, told if takes_calls else set())
+        assert (path, asked) == (path, {"x-amzn-sagemaker-session-id"})
+
+
+def test_sessions_are_not_described_where_they_are_off(echo_server: LiveServer) -> None:
+    assert "session" not in http.get(echo_server.url + "/api-doc/openapi.json").text.lower()
+
+
 def _try(server: LiveServer, api: Any, method: str, path: str, operation: Any) -> int:
     if "/adapters" in path:  # which echo has not without its option; tests/app/test_adapters.py
         return 0

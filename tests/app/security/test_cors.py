@@ -66,6 +66,7 @@ def test_answers_and_refusals_may_be_read(some: LiveServer) -> None:
         assert (found.status_code, found.headers["access-control-allow-origin"]) == (status, HOME)
         exposed = found.headers["access-control-expose-headers"].split(", ")
         assert {"x-request-id", "x-lmi-ignored-parameters", "x-compute-time", "x-generated-tokens"} <= {*exposed}
+        assert {f"x-amzn-sagemaker-{kind}session-id" for kind in ("", "new-", "closed-")} <= {*exposed}
     assert http.get(some.url + "/nowhere", headers={"origin": HOME}).headers["access-control-allow-origin"] == HOME
     assert some.post(ASK).headers["vary"] == "origin"  # a cache must not give it to a page
 

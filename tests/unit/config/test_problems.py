@@ -206,6 +206,17 @@ def test_a_hostile_value_is_a_problem_of_few_words(setting: str, told: str) -> N
     assert len(str(problem)) < 1000
 
 
+def test_a_value_is_shown_on_one_line_and_in_utf_8() -> None:
+    value = "\x1b[31ma\nb\udcff"
+    reading = read_config(
+        overrides=["option.llm_engine=echo", f"option.env={value}", f"option.dtype={value}"], environ={}
+    )
+    from_environment = read_config(environ={"OPTION_DTYPE": value})
+    for said in (*reading.config.warnings, *map(str, (*reading.problems, *from_environment.problems))):
+        assert said.isprintable()
+        assert "=\\x1b[31ma\\nb\\udcff" in said
+
+
 def test_a_file_without_end_is_not_read_to_its_end() -> None:
     (problem,) = read_config(properties=Path("/dev/zero"), environ={}).problems
     assert "cannot read /dev/zero: it has more than 1048576 characters" in str(problem)

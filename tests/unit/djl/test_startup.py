@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from handler.config.loader import Config
 from handler.core.errors import ConfigError
-from handler.djl.startup import check_sessions, is_passive, prepare, read_properties
+from handler.djl.startup import is_passive, prepare, read_properties
 
 
 def read(directory: Path, text: str = "", *, asynchronous: bool = False, **properties: Any) -> Config:
@@ -17,6 +17,18 @@ def read(directory: Path, text: str = "", *, asynchronous: bool = False, **prope
     (directory / "serving.properties").write_text(text)
     own = {"model_dir": str(directory), "device_id": "-1", "handler": "handle", "gpu.maxWorkers": "1", "failed": "0"}
     return read_properties({"llm_engine": "echo", **own, **properties}, asynchronous=asynchronous).checked()
+
+
+class Java(NamedTuple):
+    """In the place of DjlVersion, which needs djl_python."""
+
+    always_steps: bool
+    steps_all_ranks: bool
+    passes_headers: bool
+
+
+OLD: Any = Java(always_steps=True, steps_all_ranks=True, passes_headers=False)
+NEW: Any = Java(always_steps=False, steps_all_ranks=False, passes_headers=True)
 
 
 def test_options_come_without_their_prefix(tmp_path: Path) -> None:
@@ -95,19 +107,31 @@ def test_a_model_beside_the_file_is_the_model(tmp_path: Path) -> None:
     assert read(tmp_path, llm_engine="openvino", model_id="elsewhere").model_id == "elsewhere"
 
 
-def test_a_start_is_refused_with_all_problems(tmp_path: Path) -> None:
-    (tmp_path / "serving.properties").write_text("engine=Python\noption.dtype=int9\noption.max_lora=2\n")
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_start_is_refused_with_all_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    """In an MPI world whose last rank would answer, and without headers for a session's id."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    lines = ["engine=Python", "option.dtype=int9", "option.max_lora=2", "option.enable_stateful_sessions=true"]
+    (tmp_path / "serving.properties").write_text("\n".join(lines))
     (tmp_path / "model.py").write_text("import nothing_of_that_name\n")
-    properties = {"model_dir": str(tmp_path), "llm_engine": "vllm", "dtype": "int9", "rolling_batch": "trtllm"}
+    properties = {"model_dir": str(tmp_path), "llm_engine": "vllm", "dtype": "int9", "rolling_batch": "lmi-dist"}
+    assert not is_passive(properties, OLD)
     with pytest.raises(ConfigError) as caught:
-        prepare(properties, asynchronous=False)
-    assert [str(problem).partition(";")[0] for problem in caught.value.problems] == [
+        prepare({**properties, "llm_engine": "trtllm"}, OLD)
+    told = [str(problem).partition(";")[0] for problem in caught.value.problems]
+    for line in [
         "serving.properties, line 2: option.dtype=int9: must be one of auto, fp32, f32, float32, float, fp16, f16, "
         "float16, half, bf16, bfloat16",
         "serving.properties, line 3: unknown option 'option.max_lora'",
-        "DJL Serving: option.rolling_batch=trtllm asks for trtllm, but option.llm_engine=vllm (DJL Serving)",
+        "DJL Serving: option.rolling_batch=lmi-dist asks for vllm, but option.llm_engine=trtllm (DJL Serving)",
+        "DJL Serving: option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm",
+        "serving.properties, line 4: option.enable_stateful_sessions=true: before DJL Serving 0.28 the answers of a "
+        "rolling batch have no headers",
         f"{tmp_path / 'model.py'}, line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'",
-    ]
+    ]:
+        assert line in told
+    assert len(told) == 6
 
 
 @pytest.mark.parametrize(
@@ -126,14 +150,7 @@ def test_of_an_mpi_world_one_rank_serves(
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", size)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
-    assert is_passive({"rolling_batch": rolling_batch}, steps_all_ranks=steps_all_ranks) is passive
-
-
-def test_a_world_whose_last_rank_would_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    with pytest.raises(ConfigError, match="rolling_batch=trtllm"):
-        is_passive({"rolling_batch": "auto"}, steps_all_ranks=True)
+    assert is_passive({"rolling_batch": rolling_batch}, OLD if steps_all_ranks else NEW) is passive
 
 
 @pytest.mark.parametrize(
@@ -148,11 +165,10 @@ def test_a_world_whose_last_rank_would_answer_is_refused(monkeypatch: pytest.Mon
 def test_sessions_need_answers_with_headers_of_their_own(
     tmp_path: Path, properties: dict[str, str], passes_headers: bool, why: str
 ) -> None:
-    rolling = "rolling_batch" in properties
     for on in ("true", "false"):
-        config = read(tmp_path, **properties, enable_stateful_sessions=on)
+        given = {"model_dir": str(tmp_path), "llm_engine": "echo", **properties, "enable_stateful_sessions": on}
         if why and on == "true":
             with pytest.raises(ConfigError, match=f"^DJL Serving: option.enable_stateful_sessions=true: .*{why}"):
-                check_sessions(config, rolling=rolling, passes_headers=passes_headers)
+                prepare(given, NEW if passes_headers else OLD)
         else:
-            check_sessions(config, rolling=rolling, passes_headers=passes_headers)
+            prepare(given, NEW if passes_headers else OLD)

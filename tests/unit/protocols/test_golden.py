@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ TENSORS = {"request_output_len": [[5]], "temperature": [0.5], "return_log_probs"
 
 PROMPT_TOO_LONG = refused(PromptTooLong("inputs", 9000, 8191))
 ANSWER_TOO_LONG = refused(AnswerTooLong("parameters.max_new_tokens", 9, 8184, 8192))
-BAD = {"top_p": 2}
 
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call>'
 INTERLEAVED = [delta for pair in itertools.zip_longest(deltas(0), shorter(1)) for delta in pair if delta]
@@ -172,8 +172,9 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         CONTEXT,
         enable_streaming=schema.endswith("_streaming"),
         output_formatter="sse" if schema.endswith("_sse") else None,
+        chat_template=golden_anthropic.TEMPLATE if schema.endswith("_thinking") else "",
     )
-    found = answer(schema.removesuffix("_streaming").removesuffix("_sse"), body, script, context)
+    found = answer(re.sub("_(streaming|sse|thinking)$", "", schema), body, script, context)
     asked = body.decode() if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
     path = GOLDEN / f"{name}.txt"

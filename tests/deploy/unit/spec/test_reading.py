@@ -149,6 +149,39 @@ def test_all_errors_are_said_at_once(file: Path) -> None:
     ]
 
 
+def test_sections_that_disagree_and_wrong_options_are_said_with_them(file: Path) -> None:
+    settings = [
+        "instance.count=0",
+        "name=-a",
+        "encryption.output_key=alias/k",
+        r"tags.lmi:x=a",
+        "network.isolated=true",
+    ]
+    options = ["options.max_rolling_batchsize=1", "options.dtype=int9", "options.x=[1]", "options.model_id=a"]
+    said = wrong(file, *settings, *options, "environment.OPTION_MAX_LORAS='0'", "environment.OPTION_OF_TOMORROW=1")
+    starts = [
+        "name: must be letters",
+        "options.x: must be a text",
+        "instance.count: must be at least 1",
+        "it: network.isolated: the container cannot reach the hub",
+        "it: tags: lmi:x: names that begin with",
+        "it: encryption.output_key is for the answers of async",
+        "options.model_id: the model is said under model:",
+        "options.max_rolling_batchsize: unknown option 'max_rolling_batchsize'; did you mean 'max_rolling_batch_size'?",
+        "options.dtype: dtype=int9: must be one of",
+        "environment.OPTION_MAX_LORAS: max_loras=0: must be a whole number of at least 1",
+    ]
+    head, *lines = said.splitlines()
+    assert (head, len(lines)) == ("FILE:", len(starts))
+    for line, start in zip(sorted(lines), sorted(starts), strict=True):
+        assert line.startswith(f"  {start}")
+
+
+def test_what_follows_from_a_wrong_section_alone_is_not_said(file: Path) -> None:
+    assert "answers" not in wrong(file, "encryption.output_key=alias/k", "async={output: 1}")
+    assert "hub" not in wrong(file, "network.isolated=true", "model.id=1")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

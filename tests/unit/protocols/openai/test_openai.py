@@ -22,7 +22,8 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.text import Vocabulary
+from handler.core.sequence import SequenceState
+from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling, StructuredOutput, Token
 from handler.protocols.base import ParsedRequest, ServerContext
 from handler.protocols.openai import errors
@@ -237,7 +238,12 @@ def content(given: Any) -> dict[str, Any]:
         ({"functions": [{}]}, "functions=[{}]: is not supported: it has become `tools`"),
         ({"modalities": ["text", "audio"]}, "is not supported: answers are text"),
         ({"chat_template": "{{}}"}, "is not supported: the model's own is used"),
-        ({"continue_final_message": True}, "continue_final_message=true: is not supported"),
+        ({"continue_final_message": True}, "continue_final_message: the last message must be the assistant's"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "needs add_generation_prompt=false"),
+        ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs={\"tools\": 1}: may not set 'tools'"),
+        ({"documents": [1]}, "documents=[1]: must be a list of objects"),
+        ({"reasoning_effort": "much"}, 'reasoning_effort="much": must be one of none, minimal'),
+        ({"thinking_token_budget": 9}, "thinking_token_budget=9: is not supported: the engines cannot end a thought"),
         ({"model": 5}, "model: must be a string"),
         ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, 'guided_regex="a" contradicts tool_choice'),
         ({"messages": []}, "'messages' must be a non-empty list"),
@@ -445,15 +451,12 @@ def test_required_calls_are_a_list_without_marks() -> None:
 
 
 def test_special_marks_are_seen_and_other_special_tokens_are_not() -> None:
-    vocabulary = Vocabulary([b"<tool_call>", b"</tool_call>", b"<end>", b"x"], special={0, 1, 2})
+    call = b'{"name": "f", "arguments": {}}'
+    vocabulary = Vocabulary([b"<tool_call>", b"</tool_call>", b"<end>", call], special={0, 1, 2})
     context = replace(NAMED, chat_template=TEMPLATE, vocabulary=vocabulary)
-    assert not parse(context, tools=TOOLS).requests[0].sampling.skip_special_tokens
-    tokens = [
-        Token(0, "<tool_call>", -1.0, True),
-        Token(3, '{"name": "f", "arguments": {}}', -1.0, False),
-        Token(1, "</tool_call>", -1.0, True),
-        Token(2, "<end>", -1.0, True),
-    ]
+    sampling = parse(context, tools=TOOLS).requests[0].sampling
+    state = SequenceState(Prompt("", [], vocabulary), sampling._replace(stop=("</s",)))
+    tokens = [state.push(id, -1.0) for id in (0, 3, 1, 2)]
     script = [Delta(1, 0, (token,), Finish.EOS if token is tokens[-1] else None) for token in tokens]
     (choice,) = json.loads(chat({"tools": TOOLS}, script, context).body)["choices"]
     assert choice["message"]["content"] is None
