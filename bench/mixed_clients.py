@@ -1,7 +1,7 @@
 """Clients of several dialects on one event loop: they leave in the middle, read slowly, or send wrong requests.
 
-Answers to greedy requests that are repeated must be the same, apart from ids, times and the last digits of
-log-probabilities: an answer with another request's tokens counts as crossed.
+Answers to repeated greedy requests must be the same, apart from ids, times and the digits of log-probabilities. An
+answer with another request's tokens counts as crossed.
 """
 
 from __future__ import annotations

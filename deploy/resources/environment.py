@@ -14,6 +14,8 @@ from deploy.redaction import is_secret
 from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 from deploy.spec.options import ADVICE, Setting, is_aws_image, misplaced, settings_of, wrong_options
+from handler.config.options import ENVIRONMENT
+from handler.config.options.lookup import variable
 
 MODEL_DATA = "/opt/ml/model"
 """Directory of the model data in the container (SageMaker's CreateModel, ModelDataSource)."""
@@ -26,14 +28,7 @@ _TOTAL = 32 * 1024
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
-_SAME = {
-    "HF_MODEL_ID": "OPTION_MODEL_ID",
-    "HF_REVISION": "OPTION_REVISION",
-    "TENSOR_PARALLEL_DEGREE": "OPTION_TENSOR_PARALLEL_DEGREE",
-    "MODEL_LOADING_TIMEOUT": "OPTION_MODEL_LOADING_TIMEOUT",
-    "PREDICT_TIMEOUT": "OPTION_PREDICT_TIMEOUT",
-    "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN",
-}
+_SAME = {**{name: variable(key) for name, key in ENVIRONMENT.items()}, "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN"}
 """Variables with the same meaning in the handler."""
 
 
@@ -90,9 +85,9 @@ def _key(name: str) -> str:
     return _SAME.get(name, name)
 
 
-def _is_inside(user_settings: Setting, required: Setting) -> bool:
+def _is_inside(given: Setting, required: Setting) -> bool:
     """Whether the user names a directory inside the model data."""
-    return required.value == MODEL_DATA and user_settings.value.startswith(f"{MODEL_DATA}/")
+    return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 
 def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:

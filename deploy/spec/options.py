@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handler.config.loader import read_config
-from handler.config.options.lookup import find_option
+from handler.config.options import KNOWN
+from handler.config.options.lookup import find_option, variable
 
 ADVICE = (
     "`lmi options` lists the options. An image that knows another one gets it by a variable under environment:, as "
     "OPTION_NAME."
 )
-
-_SERVING = frozenset({"job_queue_size", "batch_size", "max_batch_delay", "max_request_size", "max_dynamic_batch_size"})
-"""Options without `option.`; DJL Serving's Java side reads the same names."""
 
 Value = str | int | float | bool
 
@@ -76,11 +74,9 @@ def is_aws_image(uri: str) -> bool:
 
 
 def variable_of(option: str) -> str:
-    """Return the variable of an option."""
-    if option in _SERVING:
-        return f"SERVING_{option.upper()}"
-    # DJL keeps names in mixed case; OPTION_ENTRYPOINT is the exception.
-    return f"OPTION_{option if option != option.lower() and option != 'entryPoint' else option.upper()}"
+    """Name the variable of an option; the specification writes all options without `option.`."""
+    is_bare = any(one.field and not one.engines for one in KNOWN.get(option, ()))
+    return variable(option if is_bare else f"option.{option}")
 
 
 def _text(value: Value) -> str:

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.config.loader import Config
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 
@@ -112,3 +113,23 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no JSON object")
     return value
+
+
+def chat_template(config: Config) -> str | None:
+    """Return the text of `option.chat_template`; None without it.
+
+    Raises:
+        ConfigError: its file cannot be read.
+    """
+    key, given = "option.chat_template", config.chat_template
+    if given is None or "{%" in given or "{{" in given:
+        return given
+    paths = [home / given for home in (config.directory, Path()) if home is not None]
+    path = next((path for path in paths if path.is_file()), None)
+    try:
+        text = "" if path is None else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{config.where(key)}: {key}={given}: {error}") from None
+    if not text:
+        raise ConfigError(f"{config.where(key)}: {key}={given[:200]}: is no template, and no file with one")
+    return text

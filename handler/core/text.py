@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from handler.core.errors import PromptTooLong
+from handler.core.errors import InvalidPayload, PromptTooLong
 
 _SPACES = b" \t\n\r\v\f"
 """Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
@@ -32,8 +32,20 @@ class Vocabulary:
         self.texts = [_decode(piece) for piece in pieces]
         self.visible = ["" if id in self.special else text for id, text in enumerate(self.texts)]
 
+        self._shown: dict[frozenset[str], list[str | None]] = {frozenset(): self.visible}
+
     def __len__(self) -> int:
         return len(self.pieces)
+
+    def showing(self, marks: frozenset[str]) -> list[str | None]:
+        """Return the texts of all ids, empty for special ones but `marks`."""
+        if marks not in self._shown:
+            shown = [*self.visible]
+            for id in self.special:
+                if (text := self.texts[id]) in marks:
+                    shown[id] = text
+            self._shown[marks] = shown
+        return self._shown[marks]
 
     def text(self, id: int) -> str:
         """Return the token by itself, as in prompt details; a part of a character becomes U+FFFD."""
@@ -59,6 +71,21 @@ class Prompt(NamedTuple):
     text: str
     ids: list[int]
     vocabulary: Vocabulary
+
+
+def cut_after(text: str, part: str) -> str:
+    """Cut a rendered chat after the last message's text, which the answer continues; templates may strip its space.
+
+    Raises:
+        InvalidPayload: the chat does not hold it.
+    """
+    stripped = part.strip()
+    start = text.rfind(stripped)
+    if start < 0:
+        raise InvalidPayload("'continue_final_message': the chat template changes the last message's text")
+    end = start + len(stripped)
+    space = part[len(part.rstrip()) :]
+    return text[: end + len(space)] if text.startswith(space, end) else text[:end]
 
 
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
@@ -110,10 +137,12 @@ class Detokenizer:
 
     __slots__ = ("_decoder", "_pieces", "pending", "texts")
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = True) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, skip_special: bool = True, marks: frozenset[str] = frozenset()
+    ) -> None:
         self._pieces = vocabulary.pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.texts = vocabulary.visible if skip_special else vocabulary.texts
+        self.texts = vocabulary.showing(marks) if skip_special else vocabulary.texts
         self.pending = False
 
     def feed(self, id: int) -> str:
@@ -125,14 +154,60 @@ class Detokenizer:
         return text
 
 
+class Thoughts(NamedTuple):
+    """A reasoning model's first thought: its marks, and the state in which the prompt leaves it.
+
+    Attributes:
+        is_open: the answer begins within it.
+    """
+
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    is_open: bool
+
+
+class AnswerStart:
+    """Finds the end of an answer's first thought, in which nothing is looked for."""
+
+    def __init__(self, thoughts: Thoughts) -> None:
+        self._thoughts = thoughts
+        self._is_open = thoughts.is_open
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Return the text up to the thought's end, and what follows it; None while it has not ended."""
+        self._held += text
+        if not self._is_open:
+            start = self._held.lstrip()
+            if not start.startswith(self._thoughts.begin):
+                undecided = any(mark.startswith(start) for mark in self._thoughts.begin)
+                return "", None if undecided else self._held
+            self._is_open = True
+            text = self._held
+        ends = [at + len(mark) for mark in self._thoughts.end if (at := self._held.find(mark)) >= 0]
+        if not ends:
+            self._held = self._held[1 - max(map(len, self._thoughts.end)) :]
+            return text, None
+        cut = len(text) - len(self._held) + min(ends)
+        return text[: max(cut, 0)], text[max(cut, 0) :]
+
+    def flush(self) -> str:
+        """Return the text that was held back."""
+        return "" if self._is_open else self._held
+
+
 class StopMatcher:
     """Finds the first stop string in text, independently of the pieces in which it arrives.
 
     The stop string that is complete first wins; of several complete at once, the longest. With `include` it is shown,
     and no text is held back.
+
+    Args:
+        thoughts: marks a first part of the text in which no stop string counts.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False, thoughts: Thoughts | None = None) -> None:
+        self._start = AnswerStart(thoughts) if thoughts is not None and thoughts.end else None
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._include = include
@@ -141,6 +216,12 @@ class StopMatcher:
 
     def feed(self, text: str) -> str:
         """Return the text that cannot be part of a stop string."""
+        if self._start is not None:
+            thought, answer = self._start.feed(text)
+            if answer is None:
+                return thought
+            self._start = None
+            return thought + self.feed(answer)
         num_sent = len(self._held) if self._include else 0
         self._held += text
         end, start = self._find(self._held)
@@ -154,6 +235,8 @@ class StopMatcher:
 
     def flush(self) -> str:
         """Return the text that was held back."""
+        if self._start is not None:
+            return self._start.flush()
         held, self._held = self._held, ""
         return "" if self._include else held
 

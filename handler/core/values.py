@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
+from handler.core.text import Thoughts
 
 
 def new_uuid() -> uuid.UUID:
@@ -78,6 +79,8 @@ class Sampling(NamedTuple):
     bad_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    marks: frozenset[str] = frozenset()  # special tokens that are text all the same
+    thoughts: Thoughts | None = None  # stop strings begin after them
     n: int = 1  # sequences returned
     best_of: int = 1  # sequences generated, of which the best `n` are returned
     num_beams: int = 1
@@ -120,6 +123,23 @@ class FieldNames(NamedTuple):
 LMI_NAMES = FieldNames()
 
 
+class TemplateOptions(NamedTuple):
+    """What a chat template gets beside messages and tools.
+
+    Attributes:
+        arguments: names with their values, `documents` among them.
+        add_generation_prompt: end with the beginning of the assistant's answer.
+        continue_final_message: end within the last message, which the answer continues.
+    """
+
+    arguments: tuple[tuple[str, Any], ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+PLAIN_TEMPLATE = TemplateOptions()
+
+
 @dataclass(frozen=True)
 class Request:
     """One request: a prompt, sampling parameters and the parts of the answer.
@@ -135,6 +155,8 @@ class Request:
     full_text: bool = False  # put the prompt in front of generated_text
     messages: tuple[Mapping[str, Any], ...] = ()  # each with `role` and `content`; with `tools` see encode_chat
     tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that knows tools
+    template: TemplateOptions = PLAIN_TEMPLATE
+    read_prompt: Callable[[Request, str], Request] | None = None  # settles what depends on the prompt of messages
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier

@@ -169,10 +169,10 @@ async def _wait_ready(model: ServedModel) -> None:
 
 
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool) -> Reading:
-    """The options, from the model directory's serving.properties and the environment, as the Java side has them.
+    """Read the options from the model directory's serving.properties and the environment, as the Java side has them.
 
-    Java hands over all options without their prefix, among properties of its own; a key that is no option of ours is
-    either one of those or stands in the file, where it is refused.
+    Java hands over all options without their prefix, among properties of its own. So a key that is no option of ours
+    is passed over; if it stands in the file, the file's reader refuses it.
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Finish, Logits, Sampling, StructuredOutput
+from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, Logits, Sampling, StructuredOutput, TemplateOptions
 
 NO_LORA = "it was started without option.enable_lora=true"
 
@@ -101,6 +101,7 @@ class EngineConfig:
     prefix_cache: bool | None = None
     devices: str = "1"  # a number, or max
     options: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None  # replaces the model's own
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ class Tokenizer(Protocol):
 
     Attributes:
         vocabulary: that of every answer; None where each prompt brings its own.
-        chat_template: the model's own, as text; "" where it has none.
+        chat_template: option.chat_template or the model's own, as text; "" where it has none.
     """
 
     vocabulary: Vocabulary | None
@@ -207,10 +208,13 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Prompt:
         """Encode a prompt. Special tokens in the text are recognised; only the model's usual first token is added."""
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
-        """Encode messages by the model's chat template, up to the start of the assistant's answer.
-
-        Special tokens are recognised, and none is added, as the template has them all.
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
+        """Encode messages by the chat template. Special tokens are recognised, and none is added: it has them all.
 
         Args:
             messages: each with `role` and `content`. Where the template knows tools, the assistant's may also have

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.errors import PromptTooLong
-from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Finish, Sampling
+from handler.core.text import Prompt, Vocabulary, cut_after
+from handler.core.values import PLAIN_TEMPLATE, Adapter, Finish, Sampling, TemplateOptions
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, Output, Step
 
 _UNSUPPORTED = {
@@ -54,11 +54,21 @@ class EchoTokenizer:
                 raise PromptTooLong("inputs", len(indices), _CONTEXT - 1, exact=False)
         return Prompt(text, indices, Vocabulary([f" {word}".encode() for word in ids]))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
         """Encode a line `role: content` for each message, and `assistant:` at the end."""
         lines = [f"{message['role']}: {message['content']}" for message in messages]
+        if options.add_generation_prompt:
+            lines.append("assistant:")
+        text = "\n".join(lines)
+        if options.continue_final_message:
+            text = cut_after(text, messages[-1]["content"])
         try:
-            return self.encode("\n".join([*lines, "assistant:"]))
+            return self.encode(text)
         except PromptTooLong as error:
             raise error.named("messages") from None
 

@@ -53,6 +53,8 @@ class ServerContext:
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
         fingerprint: the `system_fingerprint` of answers.
         tool_call_parser: `option.tool_call_parser`.
+        reasoning_parser: `option.reasoning_parser`; "" without one.
+        template_arguments: `option.default_chat_template_kwargs`.
     """
 
     engine: str
@@ -72,6 +74,8 @@ class ServerContext:
     model_names: Sequence[str] = ("model",)
     fingerprint: str = "lmi"
     tool_call_parser: str = "auto"
+    reasoning_parser: str = ""
+    template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class HttpResponse(NamedTuple):
@@ -178,6 +182,7 @@ class ParsedRequest(NamedTuple):
         headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
         keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
         failed: renders the end of a stream that has sent nothing but `keep_alive`. None: use `Reply.refused`.
+        counts: the answer is made of the number of the prompt's tokens alone, however many the model takes.
     """
 
     requests: Sequence[Request]
@@ -189,6 +194,7 @@ class ParsedRequest(NamedTuple):
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
     failed: Callable[[ServingError], bytes] | None = None
+    counts: bool = False
 
 
 class Schema(Protocol):

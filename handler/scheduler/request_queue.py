@@ -15,8 +15,8 @@ MAX_OVERTAKES = 10
 class RequestQueue(Generic[Item]):
     """The lowest priority comes first, and of equal ones the first that arrived.
 
-    After MAX_OVERTAKES requests in a row that did not wait longest comes the one that did, whatever its priority. So a
-    request with k others before it in order of arrival is among the next (k + 1) * (MAX_OVERTAKES + 1) that are taken.
+    After MAX_OVERTAKES requests in a row that did not wait longest comes the one that did, whatever its priority. So
+    the request at place k in order of arrival, from 1, is among the next k * (MAX_OVERTAKES + 1) that are taken.
     """
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from handler import __version__, engines
 from handler.config import environment
 from handler.config.loader import Config, Reading
+from handler.config.model_files import chat_template
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.event_loop import run_in_daemon_thread
 from handler.core.framing import FRAMINGS
@@ -51,6 +52,7 @@ async def load_model(
     Raises:
         ConfigError: a wrong option, or something that is missing; the message says what to change.
     """
+    environment.name_hub_token()
     tracer = make_tracer(config.otlp_traces_endpoint, config.label)
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
     adapters = adapter_home(config, spec, directory)
@@ -81,8 +83,9 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     """
     config, problems = reading.config, Problems(reading.problems)
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
+    template = functools.partial(chat_template, config)
     syntax = functools.partial(check_syntax, directory or _directory(config))
-    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces, syntax):
+    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces, template, syntax):
         with problems:
             part()
     if not reading.engine:
@@ -135,10 +138,10 @@ def engine_spec(config: Config) -> Spec:
         model = engines.prepare(name, config.model_id, config.dtype, config.engine_options)
     except OSError as error:
         raise ConfigError(f"the model's files cannot be had: {error}") from error
-    return Spec(name, engine_config(config, model))
+    return Spec(name, engine_config(config, model, chat_template(config)))
 
 
-def engine_config(config: Config, model: Path | None = None) -> EngineConfig:
+def engine_config(config: Config, model: Path | None = None, template: str | None = None) -> EngineConfig:
     return EngineConfig(
         model=model,
         dtype=config.dtype,
@@ -150,6 +153,7 @@ def engine_config(config: Config, model: Path | None = None) -> EngineConfig:
         prefix_cache=config.enable_prefix_caching,
         devices=config.tensor_parallel_degree,
         options=config.engine_options,
+        chat_template=template,
     )
 
 
@@ -288,4 +292,6 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         model_names=tuple(filter(None, names)),
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser or "",
+        template_arguments=config.default_chat_template_kwargs or {},
     )

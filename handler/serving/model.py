@@ -61,7 +61,7 @@ class ServedModel:
         tracer: Tracer | None = None,
     ) -> None:
         self.config = config
-        self.schema = registry.choose(rolling_batch=config.rolling_batch, tgi_compat=config.tgi_compat)
+        self.schema = registry.choose(config.rolling_batch, config.tgi_compat, config.openai_compat)
         self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema))
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
         self.preprocessor = Preprocessor(
@@ -152,7 +152,7 @@ class ServedModel:
         return task
 
     def check_room(self) -> None:
-        """Raises `Unavailable` when a new request would be turned away."""
+        """Raise `Unavailable` where a new request would be turned away."""
         if self.draining:
             raise Unavailable("the server is stopping")
         if self._engine.state is State.CLOSED:
@@ -246,7 +246,7 @@ class ServedModel:
         return self.opened.done() and self.opened.exception() is None
 
     def _check_open(self) -> None:
-        """Raises `Unavailable` when it stops, or has not yet those beside the model, whose numbers are the first."""
+        """Raise `Unavailable` while it stops, or while adapters beside the model load: they get the first numbers."""
         if self.draining:
             raise Unavailable("the server is stopping")
         if not self._is_open:

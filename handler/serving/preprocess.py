@@ -42,7 +42,7 @@ MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageM
 
 
 class Decoded(NamedTuple):
-    """A body as a value, what a model.py made of it where one reads bodies, and the session's call that it is."""
+    """A decoded body, what a model.py made of it, and the session's call that it is, if any."""
 
     value: Any
     given: Any = None
@@ -168,19 +168,24 @@ class Preprocessor:
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
+        prompt = self.tokenize(request)
+        self._check(request, prompt)
+        return self._filled(request, prompt), prompt
+
+    def tokenize(self, request: Request) -> Prompt:
+        """The prompt's ids, cut as asked, however many. Raises InvalidPayload, PromptTooLong."""
         if request.prompt_ids is not None:
             prompt = self._given(request, request.prompt_ids)
         elif request.messages:
-            prompt = self._tokenizer.encode_chat(request.messages, request.tools)
+            prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
+            if request.read_prompt is not None:
+                request = request.read_prompt(request, prompt.text)
         else:
             try:
                 prompt = self._tokenizer.encode(request.prompt)
             except PromptTooLong as error:
                 raise error.named(request.names.prompt) from None
-        if request.truncate is not None:
-            prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
-        self._check(request, prompt)
-        return self._filled(request, prompt), prompt
+        return prompt if request.truncate is None else prompt._replace(ids=prompt.ids[-request.truncate :])
 
     def try_guide(self, request: Request) -> Future[str] | None:
         """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.container import djl
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
@@ -23,7 +23,7 @@ from tests.container.processes import Container, container, model_data
 from tests.djl import jars
 from tests.djl.processes import group_members, only
 from tests.djl.servers import newer, skipped_without_java
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 NOTHING = Arguments(8080, ())
 
@@ -58,6 +58,31 @@ def test_model_directory_holds_links_and_the_file_s_own_lines(tmp_path: Path, ta
     links = {entry.name: entry.readlink() for entry in target.iterdir() if entry.is_symlink()}
     assert links == {name: data / name for name in ("config.json", "model.safetensors")}
     djl.make_model(arguments, ModelSource(data, str(data), {}), {}, target, (0, 36, 0))  # a second start
+
+
+_LMIS = "djl_python.lmi_vllm.vllm_async_service"
+
+
+@pytest.mark.parametrize(
+    ("own", "environ", "code", "entry"),
+    [
+        (f"option.entryPoint={_LMIS}\n", {}, True, "handler.entry"),
+        ("", {"OPTION_ENTRYPOINT": _LMIS}, True, "handler.entry"),
+        ("option.entryPoint=djl_python.huggingface\n", {}, False, "handler.entry"),
+        ("option.entryPoint=mine.py\n", {}, False, "mine.py"),
+        ("", {}, True, None),
+    ],
+)
+def test_lmis_own_handlers_are_not_started(
+    tmp_path: Path, target: Path, own: str, environ: dict[str, str], code: bool, entry: str | None
+) -> None:
+    data = model_data(tmp_path, own)
+    (data / "config.json").touch()
+    if code:
+        (data / "model.py").touch()
+    djl.make_model(NOTHING, ModelSource(data, str(data), {}), environ, target, (0, 36, 0))
+    named = [line.partition("=")[2] for line in properties(target) if line.startswith("option.entryPoint=")]
+    assert (named or [None])[-1] == entry  # the last counts, as in Java
 
 
 @pytest.mark.parametrize(
@@ -114,7 +139,7 @@ def test_a_file_is_linked_into_a_directory(tmp_path: Path, target: Path) -> None
     model = tmp_path / "model.gguf"
     model.touch()
     djl.make_model(NOTHING, ModelSource(None, str(model), {}), {}, target, (0, 36, 0))
-    config = load_config(properties=target / "serving.properties", environ={}, java=True)
+    config = read_config(properties=target / "serving.properties", environ={}, java=True).checked()
     assert config.model_id == str(target.parent / "weights")
     assert (target.parent / "weights" / "model.gguf").resolve() == model
 
@@ -188,8 +213,8 @@ class Running(NamedTuple):
     @property
     def serves(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            ping = httpx.get(f"{self.container.url}/ping", timeout=5)
-            answer = httpx.post(f"{self.container.url}/invocations", json={**BODY, "stream": False}, timeout=10)
+            ping = http.get(f"{self.container.url}/ping", timeout=5)
+            answer = http.post(f"{self.container.url}/invocations", json={**BODY, "stream": False}, timeout=10)
             return (ping.status_code, answer.status_code) == (200, 200)
         return False
 
@@ -214,7 +239,7 @@ def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> No
     Where Java starts another worker late, on a busy machine, the supervisor starts all of it again, which serves too.
     """
     for _ in range(2):  # amid a request
-        with httpx.stream("POST", running.container.url + "/invocations", json=BODY, timeout=30) as answer:
+        with http.stream("POST", running.container.url + "/invocations", json=BODY, timeout=30) as answer:
             lines = answer.iter_lines()
             next(lines)
             os.kill(running.worker, signal.SIGKILL)
@@ -234,7 +259,7 @@ def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> No
 @pytest.mark.djl
 def test_sigterm_lets_an_answer_finish_that_java_would_drop(running: Running) -> None:
     found = running.container
-    with httpx.stream("POST", found.url + "/invocations", json=BODY, timeout=30) as answer:
+    with http.stream("POST", found.url + "/invocations", json=BODY, timeout=30) as answer:
         lines = answer.iter_lines()
         first = next(lines)
         java = _child(found.process.pid)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from handler.config.options.option import (
+    Gone,
     Option,
     boolean,
     integer,
+    json_object,
     names,
     number,
     one_of,
     parallel_degree,
+    path,
     precision,
     string,
 )
@@ -17,10 +20,21 @@ from handler.config.options.option import (
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 LLM_ENGINES = ("auto", "openvino", "trtllm", "vllm", "echo")
 
+REASONING_PARSERS = (
+    "auto", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2", "minimax_m2_append_think", "kimi_k2",
+    "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss",
+)  # fmt: skip
+
 TOOL_CALL_PARSERS = ("auto", "hermes", "smollm2", "llama3_json")
 
 OF_JAVA = "DJL Serving's Java side reads it"
 
+
+HANDLERS = (
+    "handler.entry", "djl_python.huggingface", "djl_python.tensorrt_llm", "djl_python.lmi_vllm.vllm_async_service",
+    "djl_python.lmi_trtllm.trtllm_async_service",
+)  # fmt: skip
+"""Values of option.entryPoint that this handler serves: its own name, and those of LMI's handlers."""
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 """Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
@@ -46,7 +60,7 @@ def switch(text: str) -> bool:
 
 COMMON = (
     # what is served
-    Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`", ("option.model",)),
+    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`", ("option.model",)),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),
@@ -57,14 +71,18 @@ COMMON = (
     Option("option.output_formatter", "output_formatter", string, None, "framing of answers: json, jsonlines or sse, by default json, or jsonlines (tgi_compat: sse) for streams; or the name of a model.py's output formatter (formatters.md), by default its only one"),
     Option("option.input_formatter", "input_formatter", string, None, "the name of a model.py's input formatter (formatters.md), by default its only one"),
     Option("option.tgi_compat", "tgi_compat", boolean, False, "answers in TGI's format"),
+    Option("option.openai_compat", "openai_compat", boolean, False, "chats on /invocations are answered as on /v1/chat/completions; the variables of AWS's vLLM image and TGI's MESSAGES_API_ENABLED set it"),
     Option("option.root_schema", "root_schema", one_of("tgi", "mindie"), "tgi", "the embedded server's route /: TGI's, or MindIE's text and stream inference"),
     Option("option.enable_streaming", "enable_streaming", boolean, False, "dynamic batching only: answers as {\"outputs\": [...]} lines"),
     Option("option.tool_call_parser", "tool_call_parser", one_of(*TOOL_CALL_PARSERS), "auto", "format of the model's tool calls; auto: by its chat template"),
+    Option("option.reasoning_parser", "reasoning_parser", one_of(*REASONING_PARSERS), None, "family of the model's thoughts, which chats then show apart from the text (wire.md, Reasoning); auto: by the chat template; by default they stay in the text, as in vLLM and LMI"),
+    Option("option.chat_template", "chat_template", string, None, "a chat template in place of the model's own: its text, or a file (relative to serving.properties, else to the working directory)"),
+    Option("option.default_chat_template_kwargs", "default_chat_template_kwargs", json_object, None, "arguments of the chat template for requests that do not set them: {\"enable_thinking\": false}"),
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),
     # sessions
     Option("option.enable_stateful_sessions", "enable_stateful_sessions", switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on"),
-    Option("option.sessions_expiration", "sessions_expiration", integer(1), 1200, "seconds that a session lives"),
-    Option("option.sessions_path", "sessions_path", string, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
+    Option("option.sessions_expiration", "sessions_expiration", integer(1, 10**9), 1200, "seconds that a session lives"),
+    Option("option.sessions_path", "sessions_path", path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
     # how much at once
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503"),
@@ -90,14 +108,17 @@ COMMON = (
     Option("option.cloudwatch_metrics_interval", "cloudwatch_metrics_interval", number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never"),
     Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs lmi-handler[tracing]"),
     # read by DJL Serving's Java side only
+    Option("engine", None, Gone("DJL's own engines are not served here; write engine=Python, or leave it out", ("python", "mpi", "deepspeed")), None, OF_JAVA),
+    Option("option.entryPoint", None, Gone("no other handler runs here, and a model.py's formatters need no entry point (docs/formatters.md); leave it out", HANDLERS), None, OF_JAVA),
     *(
         Option(key, None, str, None, OF_JAVA)
         for key in (
-            "engine", "option.entryPoint", "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
+            "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
             "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
             "max_idle_time", "load_on_devices", "minWorkers", "maxWorkers", "gpu.minWorkers", "gpu.maxWorkers",
             "cpu.minWorkers", "cpu.maxWorkers", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
             "log_request_metric", "metrics_aggregation",
+            "gpu.required_memory_mb", "gpu.reserved_memory_mb", "option.max_output_size",
         )
     ),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from handler.config.options import KNOWN
+from handler.config.options.option import Gone, is_secret, read_json, shown
 from handler.core.errors import Problem
 
 SM_VLLM = "SM_VLLM_"
@@ -94,7 +95,7 @@ VARIABLES: dict[str, Variable] = {
     "HUGGINGFACE_HUB_TOKEN": Variable("HF_TOKEN"),
     "HF_API_TOKEN": Variable("HF_TOKEN"),
     "SM_NUM_GPUS": Variable("TENSOR_PARALLEL_DEGREE"),
-    "MESSAGES_API_ENABLED": _idle("/invocations answers prompts and chats alike"),
+    "MESSAGES_API_ENABLED": Variable("OPTION_OPENAI_COMPAT", convert=lambda value, _: json.dumps(_truth(value))),
     # TGI's launcher
     "MODEL_ID": Variable("OPTION_MODEL_ID"),
     "REVISION": Variable("OPTION_REVISION"),
@@ -151,14 +152,35 @@ VARIABLES: dict[str, Variable] = {
 """By name; TGI's are those of its launcher (docs/source/reference/launcher.md)."""
 
 UNREAD = {
+    "HF_TOKEN": "huggingface_hub reads it",
+    "HF_HUB_CACHE": "huggingface_hub reads it",
     "HUGGINGFACE_HUB_CACHE": "huggingface_hub reads it",
     "HOSTNAME": "every container has it; `lmi serve --host` and LMI_HOST say it",
     "MASTER_ADDR": "torch reads it",
     "MASTER_PORT": "torch reads it",
 }
-"""TGI's variables that others set or read too: nothing is said of them."""
+"""Variables that others set or read too: nothing is said of them."""
 
 SECRET = frozenset({"HF_TOKEN"})
+
+
+def answer(name: str) -> str:
+    """Say what a foreign variable does here."""
+    if name in UNREAD:
+        return f"left alone: {UNREAD[name]}"
+    variable = VARIABLES[name]
+    if variable.unless is not None:
+        return Gone(variable.help, variable.unless).answer
+    names = [f"`{own}` ({engine})" for engine, own in sorted(variable.by_engine.items())]
+    if variable.own:
+        names.append(f"`{variable.own}`")
+    return f"same: {', '.join(names)}" if names else f"no effect: {variable.help}"
+
+
+def hub_token(environ: Mapping[str, str]) -> str | None:
+    """Return the token for the Hugging Face hub from the first variable that has one, HF_TOKEN first."""
+    names = ["HF_TOKEN", *(name for name, variable in VARIABLES.items() if variable.own == "HF_TOKEN")]
+    return next((value for name in names if (value := environ.get(name))), None)
 
 
 def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
@@ -188,7 +210,7 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
                 raise ValueError(variable.help)
             made = variable.convert(value, engine)
         except ValueError as error:
-            yield Problem(f"environment variable {name}", name, f"{name}={value}: {error}")
+            yield Problem(f"environment variable {name}", name, f"{shown(f'{name}={value}')}: {error}")
             continue
         if own and made is not None:
             yield Own(name, own, made)
@@ -198,7 +220,8 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
 
 def contradiction(first: str, value: str, second: str, other: str) -> Problem:
     """Two variables of one option have two values; those of secrets are not shown."""
-    values = "" if {first, second} & SECRET else f" ({value} and {other})"
+    secret = is_secret(f"{first}={value}") or is_secret(f"{second}={other}")
+    values = "" if secret else f" ({value} and {other})"
     return Problem(
         "", first, f"environment variables {first} and {second} contradict each other{values}: leave one out"
     )
@@ -208,6 +231,8 @@ def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
     names = sorted(name for name in environ if name.startswith(SM_VLLM))
     if names and not engine:
         yield Own(names[0], "OPTION_LLM_ENGINE", "vllm")
+    if names and not environ.get("OPTION_OPENAI_COMPAT"):
+        yield Own(names[0], "OPTION_OPENAI_COMPAT", "true")  # its /invocations is vLLM's /v1/chat/completions
     for name in names:
         key, value = name.removeprefix(SM_VLLM).lower(), environ[name] or "true"
         if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):
@@ -221,7 +246,7 @@ def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
 def _joined(value: str) -> str:
     """Write a JSON array of texts as our own options take it, with commas between."""
     try:
-        found = json.loads(value) if value.startswith("[") else None
+        found = read_json(value) if value.startswith("[") else None
     except ValueError:
         return value
     return ",".join(found) if found and all(isinstance(one, str) for one in found) else value

@@ -124,7 +124,11 @@ def _fetch(model_id: str, revision: str | None) -> Path:
 
 def load_tokenizer(config: EngineConfig) -> HfTokenizer:
     assert config.model is not None
-    return HfTokenizer(config.model, trust_remote_code=bool(config.options.get("trust_remote_code")))
+    return HfTokenizer(
+        config.model,
+        trust_remote_code=bool(config.options.get("trust_remote_code")),
+        chat_template=config.chat_template,
+    )
 
 
 def eos_ids(model: Path) -> frozenset[int]:

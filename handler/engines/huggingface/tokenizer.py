@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError, InvalidPayload
-from handler.core.text import Prompt, Vocabulary, check_tokens
+from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
+from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 
 _SAMPLE = "Hello world, 12 times\n  indented – ÿ😀"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -23,17 +24,20 @@ class HfTokenizer:
     Args:
         model: a directory with tokenizer.json, or files that transformers can convert to one.
         trust_remote_code: run tokenizer code that comes with the model.
+        chat_template: replaces the model's own.
 
     Raises:
         ConfigError: the vocabulary cannot be given as bytes.
     """
 
-    def __init__(self, model: Path, *, trust_remote_code: bool = False) -> None:
+    def __init__(self, model: Path, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
         if not self._tokenizer.is_fast:
             raise ConfigError(f"the tokenizer of {model} has no fast form (tokenizer.json)")
+        if chat_template is not None:
+            self._tokenizer.chat_template = chat_template
         self._fast = self._tokenizer.backend_tokenizer
         self._fast.no_truncation()
         self._fast.no_padding()
@@ -43,7 +47,12 @@ class HfTokenizer:
     def encode(self, text: str) -> Prompt:
         return self._encode(text, "inputs", add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
         """Apply the chat template and encode its text, as transformers and vLLM do (docs/wire.md, Chat)."""
         from jinja2 import TemplateError
 
@@ -54,10 +63,14 @@ class HfTokenizer:
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=options.add_generation_prompt,
+                **dict(options.arguments),
             )
-        except (TemplateError, ValueError, TypeError, KeyError) as error:  # raise_exception, or a fault
-            raise InvalidPayload(f"'messages': the model's chat template refuses them: {error}"[:400]) from None
+        except (TemplateError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            reason = f"{error}{template_line(error)}"  # of raise_exception, or of a fault
+            raise InvalidPayload(f"'messages': the model's chat template refuses them: {reason[:400]}") from None
+        if options.continue_final_message:
+            text = cut_after(str(text), str(messages[-1]["content"]))
         return self._encode(str(text), "messages", add_special_tokens=False)
 
     def _encode(self, text: str, name: str, *, add_special_tokens: bool) -> Prompt:
@@ -69,6 +82,16 @@ class HfTokenizer:
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+
+def template_line(error: BaseException) -> str:
+    """Say in which line of a chat template an error was raised; "" where that is not known."""
+    line, at = getattr(error, "lineno", None), error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is a text
+            line = at.tb_lineno
+        at = at.tb_next
+    return "" if line is None else f" (line {line} of the template)"
 
 
 def _chat_template(tokenizer: Any) -> str:

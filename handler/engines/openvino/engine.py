@@ -293,4 +293,4 @@ def load(config: EngineConfig) -> OpenVino:
 
 def load_tokenizer(config: EngineConfig) -> OpenVinoTokenizer:
     assert config.model is not None
-    return OpenVinoTokenizer(config.model)
+    return OpenVinoTokenizer(config.model, config.chat_template)

@@ -10,7 +10,8 @@ from typing import Any
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
-from handler.core.text import Prompt, Vocabulary, check_tokens
+from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
+from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.model_files import check_checkpoint
 from handler.engines.model_cache import UnknownLayout
@@ -74,10 +75,12 @@ def find_model(model_id: str) -> model_files.Model:
 class OpenVinoTokenizer:
     """See `engines.base.Tokenizer`."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, chat_template: str | None = None) -> None:
         import openvino_genai
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
+        if chat_template is not None:
+            self._tokenizer.chat_template = chat_template
         self.vocabulary = _vocabulary(self._tokenizer)
         self.chat_template = str(self._tokenizer.chat_template or "")
         # Some tokenizers have a built-in limit, and silently cut a longer prompt.
@@ -88,7 +91,12 @@ class OpenVinoTokenizer:
         self._check_size(len(text), "inputs")
         return self._encode(text, "inputs", add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
         """Apply the chat template and encode its text, as transformers and vLLM do.
 
         A special token in a message counts as one, so its author can pretend to another role. No server escapes them
@@ -101,10 +109,15 @@ class OpenVinoTokenizer:
         self._check_size(sum(map(_size, tools)), "tools")
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], True, tools=[dict(tool) for tool in tools] or None
+                [dict(message) for message in messages],
+                options.add_generation_prompt,
+                tools=[dict(tool) for tool in tools] or None,
+                extra_context=dict(options.arguments) or None,
             )
         except RuntimeError as error:  # by raise_exception, or a fault in the template
             raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
+        if options.continue_final_message:
+            text = cut_after(text, str(messages[-1]["content"]))
         self._check_size(len(text), "messages")
         return self._encode(text, "messages", add_special_tokens=False)
 

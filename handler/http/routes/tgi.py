@@ -11,15 +11,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from handler import __version__
-from handler.core.errors import Overloaded, serving_error
+from handler.core.errors import InvalidParameter, Overloaded, serving_error
 from handler.core.framing import dumps
 from handler.core.text import Prompt, spans
 from handler.engines.base import Tokenizer
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
+from handler.protocols.assistant.template import READERS, read_template
+from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, HARMLESS
-from handler.protocols.openai.tools.formats import plain_messages, takes_tools
 from handler.protocols.readers.messages import read_messages
 from handler.protocols.registry import ROUTES
 from handler.protocols.tgi.errors import UNHEALTHY, OutOfRange, WrongType
@@ -32,11 +33,8 @@ from handler.serving.model import ServedModel
 from handler.serving.preprocess import ignored_header
 
 _SCHEMA = ROUTES["/generate"]  # whose refusals these are
-_SHAPING = (
-    "add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs", "continue_final_message",
-    "documents",
-)  # fmt: skip
-"""Of OpenAI's chat, what would change its prompt: neutral values only, as there."""
+_SHAPING = ("add_special_tokens", "chat_template", *READERS)
+"""What changes a chat's prompt, as in OpenAI's chat."""
 
 _NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 _NO_EFFECT |= CHAT.parameters.keys() - {*_SHAPING, "truncate_prompt_tokens"}
@@ -147,23 +145,26 @@ class TgiRoutes:
         if body.get("tools"):
             raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
-        for name in _SHAPING:
-            _check_neutral(name, given.pop(name, None))
+        options = {name: _read(name, given.pop(name)) for name in _SHAPING if name in given}
         messages, ignored = read_messages(body["messages"])
+        try:
+            template, unread = read_template(options, messages, self._model.context)
+        except InvalidParameter as error:
+            raise OutOfRange(error.message) from None
+        ignored += unread
         ignored += [name for name in given if name not in _NO_EFFECT]
         laid = messages if takes_tools(self._model.context.chat_template) else plain_messages(messages, ())
 
         def use(tokenizer: Tokenizer) -> bytes:
-            prompt = tokenizer.encode_chat(laid)
+            prompt = tokenizer.encode_chat(laid, (), template)
             return dumps({"tokenize_response": _tokens(prompt), "templated_text": prompt.text})
 
         return use, ignored
 
 
-def _check_neutral(name: str, value: Any) -> None:
+def _read(name: str, value: Any) -> Any:
     try:
-        if value is not None:
-            CHAT.parameters[name].read(value)
+        return CHAT.parameters[name].read(value)
     except ValueError as error:
         raise OutOfRange(f"{name}={show(value)}: {error}") from None
 

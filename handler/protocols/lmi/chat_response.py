@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from handler.core.errors import ServingError
 from handler.core.framing import Framing
 from handler.core.values import Finish
+from handler.protocols.assistant.events import Event
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai import chat_response as openai
 from handler.protocols.openai.answers import OpenAiMessagePart
@@ -63,8 +64,8 @@ class ChatDocument(openai.ChatDocument):
         super().__init__(head, format, num_sequences)
         self._failures = failures
 
-    def _message(self, text: str) -> Any:
-        return {name: item for name, item in super()._message(text).items() if name != "refusal"}
+    def _message(self, events: Iterable[Event]) -> Any:
+        return {name: item for name, item in super()._message(events).items() if name != "refusal"}
 
     def refused(self, error: ServingError) -> HttpResponse:
         return self._failures.refused(error)

@@ -9,10 +9,17 @@ from handler.protocols.base import Count, NotRequired
 FinishReason = Annotated[str, ("enum", ("stop", "length", "tool_calls", "content_filter", "function_call"))]
 
 
+class CompletionDetails(TypedDict):
+    reasoning_tokens: Count
+
+
 class TokenUsage(TypedDict):
+    """Token counts; with details where thoughts are separated from the text."""
+
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
+    completion_tokens_details: NotRequired[CompletionDetails]
 
 
 class OpenAiAnswer(TypedDict):
@@ -70,12 +77,16 @@ class OpenAiMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
 
 
 class OpenAiMessagePart(TypedDict, total=False):
     role: Literal["assistant"]
     content: str | None
+    reasoning: str
+    reasoning_content: str
     tool_calls: list[ToolCallPart] | None
 
 

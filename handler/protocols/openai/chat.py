@@ -8,14 +8,16 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Adapter, Request
+from handler.protocols.assistant.answer import answer_form
+from handler.protocols.assistant.template import read_template
+from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
+from handler.protocols.assistant.tools.request import Tools, read_tools
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai import errors
 from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
 from handler.protocols.openai.parameters import CHAT, harmless, read_model
 from handler.protocols.openai.request import defaults, names, read_stream, streaming, unknown_fields
 from handler.protocols.openai.response import Head, Usage, identity
-from handler.protocols.openai.tools.formats import plain_messages, takes_tools
-from handler.protocols.openai.tools.request import Tools, read_tools
 from handler.protocols.parameters import Parameter, ParsedParameters, Table, read_all
 from handler.protocols.readers.body import report_unknown
 from handler.protocols.readers.messages import read_messages
@@ -51,14 +53,14 @@ class OpenAiChat:
         framing, usage = self.read_framing(body, context)
         parameters = self._read_parameters(body, tools, context)
         known = self.fields | self.table.parameters.keys()
+        template, unread = read_template(parameters.others, messages, context)
         ignored = [
-            *report_unknown([*unknown_fields(body, known), *unknown, *tools.unknown], body, context),
+            *report_unknown([*unknown_fields(body, known), *unknown, *tools.unknown, *unread], body, context),
             *harmless(body, known),
         ]
-        marks = tools.format.special(context.vocabulary) if tools.format else frozenset[str]()
-        sampling = parameters.sampling._replace(logprobs=bool(body.get("logprobs")))
-        if marks:
-            sampling = sampling._replace(skip_special_tokens=False)
+        prefix = messages[-1]["content"] if template.continue_final_message else None
+        form = answer_form(tools, context, dict(template.arguments), prefix)
+        sampling = form.sampling(parameters.sampling, context)._replace(logprobs=bool(body.get("logprobs")))
         has_place = takes_tools(context.chat_template)
         request = Request(
             "",
@@ -66,6 +68,8 @@ class OpenAiChat:
             truncate=parameters.others.get("truncate"),
             messages=messages if has_place else tuple(plain_messages(messages, tools.shown)),
             tools=tuple(tools.shown) if has_place else (),
+            template=template,
+            read_prompt=None if form.thinking is None else form.thinking.read_prompt,
             adapter=adapter,
             priority=parameters.others.get("priority", 0),
             fill_context=self.max_new_tokens is None and "max_new_tokens" not in parameters.names,
@@ -74,11 +78,9 @@ class OpenAiChat:
         for_tgi = model == "tgi"
         format = self.format(
             Logprobs(sampling.logprobs, bool(body.get("top_logprobs"))),
-            tools.parser,
-            single=tools.single,
-            named=bool(tools.name),
+            form,
             every_role=for_tgi,
-            marks=marks,
+            thoughts=parameters.others.get("include_reasoning", True),
         )
         head = self.head(*identity("chatcmpl"), model, context.fingerprint)
         return self.answer(request, head, format, framing, usage._replace(null=usage.null or for_tgi), ignored)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from handler.core.framing import JSON, SSE_DONE, Framing
+from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, template
 from handler.core.values import Finish, Token
+from handler.protocols.assistant.answer import AnswerForm, AnswerReader
+from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.openai.answers import (
     ChatLogprobs,
     ChosenLogprob,
@@ -21,7 +23,6 @@ from handler.protocols.openai.answers import (
     ToolCallPart,
 )
 from handler.protocols.openai.response import REASONS, Choice, Head, Stream, Usage, WholeAnswer
-from handler.protocols.openai.tools.parsing import Arguments, CallStart, Parser, Piece
 from handler.protocols.reply import SequenceOutput
 
 
@@ -49,29 +50,31 @@ class ChatFormat(NamedTuple):
     """The options of a chat's answers.
 
     Attributes:
-        parser: makes the parser of one choice; returns None where tool calls are not read.
-        single: keep the first tool call only.
-        named: the client named the tool; OpenAI then reports `stop` as the reason.
+        form: how the answers are read; with a named tool OpenAI reports `stop` as the reason.
         every_role: put the role and `tool_calls` into every part, as TGI's clients expect.
-        marks: special tokens that are text for the parser; all others are dropped.
+        thoughts: show them.
     """
 
     logprobs: Logprobs
-    parser: Callable[[], Parser | None] = lambda: None
-    single: bool = False
-    named: bool = False
+    form: AnswerForm
     every_role: bool = False
-    marks: frozenset[str] = frozenset()
+    thoughts: bool = True
 
-    def text(self, token: Token) -> str:
-        return "" if self.marks and token.special and token.text not in self.marks else token.text
+    @property
+    def named(self) -> bool:
+        return bool(self.form.tools.name)
 
     def reason(self, finish: Finish | None, *, called: bool) -> str | None:
         reason = REASONS[finish]
         return "tool_calls" if called and not self.named and reason == "stop" else reason
 
-    def select_pieces(self, pieces: Iterable[Piece]) -> list[Piece]:
-        return [piece for piece in pieces if isinstance(piece, str) or not (self.single and piece.number)]
+    def selects(self, event: Event) -> bool:
+        """Whether the client gets an event."""
+        if isinstance(event, str):
+            return True
+        if isinstance(event, Reasoning):
+            return self.thoughts
+        return not (self.form.tools.single and event.number)
 
 
 def call_id() -> str:
@@ -79,11 +82,12 @@ def call_id() -> str:
 
 
 class ChatChoice(Choice):
-    __slots__ = ("called", "parser", "waiting")
+    __slots__ = ("called", "reader", "thought_event", "waiting")
 
-    def __init__(self, index: int, parser: Parser | None) -> None:
+    def __init__(self, index: int) -> None:
         super().__init__(index)
-        self.parser = parser
+        self.reader: AnswerReader | None = None
+        self.thought_event: bytes | None = None  # as `text_event`, of a thought
         self.called = False
         self.waiting: list[Token] = []  # whose text is held back, for their log-probabilities
 
@@ -94,42 +98,59 @@ class ChatStream(Stream):
     def __init__(
         self, head: Head, format: ChatFormat, num_sequences: int, wanted: Usage, framing: Framing = SSE_DONE
     ) -> None:
-        choices = [ChatChoice(index, format.parser()) for index in range(num_sequences)]
-        super().__init__(head, choices, num_sequences, wanted, framing)
+        self._readers = [ChatChoice(index) for index in range(num_sequences)]
+        super().__init__(head, self._readers, num_sequences, wanted, framing)
         self._format = format
-        self._reads_calls = choices[0].parser is not None
-        self._is_text = self._is_text and not self._reads_calls
+        self._is_read = not format.form.is_text
+        self._is_text = self._is_text and not self._is_read
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        super().start(index, num_prompt_tokens)
+        for choice in self._readers:
+            choice.reader = self._format.form.reader()
 
     @property
     def _is_plain(self) -> bool:
-        return not self._format.logprobs.chosen and not (self._reads_calls and self._usage.always)
+        return not self._format.logprobs.chosen and not (self._is_read and self._usage.always)
 
     def _text_part(self, choice: Choice, text: str) -> OpenAiChatPart:
         return self._choice_part(choice, {"content": text}, [], None)
 
     def _next(self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]) -> bytes:
         assert isinstance(choice, ChatChoice)
-        if choice.parser is None or choice.text_event is None or finish is not None:
+        if choice.reader is None or choice.text_event is None or finish is not None:
             return super()._next(choice, token, finish, prefill)
         self._num_tokens += 1
-        pieces = choice.parser.feed(self._format.text(token))
-        if not pieces:
+        events = choice.reader.feed(token)
+        if not events:
             return b""
-        if len(pieces) == 1 and isinstance(text := pieces[0], str):
-            return self._text_chunk(choice.text_event, text)
-        delta = self._message_delta(choice, pieces)
+        if len(events) == 1:
+            if isinstance(event := events[0], str):
+                return self._text_chunk(choice.text_event, event)
+            if isinstance(event, Reasoning) and self._format.thoughts:
+                return self._thought_chunk(choice, event.text)
+        delta = self._message_delta(choice, events)
         return self._chunk(JSON.encode(self._choice_part(choice, delta, [], None))) if delta else b""
+
+    def _thought_chunk(self, choice: ChatChoice, thought: str) -> bytes:
+        if choice.thought_event is None:
+            part = self._choice_part(choice, {"reasoning": SLOT, "reasoning_content": SLOT}, [], None)
+            choice.thought_event = template(self._chunk(JSON.encode(part)))
+        text = JSON_TEXTS[thought]
+        return choice.thought_event % (text, text)
 
     def _part(
         self, choice: Choice, token: Token, finish: Finish | None, prefill: Sequence[Token]
     ) -> OpenAiChatPart | None:
         assert isinstance(choice, ChatChoice)
-        if choice.parser is None:
+        if choice.reader is None:
             return self._choice_part(choice, {"content": token.text}, [token], finish)
-        choice.waiting.append(token)
-        text = self._format.text(token)
-        pieces = [*(choice.parser.feed(text) if text else ()), *(choice.parser.flush() if finish is not None else ())]
-        delta = self._message_delta(choice, pieces)
+        events = choice.reader.feed(token)
+        if self._format.thoughts or not choice.reader.thinking:
+            choice.waiting.append(token)
+        if finish is not None:
+            events += choice.reader.flush()
+        delta = self._message_delta(choice, events)
         if not delta and finish is None:
             return None
         tokens, choice.waiting = choice.waiting, []
@@ -154,27 +175,34 @@ class ChatStream(Stream):
             delta.setdefault("tool_calls", None)
         return delta
 
-    def _message_delta(self, choice: ChatChoice, pieces: Iterable[Piece]) -> OpenAiMessagePart:
+    def _message_delta(self, choice: ChatChoice, events: Iterable[Event]) -> OpenAiMessagePart:
         """Build the `delta` of what a parser has read; empty for nothing."""
         delta: OpenAiMessagePart = {}
         calls: dict[int, ToolCallPart] = {}
-        for piece in self._format.select_pieces(pieces):
-            if isinstance(piece, str):
-                delta["content"] = (delta.get("content") or "") + piece
-            elif isinstance(piece, CallStart):
-                calls[piece.number] = {
-                    "index": piece.number,
+        for event in filter(self._format.selects, events):
+            if isinstance(event, str):
+                delta["content"] = (delta.get("content") or "") + event
+            elif isinstance(event, Reasoning):
+                delta["reasoning"] = delta["reasoning_content"] = delta.get("reasoning", "") + event.text
+            elif isinstance(event, CallStart):
+                calls[event.number] = {
+                    "index": event.number,
                     "id": call_id(),
                     "type": "function",
-                    "function": {"name": piece.name, "arguments": ""},
+                    "function": {"name": event.name, "arguments": ""},
                 }
-            else:
-                call = calls.setdefault(piece.number, {"index": piece.number, "function": {"arguments": ""}})
-                call["function"]["arguments"] += piece.text
+            elif isinstance(event, Arguments):
+                call = calls.setdefault(event.number, {"index": event.number, "function": {"arguments": ""}})
+                call["function"]["arguments"] += event.text
         if calls:
             choice.called = True
             delta["tool_calls"] = list(calls.values())
         return delta
+
+    def _count_thoughts(self) -> int | None:
+        if self._format.form.thinking is None:
+            return None
+        return sum(choice.reader.num_thoughts for choice in self._readers if choice.reader is not None)
 
 
 class ChatDocument(WholeAnswer):
@@ -185,46 +213,57 @@ class ChatDocument(WholeAnswer):
     def __init__(self, head: Head, format: ChatFormat, num_sequences: int) -> None:
         super().__init__(head, 1, num_sequences)
         self._format = format
+        self._num_thoughts = 0
 
     def _choices(self) -> list[OpenAiChatChoice]:
         return [self._choice(sequence) for sequence in self._sequences]
 
     def _choice(self, sequence: SequenceOutput) -> OpenAiChatChoice:
-        message = self._message("".join([self._format.text(token) for token in sequence.tokens]))
+        reader, tokens = self._format.form.reader(), sequence.tokens
+        if reader is None:
+            events: list[Event] = ["".join([token.text for token in tokens])]
+        else:
+            events, others = reader.read(tokens)
+            tokens = tokens if self._format.thoughts else others
+            self._num_thoughts += reader.num_thoughts
+        message = self._message(events)
         return {
             "index": sequence.index,
             "message": message,
-            "logprobs": self._format.logprobs.of(sequence.tokens),
+            "logprobs": self._format.logprobs.of(tokens),
             "finish_reason": self._format.reason(sequence.finish, called="tool_calls" in message),
         }
 
-    def _message(self, text: str) -> OpenAiMessage:
-        parser = self._format.parser()
-        if parser is None:
-            return {"role": "assistant", "content": text, "refusal": None}
-        content, calls = _gather_calls(self._format.select_pieces([*parser.feed(text), *parser.flush()]))
-        if not calls:
-            return {"role": "assistant", "content": content, "refusal": None}
-        return {
-            "role": "assistant",
-            "content": content if content.strip() else None,
-            "refusal": None,
-            "tool_calls": calls,
-        }
+    def _count_thoughts(self) -> int | None:
+        return None if self._format.form.thinking is None else self._num_thoughts
+
+    def _message(self, events: Iterable[Event]) -> OpenAiMessage:
+        content, thoughts, calls = _gather([event for event in events if self._format.selects(event)])
+        message: OpenAiMessage = {"role": "assistant", "content": content, "refusal": None}
+        if (calls and not content.strip()) or (thoughts and not content):
+            message["content"] = None
+        if thoughts:
+            message["reasoning"] = message["reasoning_content"] = thoughts
+        if calls:
+            message["tool_calls"] = calls
+        return message
 
 
-def _gather_calls(pieces: Sequence[Piece]) -> tuple[str, list[ToolCall]]:
-    """Return the text, and the calls as a whole answer has them."""
+def _gather(events: Sequence[Event]) -> tuple[str, str, list[ToolCall]]:
+    """Return the text, the thoughts, and the calls as a whole answer has them."""
     content: list[str] = []
+    thoughts: list[str] = []
     functions: dict[int, FunctionCall] = {}
-    for piece in pieces:
-        if isinstance(piece, str):
-            content.append(piece)
-        elif isinstance(piece, CallStart):
-            functions[piece.number] = {"name": piece.name, "arguments": ""}
-        elif isinstance(piece, Arguments):
-            functions[piece.number]["arguments"] += piece.text
+    for event in events:
+        if isinstance(event, str):
+            content.append(event)
+        elif isinstance(event, Reasoning):
+            thoughts.append(event.text)
+        elif isinstance(event, CallStart):
+            functions[event.number] = {"name": event.name, "arguments": ""}
+        elif isinstance(event, Arguments):
+            functions[event.number]["arguments"] += event.text
     calls: list[ToolCall] = [
         {"id": call_id(), "type": "function", "function": function} for function in functions.values()
     ]
-    return "".join(content), calls
+    return "".join(content), "".join(thoughts), calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from handler.protocols.assistant.tools.request import MAX_TOOLS
 from handler.protocols.base import ServerContext
 from handler.protocols.openai.answers import (
     OpenAiChatAnswer,
@@ -15,7 +16,6 @@ from handler.protocols.openai.answers import (
 )
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, COMPLETIONS
-from handler.protocols.openai.tools.request import MAX_TOOLS
 from handler.protocols.openapi.description import Description
 from handler.protocols.openapi.json_schema import (
     COUNT,

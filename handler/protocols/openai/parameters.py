@@ -8,6 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, ModelNotFound
 from handler.core.values import Adapter, StructuredOutput
+from handler.protocols.assistant import template
 from handler.protocols.base import ServerContext
 from handler.protocols.parameters import MAX_TOP_TOKENS, PARAMETERS, Parameter, Table, unsupported
 from handler.protocols.readers.structured_output import (
@@ -131,12 +132,11 @@ CHAT = Table(
         "audio": unsupported("answers are text", [], {}),
         "web_search_options": unsupported("the model searches nothing", [], {}),
         "echo": unsupported("an answer does not repeat messages", False),
-        "add_generation_prompt": unsupported("an answer begins a message of its own", True),
-        "continue_final_message": unsupported("an answer begins a message of its own", False),
         "add_special_tokens": unsupported("the chat template has them all", False),
         "chat_template": unsupported("the model's own is used", [], {}),
-        "chat_template_kwargs": unsupported("the model's template is used as it is", [], {}),
-        "documents": unsupported("put them into messages", [], {}),
+        **{name: Parameter(name, read) for name, read in template.READERS.items()},
+        "include_reasoning": Parameter("include_reasoning", boolean),
+        "thinking_token_budget": unsupported("the engines cannot end a thought"),
     }
 )
 

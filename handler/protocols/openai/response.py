@@ -59,12 +59,16 @@ class Usage(NamedTuple):
     null: bool = False
 
 
-def usage(num_prompt_tokens: int, num_tokens: int) -> TokenUsage:
-    return {
+def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int | None = None) -> TokenUsage:
+    """Return the counts; `num_thoughts` are the tokens of thoughts, None where these are not separated."""
+    counts: TokenUsage = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
     }
+    if num_thoughts is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_thoughts}
+    return counts
 
 
 _COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "total_tokens": NUMBER}
@@ -205,7 +209,11 @@ class Stream:
         return chunk + self._framing.end
 
     def _count(self) -> TokenUsage:
-        return usage(self._num_prompt_tokens, self._num_tokens)
+        return usage(self._num_prompt_tokens, self._num_tokens, self._count_thoughts())
+
+    def _count_thoughts(self) -> int | None:
+        """Count the tokens of thoughts; None where these are not separated."""
+        return None
 
     def _failure(self, error: ServingError) -> bytes:
         """Render the end of a stream that broke off."""
@@ -237,7 +245,12 @@ class WholeAnswer(WholeReply):
 
     def _document(self) -> dict[str, Any]:
         num_tokens = sum(token.id >= 0 for sequence in self._sequences for token in sequence.tokens)
-        return {**self._head.value(self.kind, self._choices()), "usage": usage(self._num_prompt_tokens, num_tokens)}
+        head = self._head.value(self.kind, self._choices())
+        return {**head, "usage": usage(self._num_prompt_tokens, num_tokens, self._count_thoughts())}
+
+    def _count_thoughts(self) -> int | None:
+        """Count the tokens of thoughts, after the choices were rendered; None where these are not separated."""
+        return None
 
     def _choices(self) -> Sequence[Mapping[str, Any]]:
         raise NotImplementedError

@@ -15,7 +15,9 @@ MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 _MEDIA = ("image_url", "image", "input_image", "input_audio", "audio_url", "video_url", "file")
 """Types of parts that other servers take; they are refused by name."""
 
-_READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls",)}
+_THOUGHTS = ("reasoning", "reasoning_content")
+
+_READ = {"tool": ("tool_call_id", "name"), "assistant": ("tool_calls", *_THOUGHTS)}
 """Fields of a message beside role and content."""
 
 Message = Mapping[str, Any]
@@ -49,17 +51,24 @@ def _message(message: Message, at: str) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
-    if role == "assistant" and message.get("tool_calls"):
-        calls = _tool_calls(message["tool_calls"], f"{at}.tool_calls")
-        return {
-            "role": role,
-            "content": "" if content is None else _text(content, f"{at}.content"),
-            "tool_calls": calls,
-        }
+    if role == "assistant":
+        calls, thoughts = message.get("tool_calls"), _thoughts(message, at)
+        read = {"role": role, "content": ""}
+        if content is not None or not (calls or thoughts):
+            read["content"] = _text(content, f"{at}.content")
+        return {**read, **thoughts, **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls")} if calls else {})}
     result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content")}
     if role == "tool":
         result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
     return result
+
+
+def _thoughts(message: Message, at: str) -> dict[str, str]:
+    """Read an assistant's thoughts, and give them all names under which chat templates read them."""
+    for name in _THOUGHTS:
+        if name in message:
+            return dict.fromkeys((*_THOUGHTS, "thinking"), _string(message[name], f"{at}.{name}"))
+    return {}
 
 
 def _check_arguments(messages: list[Any]) -> None:

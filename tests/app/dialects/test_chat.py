@@ -35,56 +35,6 @@ def chunks(body: str) -> list[dict[str, Any]]:
 # -- echo --------------------------------------------------------------------------------------------------------
 
 FUNCTION = {"type": "function", "function": {"name": "f"}}
-ECHO = {"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "a ü"}], "max_tokens": 5}
-
-
-@pytest.mark.parametrize("path", ["/invocations", "/predictions/model", "/predictions/model/1", "/models/model/invoke"])
-def test_echo_answers_on_every_inference_route(echo_server: LiveServer, path: str) -> None:
-    found = echo_server.post(ECHO, path)
-    assert found.headers["content-type"] == "application/json"
-    value = found.json()
-    assert value.pop("id").startswith("chatcmpl-")
-    assert value.pop("created") > 1_700_000_000
-    assert value == {
-        "object": "chat.completion",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": " system: be user: a ü"},
-                "logprobs": None,
-                "finish_reason": "length",
-            }
-        ],
-        "usage": {"prompt_tokens": 6, "completion_tokens": 5, "total_tokens": 11},
-    }
-
-
-def test_echo_streams(echo_server: LiveServer) -> None:
-    found = echo_server.post({**ECHO, "stream": True})
-    assert found.headers["content-type"] == "application/jsonlines"
-    lines = chunks(found.text)
-    assert len(lines) == 5
-    assert [line["choices"][0]["delta"].get("role") for line in lines] == ["assistant", None, None, None, None]
-    assert "".join(line["choices"][0]["delta"]["content"] for line in lines) == " system: be user: a ü"
-    assert [line["choices"][0]["finish_reason"] for line in lines] == [None] * 4 + ["length"]
-
-
-def test_refusals_name_the_clients_own_fields(echo_server: LiveServer) -> None:
-    found = echo_server.post({**ECHO, "max_tokens": 1 << 21})
-    assert found.status_code == 424
-    assert found.json()["error"].startswith("max_tokens=2097152: with 6 prompt tokens")
-
-
-def test_unknown_names_are_reported(echo_server: LiveServer) -> None:
-    found = echo_server.post({**ECHO, "top_kk": 3})
-    assert found.headers["x-lmi-ignored-parameters"] == "top_kk"
-
-
-def test_a_name_of_lmis_is_answered_with_the_chats(echo_server: LiveServer) -> None:
-    for path, status in {"/invocations": 424, "/v1/chat/completions": 400}.items():
-        found = echo_server.post({**ECHO, "max_new_tokens": 5}, path)
-        assert found.status_code == status
-        assert "max_new_tokens=5: is not supported: write max_tokens" in found.text
 
 
 def test_tools_are_there_as_on_openais_route(echo_server: LiveServer) -> None:
@@ -95,24 +45,6 @@ def test_tools_are_there_as_on_openais_route(echo_server: LiveServer) -> None:
     calls = [[item["function"] for item in choice["message"]["tool_calls"]] for choice in found]
     assert calls[0] == calls[1]
     assert {"name": "f", "arguments": '{"a":1}'} in calls[0]
-
-
-def test_log_prompts_shows_messages() -> None:
-    with serve("--engine", "echo", "-o", "option.log_prompts=true") as server:
-        server.wait_ready()
-        assert server.post(ECHO).status_code == 200
-    assert "'content': 'a ü'" in server.log
-
-
-def test_events_end_with_done() -> None:
-    with serve("--engine", "echo", "-o", "option.output_formatter=sse") as server:
-        server.wait_ready()
-        found = server.post(ECHO)
-    assert found.headers["content-type"] == "text/event-stream"
-    *events, done, rest = found.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    values = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert "".join(value["choices"][0]["delta"]["content"] for value in values) == " system: be user: a ü"
 
 
 # -- the demo model ----------------------------------------------------------------------------------------------

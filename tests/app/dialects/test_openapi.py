@@ -56,7 +56,8 @@ def values_of(kind: str, body: str) -> list[Any]:
         return [json.loads(body)]
     if kind not in ("application/jsonlines", "text/event-stream"):
         return [body]
-    lines = [line.removeprefix("data: ") for line in body.splitlines() if line.strip() and not line.endswith("[DONE]")]
+    lines = [line for line in body.splitlines() if line.strip() and not line.startswith("event: ")]
+    lines = [line.removeprefix("data: ") for line in lines if not line.endswith("[DONE]")]
     assert lines
     return [json.loads(line) for line in lines]
 
@@ -100,8 +101,14 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("option.tgi_compat=true",), ("option.rolling_batch=disable",), ("option.root_schema=mindie",)],
-    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie"],
+    [
+        (),
+        ("option.tgi_compat=true",),
+        ("option.rolling_batch=disable",),
+        ("option.root_schema=mindie",),
+        ("option.openai_compat=true",),
+    ],
+    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie", "openai_compat"],
 )
 def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...]) -> None:
     with serve("--engine", "echo", *(part for option in options for part in ("-o", option))) as server:
@@ -182,7 +189,7 @@ def test_adapter_calls_have_the_statuses_of_their_document() -> None:
 CASES = [
     path
     for name in (
-        *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton"),
+        *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton", "anthropic"),
         *("openai/chat", "openai/completion"),
     )
     for path in sorted((GOLDEN / name).glob("*.txt"))
@@ -195,6 +202,8 @@ def dialect_of(path: Path) -> str:
         return {"chat": "openai_chat", "completion": "openai_completions"}[mode]
     if mode == "tgi":
         return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
+    if mode == "anthropic":
+        return "anthropic_count" if path.stem == "count" else "anthropic_messages"
     if mode == "triton":
         return "triton_shape"
     if mode != "chat":

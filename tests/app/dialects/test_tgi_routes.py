@@ -1,9 +1,7 @@
-"""TGI's own routes and MindIE's over real sockets: framing to the byte, keep-alives, failures, neighbours."""
+"""TGI's own routes and MindIE's over real sockets: framing to the byte, keep-alives, statuses."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,11 +11,9 @@ from typing import Any
 import pytest
 
 from tests.app.server import impatient, serve
-from tests.app.test_http import CANCELLED
 from tests.servers import PATIENCE, LiveServer, events, http, options, post_bytes, raw, wait_for
 
 GENERATED = "lmi_generated_tokens_total"
-
 THREE = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 
 
@@ -193,20 +189,6 @@ def test_more_than_the_context_leaves_is_cut_where_tgi_cuts_it() -> None:
         assert server.post(asked).status_code == 424
 
 
-def test_a_full_queue_is_429() -> None:
-    room = options("option.max_rolling_batch_size=1", "job_queue_size=1", "option.echo_tokens_per_second=5")
-    with serve("--engine", "echo", *room) as server, ThreadPoolExecutor(2) as pool:
-        server.wait_ready()
-        running = [pool.submit(server.post, {**THREE, "parameters": {"max_new_tokens": 9}}, "/") for _ in range(2)]
-        wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "nothing is queued")
-        overloaded = {"error": "Model is overloaded", "error_type": "overloaded"}
-        found = server.post(THREE, "/generate")
-        assert (found.status_code, found.json()) == (429, overloaded)
-        found = server.post(THREE, "/generate_stream")
-        assert (found.status_code, found.text) == (200, f"data: {json.dumps(overloaded, separators=(',', ':'))}\n\n")
-        assert [future.result().status_code for future in running] == [200, 200]
-
-
 def test_figures_are_in_headers(paced: LiveServer) -> None:
     if is_mindie(paced):
         assert "x-compute-time" not in paced.post(THREE, "/").headers
@@ -222,49 +204,6 @@ def test_figures_are_in_headers(paced: LiveServer) -> None:
 
 
 # -- in flight ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream"])
-def test_a_client_that_goes_away_frees_its_place(paced: LiveServer, path: str) -> None:
-    before = paced.metric(CANCELLED)
-    body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 5000}}
-    if path == "/generate":
-        with socket.create_connection(("127.0.0.1", paced.port), timeout=PATIENCE) as connection:
-            connection.sendall(post_bytes(body, path))
-            wait_for(lambda: paced.metric("lmi_active_sequences") == 1, 5, "it does not run")
-    else:
-        with http.stream("POST", paced.url + path, json=body) as found:
-            next(found.iter_lines())
-    wait_for(lambda: paced.metric(CANCELLED) == before + 1, 5, "it was not cancelled")
-    wait_for(lambda: paced.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
-
-
-def test_neighbours_get_their_own_tokens(paced: LiveServer) -> None:
-    prompts = [f"x{index} y{index}" for index in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        asked = [{"inputs": prompt, "parameters": {"max_new_tokens": 20}} for prompt in prompts]
-        found = list(pool.map(lambda body: words(events(paced, "/", body)), asked))
-    assert found == [[f" x{index}", f" y{index}"] * 10 for index in range(8)]
-
-
-def test_an_engine_that_dies_ends_each_stream_with_an_event(paced: LiveServer) -> None:
-    long = {"inputs": "a b", "parameters": {"max_new_tokens": 1000}}
-    before = paced.metric(GENERATED)
-    with ThreadPoolExecutor(3) as pool:
-        streams = [pool.submit(events, paced, "/", long) for _ in range(2)]
-        whole = pool.submit(paced.post, {"inputs": "c", "parameters": {"max_new_tokens": 1000}}, "/generate")
-        wait_for(lambda: paced.metric("lmi_active_sequences") == 3, 5, "they do not run")
-        wait_for(lambda: paced.metric(GENERATED) > before + 12, 5, "nothing comes")
-        os.kill(paced.engine_pid(), signal.SIGKILL)
-        for future in streams:
-            *tokens, last = future.result()
-            assert words(tokens) == ([" a", " b"] * 500)[: len(tokens)]
-            assert tokens
-            assert last["error"].startswith("Request failed during generation: engine failure: ")
-            mindie = "index" not in tokens[0]
-            assert last.get("error_type", "none") == ("none" if mindie else "generation")
-        assert (whole.result().status_code, whole.result().json()["error_type"]) == (424, "generation")
-    paced.wait_ready(20)
 
 
 def test_an_answer_that_a_stop_cuts_off_is_incomplete() -> None:
@@ -286,21 +225,6 @@ def test_an_answer_that_a_stop_cuts_off_is_incomplete() -> None:
 
 
 # -- routes ------------------------------------------------------------------------------------------------------
-
-
-def test_sagemaker_can_reach_them(echo_server: LiveServer) -> None:
-    for path, is_array in (("/", True), ("/generate", False)):
-        headers = {"X-Amzn-SageMaker-Custom-Attributes": f"route={path}"}
-        found = echo_server.post(THREE, headers=headers).json()
-        assert isinstance(found, list) is is_array
-
-
-@pytest.mark.parametrize("mode", ["option.tgi_compat=true", "option.rolling_batch=disable"])
-def test_they_are_there_in_every_mode(mode: str) -> None:
-    with serve("--engine", "echo", *options(mode)) as server:
-        server.wait_ready()
-        assert server.post(THREE, "/").json() == [{"generated_text": "a b a b a"}]
-        assert words(events(server, "/generate_stream", THREE)) == [" a", " b", " a"]
 
 
 def test_mindies_root_and_tgis_other_routes() -> None:

@@ -8,10 +8,7 @@ from deploy.deployer.preparation import prepare
 from deploy.errors import Refused, SpecError
 from deploy.resources.environment import environment
 from deploy.spec import Spec
-from deploy.spec.options import variable_of
-from handler.config.loader import load_config
-from handler.config.options import OPTIONS
-from handler.config.options.listing import variable
+from handler.config.loader import read_config
 from tests.deploy.cases import SECRET, decision, spec
 
 
@@ -29,19 +26,12 @@ def test_options_become_what_the_handler_reads() -> None:
     assert found["OPTION_MAX_ROLLING_BATCH_SIZE"] == "64"
     assert found["OPTION_ENABLE_CHUNKED_PREFILL"] == "true"
     assert found["SERVING_BATCH_SIZE"] == "1"
-    config = load_config(environ=found)
+    config = read_config(environ=found).checked()
     assert config.max_rolling_batch_size == 64
     assert config.engine == "vllm"
     assert config.max_model_len == 8192
     assert config.model_loading_timeout == 870.0
     assert config.engine_options["enable_chunked_prefill"] is True
-
-
-@pytest.mark.parametrize(
-    "option", sorted({one.key for one in OPTIONS if one.field and variable(one.key)} - {"option.model_id"})
-)
-def test_every_option_becomes_the_variable_that_the_handler_reads(option: str) -> None:
-    assert variable_of(option.removeprefix("option.")) == variable(option)
 
 
 def test_all_wrong_options_are_named_at_once(tmp_path: Path) -> None:
@@ -139,16 +129,6 @@ def test_model_data_may_hold_the_model_further_down() -> None:
 
 def test_saying_the_same_twice_is_no_contradiction() -> None:
     assert variables(options={"max_model_len": 8192})["OPTION_MAX_MODEL_LEN"] == "8192"
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"max_rolling_batchsize": 1}, "did you mean 'max_rolling_batch_size'"),
-    ({"option.dtype": "bf16"}, "without `option.`"),
-    ({"model_id": "gpt2"}, "under model:"),
-])  # fmt: skip
-def test_wrong_options_are_refused_by_name(options: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        variables(options=options)
 
 
 def test_an_unknown_option_can_be_passed_on_as_a_variable() -> None:

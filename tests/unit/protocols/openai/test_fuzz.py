@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
+from handler.protocols.assistant.events import CallStart, Event
+from handler.protocols.assistant.tools.parsing import CallParser
 from handler.protocols.base import Schema
 from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
 from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
-from handler.protocols.openai.tools.parsing import CallParser, CallStart, Piece
 from handler.protocols.readers.messages import ROLES
 from tests.unit.protocols.openai.requests import CHAT, COMPLETIONS, NAMED
 
@@ -109,7 +110,7 @@ def test_the_pieces_do_not_depend_on_how_the_text_comes(inside: bool, parts: lis
 def _read(texts: list[str], inside: bool) -> list[str | tuple[str, str]]:
     """Text, and calls with their arguments, each as a whole."""
     parser = CallParser("<tool_call>", "</tool_call>", inside=inside)
-    pieces: list[Piece] = [piece for text in texts for piece in parser.feed(text)]
+    pieces: list[Event] = [piece for text in texts for piece in parser.feed(text)]
     found: list[str | tuple[str, str]] = []
     for piece in [*pieces, *parser.flush()]:
         if isinstance(piece, CallStart):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from handler.protocols.base import HttpResponse
 from handler.protocols.openai import chat as openai_chat
 from handler.protocols.openai import chat_response, completions
 from tests.unit.protocols.answers import deltas, failing, shorter, with_tops
-from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, chat, completion, saying
+from tests.unit.protocols.openai.requests import NAME_IT, NAMED, TOOLS, chat, completion, saying
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "openai"
 
@@ -24,6 +25,23 @@ STREAM = {"stream": True}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 ALWAYS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 INTERLEAVED = [delta for pair in itertools.zip_longest(deltas(0), shorter(1)) for delta in pair if delta]
+
+THOUGHTS = {
+    "deepseek_r1": "Hm.\n</think>\n\nYes.",
+    "deepseek_v3": "Yes.",
+    "qwen3": "<think>\nHm. So\n</think>\n\nYes.",
+    "glm45": "\n<think>Hm. So</think>\nYes.",
+    "glm47": "Hm. So</think>Yes.",
+    "minimax_m2": "Hm. So\n</think>\n\nYes.",
+    "minimax_m2_append_think": "Hm. So\n</think>\n\nYes.",
+    "kimi_k2": "<think>Hm. So </think>Yes.",
+    "mistral": "[THINK]Hm. So[/THINK]Yes.",
+    "gemma4": "<|channel>thought\nHm. So\n<channel|>Yes.",
+    "openai_gptoss": "<|channel|>analysis<|message|>Hm. So<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+    "granite": "Here is my thought process: Hm. So Here is my response: Yes.",
+    "nemotron_v3": "Hm. So\n</think>\nYes.",
+    "seed_oss": "<seed:think>Hm. So</seed:think>Yes.",
+}
 
 CASES: dict[str, tuple[Any, list[Delta] | None]] = {
     "chat/plain": ({}, None),
@@ -47,6 +65,8 @@ CASES: dict[str, tuple[Any, list[Delta] | None]] = {
     "chat/tools_cut": ({"tools": TOOLS}, saying(CALL[:60], finish=Finish.LENGTH)),
     "chat/named_tool": ({"tools": TOOLS, "tool_choice": NAME_IT}, saying(ARGUMENTS)),
     "chat/stream_named_tool": ({**STREAM, "tools": TOOLS, "tool_choice": NAME_IT}, saying(ARGUMENTS, 9)),
+    **{f"chat/reasoning_{name}": ({}, saying(text)) for name, text in THOUGHTS.items()},
+    **{f"chat/stream_reasoning_{name}": (USAGE, saying(text, 9)) for name, text in THOUGHTS.items()},
     "completion/plain": ({}, None),
     "completion/prompts": ({"prompt": ["a", "b"]}, None),
     "completion/logprobs": ({"logprobs": 2}, with_tops()),
@@ -68,7 +88,9 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         monkeypatch.setattr(module, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     body, script = CASES[name]
-    found: HttpResponse = {"chat": chat, "completion": completion}[name.split("/")[0]](body, script)
+    family = name.partition("reasoning_")[2]
+    context = replace(NAMED, reasoning_parser=family)
+    found: HttpResponse = {"chat": chat, "completion": completion}[name.split("/")[0]](body, script, context)
     asked = json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
     path = GOLDEN / f"{name}.txt"

@@ -5,51 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
 
-
-class CallStart(NamedTuple):
-    """A call begins; `number` counts calls from 0."""
-
-    number: int
-    name: str
-
-
-class Arguments(NamedTuple):
-    """A piece of the JSON text of a call's arguments."""
-
-    number: int
-    text: str
-
-
-Piece = str | CallStart | Arguments
-"""A piece of an answer; a string is text beside the calls."""
-
-
-class Parser(Protocol):
-    def feed(self, text: str) -> list[Piece]:
-        """Return the pieces that `text` completes."""
-
-    def flush(self) -> list[Piece]:
-        """Return the rest at the answer's end."""
+from handler.protocols.assistant.events import Arguments, CallStart, Event
 
 
 class NamedCall:
     """The parser of an answer that structured output makes the arguments of one call."""
 
     def __init__(self, name: str) -> None:
-        self._begun: list[Piece] = [CallStart(0, name)]
+        self._begun: list[Event] = [CallStart(0, name)]
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Event]:
         begun, self._begun = self._begun, []
         return [*begun, Arguments(0, text)]
 
-    def flush(self) -> list[Piece]:
+    def flush(self) -> list[Event]:
         return []
 
 
 class JsonEnd:
-    """Find the end of a JSON object or list that comes in pieces; `depth` is how many are open already."""
+    """Find the end of a JSON object or list that comes in events; `depth` is how many are open already."""
 
     _SIGNS = re.compile(r'["\\{}\[\]]')
 
@@ -106,43 +81,43 @@ class CallParser:
         self._count = 0
         self._scanner = JsonEnd()
         self._scanned = 0
-        self._read: Callable[[list[Piece]], bool] = self._calls if inside else self._text
+        self._read: Callable[[list[Event]], bool] = self._calls if inside else self._text
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Event]:
         self._held += text
-        pieces: list[Piece] = []
-        while self._held and self._read(pieces):
+        events: list[Event] = []
+        while self._held and self._read(events):
             pass
-        return pieces
+        return events
 
-    def flush(self) -> list[Piece]:
-        pieces: list[Piece] = []
+    def flush(self) -> list[Event]:
+        events: list[Event] = []
         if self._read in (self._text, self._calls, self._object):
             rest, self._raw, self._held = self._raw + self._held, "", ""
-            self._show(rest, pieces)
-        return pieces
+            self._show(rest, events)
+        return events
 
-    def _show(self, text: str, pieces: list[Piece]) -> None:
+    def _show(self, text: str, events: list[Event]) -> None:
         if self._count and not text.strip():
             self._space += text
         elif text:
             text, self._space = self._space + text, ""
-            pieces.append(text)
+            events.append(text)
 
     # -- states: each takes of `_held` what it can; false when it needs more -------------------------------------
 
-    def _text(self, pieces: list[Piece]) -> bool:
+    def _text(self, events: list[Event]) -> bool:
         before, begin, after = self._held.partition(self._begin) if self._begin else (self._held, "", "")
         if begin:
-            self._show(before, pieces)
+            self._show(before, events)
             self._raw, self._held, self._read = begin, after, self._calls
             return True
         keep = _partial(self._held, self._begin)
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        self._show(text, pieces)
+        self._show(text, events)
         return False
 
-    def _calls(self, pieces: list[Piece]) -> bool:
+    def _calls(self, events: list[Event]) -> bool:
         """Parse between two calls, before the first, or after the last."""
         rest = self._held.lstrip(_BETWEEN)
         if self._raw or not self._count:
@@ -158,22 +133,22 @@ class CallParser:
             return True
         if self._end.startswith(rest) and self._end:
             return False
-        return self._give_up(pieces)
+        return self._give_up(events)
 
-    def _object(self, pieces: list[Piece]) -> bool:
+    def _object(self, events: list[Event]) -> bool:
         """Parse a call whose name is not known yet."""
         head = _HEAD.match(self._held, 0, _LONGEST_HEAD) if self._scanned < _LONGEST_HEAD else None
         if head:
             try:
                 name = json.loads(head[1])
             except ValueError:
-                return self._give_up(pieces)
-            self._begun(name, pieces)
+                return self._give_up(events)
+            self._begun(name, events)
             self._held = self._held[head.end() :]
             self._scanner, self._read = JsonEnd(), self._arguments
             return True
         if self._scanned <= _LONGEST_HEAD < len(self._held) and _OPEN.fullmatch(self._held, 0, _LONGEST_HEAD):
-            return self._give_up(pieces)
+            return self._give_up(events)
         end = self._scanner.feed(self._held[self._scanned :])
         if end is None:
             self._scanned = len(self._held)
@@ -182,26 +157,26 @@ class CallParser:
         call = _call(self._held[:end])
         if call is None:  # nor is anything in it: to look would be to read nested ones again and again
             self._raw, self._held = self._raw + self._held[:end], self._held[end:]
-            return self._give_up(pieces)
-        self._begun(call[0], pieces)
-        pieces.append(Arguments(self._count - 1, call[1]))
+            return self._give_up(events)
+        self._begun(call[0], events)
+        events.append(Arguments(self._count - 1, call[1]))
         self._held, self._read = self._held[end:], self._calls
         return True
 
-    def _begun(self, name: str, pieces: list[Piece]) -> None:
-        pieces.append(CallStart(self._count, name))
+    def _begun(self, name: str, events: list[Event]) -> None:
+        events.append(CallStart(self._count, name))
         self._count += 1
         self._raw = ""
 
-    def _arguments(self, pieces: list[Piece]) -> bool:
+    def _arguments(self, events: list[Event]) -> bool:
         end = self._scanner.feed(self._held)
         text, self._held = (self._held, "") if end is None else (self._held[:end], self._held[end:])
-        pieces.append(Arguments(self._count - 1, text))
+        events.append(Arguments(self._count - 1, text))
         if end is not None:
             self._scanner, self._read = JsonEnd(depth=1), self._tail
         return True
 
-    def _tail(self, pieces: list[Piece]) -> bool:
+    def _tail(self, events: list[Event]) -> bool:
         """Parse from a call's arguments to its end."""
         end = self._scanner.feed(self._held)
         self._held = "" if end is None else self._held[end:]
@@ -209,9 +184,9 @@ class CallParser:
             self._read = self._calls
         return True
 
-    def _give_up(self, pieces: list[Piece]) -> bool:
+    def _give_up(self, events: list[Event]) -> bool:
         """Return a failed call as text, in which others may follow."""
-        self._show(self._raw, pieces)
+        self._show(self._raw, events)
         self._raw, self._read = "", self._text
         return True
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from handler.protocols.openai.tools.formats import HERMES, LLAMA3
-from handler.protocols.openai.tools.parsing import Arguments, CallParser, CallStart, JsonEnd, NamedCall, Piece
+from handler.protocols.assistant.events import Arguments, CallStart, Event
+from handler.protocols.assistant.tools.formats import HERMES, LLAMA3
+from handler.protocols.assistant.tools.parsing import CallParser, JsonEnd, NamedCall
 
 ONE = '{"name": "f", "arguments": {"a": "x}]\\"</tool_call>", "b": [1, {"c": {}}]}}'
 TWO = '{"name":"g_2","parameters":{}}'
@@ -27,7 +28,7 @@ def parser(kind: str) -> CallParser:
 def read(kind: str, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
     """The text, and each call's name and arguments."""
     one = parser(kind)
-    pieces: list[Piece] = []
+    pieces: list[Event] = []
     for at in range(0, len(text), size):
         pieces += one.feed(text[at : at + size])
     pieces += one.flush()

@@ -11,8 +11,8 @@ import pytest
 from handler.core.errors import InvalidParameter
 from handler.core.text import Vocabulary
 from handler.core.values import StructuredOutput
-from handler.protocols.openai.tools.formats import HERMES, LLAMA3, SMOLLM2, choose, plain_messages
-from handler.protocols.openai.tools.request import Tools, read_tools
+from handler.protocols.assistant.tools.formats import HERMES, LLAMA3, SMOLLM2, choose, plain_messages
+from handler.protocols.assistant.tools.request import Tools, read_tools
 from tests.unit.protocols.answers import CAPABLE
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

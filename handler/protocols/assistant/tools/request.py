@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
+from handler.protocols.assistant.events import Parser
+from handler.protocols.assistant.tools.formats import Format, choose
+from handler.protocols.assistant.tools.parsing import CallParser, NamedCall
 from handler.protocols.base import ServerContext
-from handler.protocols.openai.tools.formats import Format, choose
-from handler.protocols.openai.tools.parsing import CallParser, NamedCall, Parser
 from handler.protocols.readers.structured_output import json_schema
 from handler.protocols.validation import Named
 

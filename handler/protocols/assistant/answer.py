@@ -1,0 +1,99 @@
+"""How one request's answers are read: thoughts and calls, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from handler.core.values import Sampling, Token
+from handler.protocols.assistant.events import Event, Parser
+from handler.protocols.assistant.reasoning.families import choose_family
+from handler.protocols.assistant.reasoning.parsing import ThinkingParser
+from handler.protocols.assistant.reasoning.request import Thinking
+from handler.protocols.assistant.tools.request import Tools
+from handler.protocols.base import ServerContext
+
+
+class AnswerReader:
+    """Reads one answer.
+
+    Attributes:
+        num_thoughts: tokens of thoughts so far, without their marks.
+        thinking: the last token belonged to a thought.
+    """
+
+    __slots__ = ("_parser", "_thoughts", "num_thoughts", "thinking")
+
+    def __init__(self, parser: Parser, thoughts: ThinkingParser | None) -> None:
+        self._parser = parser
+        self._thoughts = thoughts
+        self.num_thoughts = 0
+        self.thinking = False
+
+    def feed(self, token: Token) -> list[Event]:
+        if self._thoughts is None:
+            return self._parser.feed(token.text) if token.text else []
+        before = self._thoughts.thinking
+        events = self._parser.feed(token.text) if token.text else []
+        self.thinking = before and self._thoughts.thinking
+        self.num_thoughts += self.thinking and token.id >= 0 and token.text not in self._thoughts.begin
+        return events
+
+    def read(self, tokens: list[Token]) -> tuple[list[Event], list[Token]]:
+        """Read a whole answer; return its events, and the tokens that belong to no thought."""
+        if self._thoughts is None:
+            return [*self._parser.feed("".join([token.text for token in tokens])), *self._parser.flush()], tokens
+        events: list[Event] = []
+        others: list[Token] = []
+        for token in tokens:
+            events += self.feed(token)
+            if not self.thinking:
+                others.append(token)
+        return [*events, *self._parser.flush()], others
+
+    def flush(self) -> list[Event]:
+        return self._parser.flush()
+
+
+class AnswerForm(NamedTuple):
+    """The form of a request's answers.
+
+    Attributes:
+        thinking: None where thoughts are not separated from the text.
+    """
+
+    tools: Tools = Tools()
+    thinking: Thinking | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether answers are nothing but text."""
+        return self.thinking is None and self.tools.parser() is None
+
+    def reader(self) -> AnswerReader | None:
+        """Return a reader of one answer, once the prompt is known; None where answers are nothing but text."""
+        inner = self.tools.parser()
+        if self.thinking is not None:
+            parser = self.thinking.parser(inner)
+            return AnswerReader(parser, parser)
+        return None if inner is None else AnswerReader(inner, None)
+
+    def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
+        """Keep the special tokens that are marks of this form in the text."""
+        marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
+        if self.thinking is not None:
+            marks |= self.thinking.family.special(context.vocabulary)
+        return sampling._replace(marks=marks) if marks else sampling
+
+
+def answer_form(
+    tools: Tools, context: ServerContext, arguments: Mapping[str, Any] | None = None, prefix: str | None = None
+) -> AnswerForm:
+    """Return the form of a request's answers.
+
+    Args:
+        arguments: those of the chat template.
+        prefix: the beginning of the answer, where the messages end with it.
+    """
+    family = choose_family(context.reasoning_parser, context.chat_template)
+    return AnswerForm(tools, None if family is None else Thinking(family, arguments or {}, prefix))

@@ -1,0 +1,145 @@
+"""The families of models that think before they answer, under vLLM's names, with their marks.
+
+Sources: the models' own chat templates, and vLLM 0.32, vllm/reasoning and vllm/parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from handler.core.text import Vocabulary
+
+
+class Family(NamedTuple):
+    """The form of a family's thoughts.
+
+    Attributes:
+        begin: marks before a thought; of two that begin alike the longer stands first.
+        end: marks after it.
+        calls: marks of a tool call, which end a thought too.
+        thinks: an answer is a thought from its first character, until a mark ends it. Otherwise a mark begins it.
+        switch: what `enable_thinking` is where the request does not say.
+        reopens: a later mark begins another thought.
+        strips: the space at a thought's end is in no event.
+        others: further marks of the form, which are in no event.
+    """
+
+    name: str
+    begin: tuple[str, ...] = ("<think>",)
+    end: tuple[str, ...] = ("</think>",)
+    calls: tuple[str, ...] = ()
+    thinks: bool = True
+    switch: bool = True
+    reopens: bool = False
+    strips: bool = False
+    others: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (*self.begin, *self.end, *self.calls, *self.others)
+
+    def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
+        """Return the marks that are special tokens, which a tokenizer leaves out of the text by default."""
+        if vocabulary is None:
+            return frozenset()
+        return frozenset(self.marks) & {vocabulary.text(id) for id in vocabulary.special}
+
+    def is_on(self, kwargs: Mapping[str, Any]) -> bool:
+        """Return whether a request's template arguments leave the thinking on."""
+        given = [bool(kwargs[name]) for name in ("thinking", "enable_thinking") if kwargs.get(name) is not None]
+        return any(given) if given else self.switch
+
+    def ends_open(self, prompt: str) -> bool | None:
+        """Return whether a prompt ends with a mark that begins a thought; None where it ends without a mark."""
+        end = prompt[-_TAIL:].rstrip()
+        if end.endswith(self.end):
+            return False
+        return True if end.endswith(tuple(mark.rstrip() for mark in self.begin)) else None
+
+    def is_open(self, answer: str) -> bool:
+        """Return whether the beginning of an answer ends within a thought."""
+        begun = max((answer.rfind(mark) for mark in self.begin), default=-1)
+        return begun > max((answer.rfind(mark) for mark in self.end), default=-1)
+
+
+_TAIL = 256  # characters of a prompt's end that hold its last mark
+
+
+HARMONY = "openai_gptoss"
+APPEND = "minimax_m2_append_think"
+
+_CALL = ("<tool_call>",)
+
+_QWEN3 = Family("qwen3", calls=_CALL)
+_GLM = Family("glm45", calls=_CALL, reopens=True, strips=True)
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("deepseek_r1"),
+        Family("deepseek_v3", switch=False),
+        _QWEN3,
+        _GLM,
+        _GLM._replace(name="glm47"),
+        Family("minimax_m2", calls=("<minimax:tool_call>",), strips=True),
+        Family(APPEND, begin=(), end=()),
+        Family("kimi_k2", calls=("<|tool_calls_section_begin|>",), strips=True),
+        Family("mistral", ("[THINK]",), ("[/THINK]",), ("[TOOL_CALLS]",), thinks=False, reopens=True, strips=True),
+        Family(
+            "gemma4",
+            ("<|channel>thought\n", "<|channel>"),
+            ("<channel|>",),
+            ("<|tool_call>",),
+            thinks=False,
+            switch=False,
+            reopens=True,
+            strips=True,
+        ),
+        Family(
+            HARMONY,
+            (),
+            ("<|channel|>final<|message|>",),
+            others=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+        ),
+        Family(
+            "granite",
+            ("Here is my thought process:", "Here's my thought process:"),
+            ("Here is my response:", "Here's my response:"),
+            thinks=False,
+            switch=False,
+        ),
+        _QWEN3._replace(name="nemotron_v3", strips=True),
+        Family("seed_oss", ("<seed:think>",), ("</seed:think>",), ("<seed:tool_call>",)),
+    )
+}
+
+_BY_MARK = {
+    "<|channel|>analysis": HARMONY,
+    "<|channel>": "gemma4",
+    "<seed:think>": "seed_oss",
+    "[THINK]": "mistral",
+    "my thought process": "granite",
+}
+_BY_COMPANY = {
+    "<minimax:tool_call>": "minimax_m2",
+    "<|tool_calls_section_begin|>": "kimi_k2",
+    "<arg_key>": "glm45",
+    "truncate_history_thinking": "nemotron_v3",
+    "<｜Assistant｜>": "deepseek_r1",
+    "": "qwen3",
+}
+"""What stands beside <think> in a chat template."""
+
+
+def choose_family(name: str, template: str) -> Family | None:
+    """Return the family of `option.reasoning_parser`; None without reasoning.
+
+    "auto" takes the first that the chat template shows. Then a thought begins only where the prompt or the model opens
+    it.
+    """
+    if name != "auto":
+        return FAMILIES.get(name)
+    shown = {**_BY_MARK, **(_BY_COMPANY if "</think>" in template else {})}
+    found = next((FAMILIES[family] for mark, family in shown.items() if mark in template), None)
+    return found if found is None or found.name == HARMONY else found._replace(thinks=False)

@@ -1,0 +1,221 @@
+"""Incremental parsers that separate the thoughts in an answer's text; the rest goes to the parser of its calls."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from handler.protocols.assistant.events import Event, Parser, Reasoning
+from handler.protocols.assistant.reasoning.families import HARMONY, Family
+
+
+class ThinkingParser(Parser):
+    """A parser of thoughts.
+
+    Args:
+        inner: the parser of what is beside the thoughts; None leaves it text.
+
+    Attributes:
+        thinking: whether a thought is open.
+        begin: marks before a thought.
+    """
+
+    thinking = False
+    begin: tuple[str, ...] = ()
+
+    def __init__(self, inner: Parser | None = None) -> None:
+        self._inner = inner
+
+    def _beside(self, text: str) -> list[Event]:
+        if self._inner is not None:
+            return self._inner.feed(text)
+        return [text] if text else []
+
+    def flush(self) -> list[Event]:
+        return [] if self._inner is None else self._inner.flush()
+
+
+class ThoughtParser(ThinkingParser):
+    """Thoughts between marks. Half a mark at the end belongs to the thought or the text before it.
+
+    Args:
+        thinking: the answer's first character belongs to a thought.
+    """
+
+    def __init__(self, family: Family, inner: Parser | None = None, *, thinking: bool) -> None:
+        super().__init__(inner)
+        self.thinking = thinking
+        self.begin = family.begin
+        self._family = family
+        self._held = ""
+        self._space = ""  # at the end of what was shown of a thought
+        self._over = False  # no other thought can begin
+
+    def feed(self, text: str) -> list[Event]:
+        if self._over:
+            return self._beside(text)
+        self._held += text
+        return self._read(final=False)
+
+    def flush(self) -> list[Event]:
+        return [*self._read(final=True), *super().flush()]
+
+    def _read(self, *, final: bool) -> list[Event]:
+        events: list[Event] = []
+        while self._held and (self._in_thought if self.thinking else self._outside)(events, final=final):
+            pass
+        return events
+
+    def _in_thought(self, events: list[Event], *, final: bool) -> bool:
+        family = self._family
+        thought, mark, self._held = split(self._held, (*family.begin, *family.end, *family.calls), final=final)
+        if family.strips:
+            thought = self._space + thought
+            self._space = thought[len(thought.rstrip()) :]
+            thought = thought.rstrip()
+        if thought:
+            events.append(Reasoning(thought))
+        if mark and mark not in family.begin:
+            self.thinking, self._space = False, ""
+            if mark in family.calls or not family.reopens:
+                self._leave(mark if mark in family.calls else "", events)
+        return bool(mark)
+
+    def _outside(self, events: list[Event], *, final: bool) -> bool:
+        family = self._family
+        if not family.reopens:
+            start = self._held.lstrip()
+            if not start.startswith(family.begin):
+                if final or not any(mark.startswith(start) for mark in family.begin):
+                    self._leave("", events)
+                return False
+        text, mark, self._held = split(self._held, (*family.begin, *family.calls), final=final)
+        events += self._beside(text)
+        if mark in family.begin:
+            self.thinking = True
+        elif mark:
+            self._leave(mark, events)  # a mark in a call's arguments begins no thought
+        return bool(mark)
+
+    def _leave(self, mark: str, events: list[Event]) -> None:
+        """Give all that follows to the inner parser."""
+        rest, self._held, self._over = mark + self._held, "", True
+        events += self._beside(rest)
+
+
+_HEADER, _MESSAGE = ("<|channel|>", "<|start|>", " to="), "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w*)"), re.compile(r"\bto=")
+_LONGEST_HEADER = 1024  # characters
+
+
+class HarmonyParser(ThinkingParser):
+    """Messages of OpenAI's harmony format (openai/harmony, docs/format.md), each with a header.
+
+    The channel `analysis` is a thought. A message with a recipient is a call, which the inner parser gets with its
+    header and its end mark. What has no header is text.
+    """
+
+    def __init__(self, inner: Parser | None = None) -> None:
+        super().__init__(inner)
+        self._held = ""
+        self._read = self._between
+        self._end = ""  # what the inner parser gets of a message's end mark
+
+    def feed(self, text: str) -> list[Event]:
+        self._held += text
+        events: list[Event] = []
+        while self._held and self._read(events, final=False):
+            pass
+        return events
+
+    def flush(self) -> list[Event]:
+        events: list[Event] = []
+        while self._held and self._read(events, final=True):
+            pass
+        return [*events, *super().flush()]
+
+    def _between(self, events: list[Event], *, final: bool) -> bool:
+        """Parse between two messages."""
+        if self._held.startswith(_HEADER):
+            self._read = self._header
+        elif not final and any(mark.startswith(self._held) for mark in _HEADER):
+            return False
+        else:
+            self._read = self._message
+        return True
+
+    def _header(self, events: list[Event], *, final: bool) -> bool:
+        header, message, rest = self._held.partition(_MESSAGE)
+        if not message:
+            if final or len(header) > _LONGEST_HEADER:
+                self._read = self._message
+            return self._read == self._message
+        channel = _CHANNEL.search(header)
+        self._held, self._read = rest, self._message
+        if _RECIPIENT.search(header) and self._inner is not None:
+            events += self._beside(header + message)
+            self._end = "call"
+        else:
+            self.thinking = channel is not None and channel[1] == "analysis"
+        return True
+
+    def _message(self, events: list[Event], *, final: bool) -> bool:
+        text, mark, self._held = split(self._held, (*_ENDS, "<|start|>"), final=final)
+        if text:
+            events += [Reasoning(text)] if self.thinking else self._beside(text)
+        if mark:
+            if self._end:
+                events += self._beside(mark if mark in _ENDS else "")
+            if mark not in _ENDS:
+                self._held = mark + self._held
+            self.thinking, self._end, self._read = False, "", self._between
+        return bool(mark)
+
+
+class Prefixed(ThinkingParser):
+    """The whole answer as text, after a mark that the prompt had."""
+
+    def __init__(self, mark: str, inner: Parser | None = None) -> None:
+        super().__init__(inner)
+        self._mark = mark
+
+    def feed(self, text: str) -> list[Event]:
+        mark, self._mark = self._mark, ""
+        return self._beside(mark + text)
+
+
+def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bool) -> ThinkingParser:
+    """Return a new parser of a family's answer.
+
+    Args:
+        thinking: the answer's first character belongs to a thought.
+    """
+    if family.name == HARMONY:
+        return HarmonyParser(inner)
+    if not family.end:
+        return Prefixed("<think>", inner)
+    return ThoughtParser(family, inner, thinking=thinking)
+
+
+def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, str]:
+    """Cut a text at its first mark: before it, the mark, and after it.
+
+    Without a mark the third is an end that may grow into one; there is none where the text is `final`.
+    """
+    pattern, firsts, longest = _search(marks)
+    cut = len(text)
+    if not final and firsts.search(text, max(0, cut - longest + 1)):
+        sizes = range(min(longest - 1, len(text)), 0, -1)
+        cut -= next((n for n in sizes if any(len(mark) > n and mark.startswith(text[-n:]) for mark in marks)), 0)
+    match = pattern.search(text)
+    if match is None or match.start() >= cut:
+        return text[:cut], "", text[cut:]
+    return text[: match.start()], match[0], text[match.end() :]
+
+
+@functools.lru_cache
+def _search(marks: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """Return patterns of the marks and of their first characters, and the longest mark's length."""
+    firsts = "".join({mark[0] for mark in marks})
+    return re.compile("|".join(map(re.escape, marks))), re.compile(f"[{re.escape(firsts)}]"), max(map(len, marks))

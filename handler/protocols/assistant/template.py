@@ -1,0 +1,100 @@
+"""What a request gives the chat template beside its messages and tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from handler.core.errors import InvalidParameter
+from handler.core.values import TemplateOptions
+from handler.protocols.base import ServerContext
+from handler.protocols.readers.values import accepts, boolean
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+THOUGHTS = ("reasoning", "reasoning_content", "thinking")
+"""Names under which chat templates read an assistant's thoughts."""
+
+_RESERVED = (
+    "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs",
+)  # fmt: skip
+"""Names that a renderer of templates takes for itself."""
+
+
+def knows(template: str, name: str) -> bool:
+    """Return whether a chat template reads a variable of that name."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+@accepts(type="object")
+def arguments(value: Any) -> Mapping[str, Any]:
+    """Read `chat_template_kwargs`."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    for name in value:
+        if name in _RESERVED or not name.isidentifier():
+            raise ValueError(f"may not set {name[:64]!r}")
+    return value
+
+
+@accepts(type="array", items={"type": "object"})
+def documents(value: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("must be a list of objects")
+    return value
+
+
+@accepts(enum=[*EFFORTS])
+def effort(value: Any) -> str:
+    if value not in EFFORTS:
+        raise ValueError(f"must be one of {', '.join(EFFORTS)}")
+    return str(value)
+
+
+READERS = {
+    "chat_template_kwargs": arguments,
+    "documents": documents,
+    "reasoning_effort": effort,
+    "add_generation_prompt": boolean,
+    "continue_final_message": boolean,
+}
+
+
+def read_template(
+    given: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], context: ServerContext
+) -> tuple[TemplateOptions, list[str]]:
+    """Return the template's options, and the names of those that the template does not read.
+
+    Args:
+        given: what READERS have read, by name.
+
+    Raises:
+        InvalidParameter: naming a wrong combination.
+    """
+    continues = given.get("continue_final_message", False)
+    if continues and given.get("add_generation_prompt"):
+        raise InvalidParameter("continue_final_message: needs add_generation_prompt=false")
+    if continues and (messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip()):
+        raise InvalidParameter("continue_final_message: the last message must be the assistant's, with text")
+    template, own = context.chat_template, given.get("chat_template_kwargs", {})
+    unknown = [f"chat_template_kwargs.{name}" for name in own if not knows(template, name)]
+    wanted = {name: given[name] for name in ("documents", "reasoning_effort") if name in given}
+    if (level := given.get("reasoning_effort")) is not None and "enable_thinking" not in own:
+        wanted["enable_thinking"] = level != "none"  # as in vLLM
+    read = {name: value for name, value in wanted.items() if knows(template, name)}
+    unknown += [name for name in ("documents",) if name in wanted and name not in read]
+    if level is not None and not read.keys() & {"reasoning_effort", "enable_thinking"}:
+        unknown.append("reasoning_effort")
+    if any(name in message for message in messages for name in THOUGHTS[:1]) and not any(
+        knows(template, name) for name in THOUGHTS
+    ):
+        unknown.append("messages[].reasoning")
+    known = {name: value for name, value in own.items() if knows(template, name)}
+    options = TemplateOptions(
+        tuple({**context.template_arguments, **read, **known}.items()),
+        add_generation_prompt=not continues and given.get("add_generation_prompt", True),
+        continue_final_message=continues,
+    )
+    return options, unknown

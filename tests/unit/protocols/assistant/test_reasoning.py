@@ -1,0 +1,256 @@
+"""Thoughts are found in any cutting of an answer, by the marks of each family."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handler.config.options.common import REASONING_PARSERS
+from handler.core.errors import InvalidParameter
+from handler.core.sequence import SequenceState
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
+from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
+from handler.protocols.assistant.reasoning.families import FAMILIES, choose_family
+from handler.protocols.assistant.reasoning.parsing import thinking_parser
+from handler.protocols.assistant.reasoning.request import Thinking
+from handler.protocols.assistant.tools.parsing import CallParser
+from tests.unit.protocols.openai.requests import NAMED, TOOLS, chat, choices, events, saying
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+)
+
+ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
+    # family, whether the prompt leaves a thought open, the answer, its thoughts, its text
+    ("deepseek_r1", True, "Hm.\n</think>\n\nYes.", "Hm.\n", "\n\nYes."),
+    ("deepseek_r1", True, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    ("deepseek_v3", False, "Yes.", "", "Yes."),
+    ("qwen3", True, "<think>\nHm.\n</think>\n\nYes.", "\nHm.\n", "\n\nYes."),
+    ("qwen3", True, "It never ends</thin", "It never ends</thin", ""),
+    ("qwen3", True, f"Hm.{CALL}", "Hm.", CALL),
+    ("qwen3", False, "Say <think> and </think>.", "", "Say <think> and </think>."),
+    ("qwen3", False, "\n<think>\n</think>Yes.", "\n", "\nYes."),
+    ("glm45", False, "\n<think>Hm. \n</think>\nYes.<think>So</think>!", "Hm.So", "\n\nYes.!"),
+    ("glm47", True, "Hm.</think>Yes.", "Hm.", "Yes."),
+    ("minimax_m2", True, "Hm.\n</think>\n\nYes.", "Hm.", "\n\nYes."),
+    ("minimax_m2_append_think", True, "Hm.</think>Yes.", "", "<think>Hm.</think>Yes."),
+    ("kimi_k2", True, "Hm. <|tool_calls_section_begin|>x", "Hm.", "<|tool_calls_section_begin|>x"),
+    ("mistral", False, "[THINK]Hm.[/THINK]Yes. [TH", "Hm.", "Yes. [TH"),
+    ("gemma4", False, "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
+    ("gemma4", False, "<|channel>Hm.<channel|>Yes.<|channel", "Hm.", "Yes.<|channel"),
+    ("openai_gptoss", True, HARMONY, "Hm.", "Wait.Yes."),
+    ("openai_gptoss", True, "Plain <|mess", "", "Plain <|mess"),
+    ("openai_gptoss", True, "<|channel|>fin", "", "<|channel|>fin"),
+    ("granite", False, "Here's my thought process: Hm. Here is my response: Yes.", " Hm. ", " Yes."),
+    ("granite", False, "Here is my house", "", "Here is my house"),
+    ("nemotron_v3", True, "Hm.\n</think>\nYes.", "Hm.", "\nYes."),
+    ("seed_oss", True, "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes."),
+)
+
+
+def parts(found: Iterable[Event]) -> tuple[str, str, list[tuple[str, str]]]:
+    """The thoughts, the text, and the calls of an answer's events."""
+    thoughts, text, calls = "", "", list[tuple[str, str]]()
+    for event in found:
+        if isinstance(event, str):
+            text += event
+        elif isinstance(event, Reasoning):
+            thoughts += event.text
+        elif isinstance(event, CallStart):
+            calls.append((event.name, ""))
+        elif isinstance(event, Arguments):
+            calls[event.number] = (calls[event.number][0], calls[event.number][1] + event.text)
+    return thoughts, text, calls
+
+
+def read(family: str, pieces: Iterable[str], *, thinking: bool, tools: bool = False) -> list[Event]:
+    inner = CallParser("<tool_call>", "</tool_call>") if tools else None
+    parser = thinking_parser(FAMILIES[family], inner, thinking=thinking)
+    return [*(event for piece in pieces for event in parser.feed(piece)), *parser.flush()]
+
+
+@pytest.mark.parametrize(("family", "thinking", "answer", "thoughts", "text"), ANSWERS)
+def test_thoughts_are_found_in_any_cutting(family: str, thinking: bool, answer: str, thoughts: str, text: str) -> None:
+    wanted = (thoughts, text, [])
+    assert parts(read(family, [answer], thinking=thinking)) == wanted
+    assert parts(read(family, answer, thinking=thinking)) == wanted
+    for cut in range(len(answer)):
+        assert parts(read(family, [answer[:cut], answer[cut:]], thinking=thinking)) == wanted
+
+
+def test_every_family_is_an_option_and_has_an_answer_here() -> None:
+    assert set(REASONING_PARSERS) == {"auto", *FAMILIES} == {"auto", *(answer[0] for answer in ANSWERS)}
+
+
+def test_calls_follow_thoughts() -> None:
+    answer = f"Hm.</think>So: {CALL}"
+    for pieces in ([answer], answer, [answer[:9], answer[9:30], answer[30:]]):
+        assert parts(read("qwen3", pieces, thinking=True, tools=True)) == ("Hm.", "So: ", [("f", '{"a": 1}')])
+    for pieces in ([f"Hm.{CALL}"], f"Hm.{CALL}"):  # a call ends a thought
+        assert parts(read("qwen3", pieces, thinking=True, tools=True)) == ("Hm.", "", [("f", '{"a": 1}')])
+
+
+def test_a_mark_in_a_calls_arguments_begins_no_thought() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": "<think>b</think>"}}</tool_call>'
+    assert parts(read("glm45", call, thinking=False, tools=True)) == ("", "", [("f", '{"a": "<think>b</think>"}')])
+
+
+def test_a_call_of_gpt_oss_reaches_the_tools_parser_with_its_header() -> None:
+    call = " to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+    other = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    for answer in (call, other):
+        assert parts(read("openai_gptoss", answer, thinking=True, tools=True)) == ("", answer, [])
+        assert parts(read("openai_gptoss", answer, thinking=True)) == ("", "{}", [])
+
+
+MARKS = [*sorted({mark for family in FAMILIES.values() for mark in family.marks}), CALL, "Hm.", " ", "<", "\n"]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(FAMILIES)), st.lists(st.sampled_from(MARKS) | st.text(max_size=4), max_size=8), st.data())
+def test_any_cutting_of_anything_gives_the_same_parts(family: str, words: list[str], data: st.DataObject) -> None:
+    answer = "".join(words)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=5)))
+    pieces = [answer[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
+    thinking, tools = data.draw(st.booleans()), data.draw(st.booleans())
+    whole = parts(read(family, [answer], thinking=thinking, tools=tools))
+    assert parts(read(family, pieces, thinking=thinking, tools=tools)) == whole
+    if not tools and not family.startswith(("openai", "minimax_m2_a")):
+        marks = "|".join(re.escape(mark) for mark in sorted(FAMILIES[family].marks, key=len, reverse=True))
+        kept = re.sub(rf"\s|{marks}", "", answer)
+        assert len(re.sub(rf"\s|{marks}", "", whole[0] + whole[1])) >= len(re.sub(marks, "", kept))
+
+
+# -- the prompt -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "arguments", "answer", "thoughts"),
+    [
+        ("qwen3", "<|im_start|>assistant\n", {}, "Hm.</think>Yes.", "Hm."),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", {}, "Hm.</think>Yes.", "Hm."),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", {}, "Yes.", ""),
+        ("qwen3", "<|im_start|>assistant\n", {"enable_thinking": False}, "Yes.", ""),
+        ("deepseek_v3", "<｜Assistant｜>", {}, "Yes.", ""),
+        ("deepseek_v3", "<｜Assistant｜><think>", {"thinking": True}, "Hm.</think>Yes.", "Hm."),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", {}, "Hm.<channel|>Yes.", "Hm."),
+        ("openai_gptoss", "<|start|>assistant", {}, HARMONY, "Hm."),
+    ],
+)
+def test_the_prompts_end_says_whether_a_thought_is_open(
+    name: str, prompt: str, arguments: dict[str, Any], answer: str, thoughts: str
+) -> None:
+    thinking = Thinking(FAMILIES[name], arguments)
+    thinking.read_prompt(Request(""), prompt)
+    parser = thinking.parser()
+    assert parts([*parser.feed(answer), *parser.flush()])[0] == thoughts
+
+
+@pytest.mark.parametrize(
+    ("prefix", "thoughts"), [("<think>Well", " so"), ("<think>Well</think>Then", ""), ("Then", "")]
+)
+def test_an_answer_that_continues_a_message_continues_its_thought(prefix: str, thoughts: str) -> None:
+    thinking = Thinking(FAMILIES["qwen3"], {}, prefix)
+    thinking.read_prompt(Request(""), f"assistant\n{prefix}")
+    assert parts(thinking.parser().feed(" so</think>"))[0] == thoughts
+
+
+def test_structured_output_needs_an_answer_without_a_thought() -> None:
+    request = Request("", Sampling(structured_output=StructuredOutput("regex", "a")))
+    with pytest.raises(InvalidParameter, match="grammar: the model thinks before it answers"):
+        Thinking(FAMILIES["qwen3"], {}).read_prompt(request, "assistant\n")
+    for arguments, prompt in (({"enable_thinking": False}, "assistant\n"), ({}, "<think>\n</think>\n\n")):
+        thinking = Thinking(FAMILIES["qwen3"], arguments)
+        assert thinking.read_prompt(request, prompt).sampling.structured_output
+        assert parts(thinking.parser().feed("a")) == ("", "a", [])
+
+
+# -- stop strings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("open_", "answer", "shown"),
+    [
+        (True, "a STOP b</think>c STOP d", "a STOP b</think>c "),
+        (True, "a STOP b", "a STOP b"),
+        (False, " <think>a STOP</think>b STOP", " <think>a STOP</think>b "),
+        (False, "a STOP b</think>", "a "),
+        (False, "<thi", "<thi"),
+    ],
+)
+def test_stop_strings_do_not_end_a_thought(open_: bool, answer: str, shown: str) -> None:
+    vocabulary = Vocabulary([bytes([byte]) for byte in range(128)])
+    prompt = "<think>" if open_ else "</think>"
+    request = Thinking(FAMILIES["qwen3"], {}).read_prompt(Request("", Sampling(stop=("STOP",))), prompt)
+    state, text = SequenceState(Prompt("", [], vocabulary), request.sampling), ""
+    for id in answer.encode():
+        text += state.push(id, None).text
+        if state.stopped:
+            break
+    else:
+        tokens, _ = state.feed([], [], Finish.LENGTH)
+        text += "".join(token.text for token in tokens)
+    assert text == shown
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+QWEN = replace(NAMED, reasoning_parser="qwen3", chat_template="{{ tools }} <tool_call> enable_thinking")
+ANSWER = f"<think>Hm. So\n</think>\n\nWait. {CALL}"
+
+
+def test_a_stream_and_a_whole_answer_say_the_same() -> None:
+    (whole,) = json.loads(chat({"tools": TOOLS}, saying(ANSWER), QWEN).body)["choices"]
+    message = whole["message"]
+    assert message["reasoning"] == message["reasoning_content"] == "Hm. So\n"
+    assert (message["content"], whole["finish_reason"]) == ("\n\nWait. ", "tool_calls")
+    deltas = [one["delta"] for one in choices(events(chat({"tools": TOOLS, "stream": True}, saying(ANSWER), QWEN)))]
+    for name in ("reasoning", "reasoning_content", "content"):
+        assert "".join(delta.get(name) or "" for delta in deltas) == message[name]
+
+
+def test_thoughts_are_counted_and_may_be_left_out() -> None:
+    body = {"stream": True, "stream_options": {"include_usage": True}, "include_reasoning": False, "logprobs": True}
+    words = ("<think>", "Hm.", " So", "</think>", "Yes.")
+    script = [Delta(1, 0, (Token(id, text, -0.5, False),)) for id, text in enumerate(words)]
+    script[-1] = script[-1]._replace(finish=Finish.EOS)
+    *chunks, last = events(chat(body, script, QWEN))
+    assert last["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    shown = choices(chunks)
+    assert all("reasoning" not in one["delta"] for one in shown)
+    assert "Hm." not in json.dumps(shown)
+    whole = json.loads(chat({"include_reasoning": False, "logprobs": True}, script, QWEN).body)
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert "Hm." not in json.dumps(whole)
+
+
+def test_a_thought_without_an_end_leaves_no_content() -> None:
+    (choice,) = json.loads(chat({}, saying("Hm. So", finish=Finish.LENGTH), QWEN).body)["choices"]
+    assert choice["message"]["content"] is None
+    assert (choice["message"]["reasoning"], choice["finish_reason"]) == ("Hm. So", "length")
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        ("{{ messages }}", None),
+        ("<|channel|>analysis<|message|>", "openai_gptoss"),
+        ("<think></think>", "qwen3"),
+        ("<think></think> <arg_key>", "glm45"),
+        ("<｜Assistant｜><think></think>", "deepseek_r1"),
+    ],
+)
+def test_auto_goes_by_the_template(template: str, family: str | None) -> None:
+    found = choose_family("auto", template)
+    assert (found and found.name) == family
+    assert choose_family("", template) is None
