@@ -36,6 +36,7 @@ ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     ("deepseek_r1", True, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     ("deepseek_v3", False, "Yes.", "", "Yes."),
     ("qwen3", True, "<think>\nHm.\n</think>\n\nYes.", "\nHm.\n", "\n\nYes."),
+    ("qwen3", True, "Hm.</think>Use </think>.", "Hm.", "Use </think>."),
     ("qwen3", True, "It never ends</thin", "It never ends</thin", ""),
     ("qwen3", True, f"Hm.{CALL}", "Hm.", CALL),
     ("qwen3", False, "Say <think> and </think>.", "", "Say <think> and </think>."),
