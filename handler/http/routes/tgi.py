@@ -16,7 +16,7 @@ from handler.core.framing import dumps
 from handler.core.text import Prompt, spans
 from handler.engines.base import Tokenizer
 from handler.http.asgi import Endpoint, read_body, send_answer, send_json
-from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
+from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.base import HttpResponse
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.openai.parameters import CHAT, HARMLESS
@@ -151,7 +151,7 @@ class TgiRoutes:
             _check_neutral(name, given.pop(name, None))
         messages, ignored = read_messages(body["messages"])
         ignored += [name for name in given if name not in _NO_EFFECT]
-        laid = messages if takes_tools(self._model.context.chat_template) else plain_messages(messages, ())
+        laid, _ = lay_out(messages, (), self._model.context.chat_template)
 
         def use(tokenizer: Tokenizer) -> bytes:
             prompt = tokenizer.encode_chat(laid)

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Adapter, Request
-from handler.protocols.assistant.tools.formats import plain_messages, takes_tools
+from handler.protocols.assistant.tools.prompt import lay_out
 from handler.protocols.assistant.tools.request import Tools, read_tools
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai import errors
@@ -59,13 +59,13 @@ class OpenAiChat:
         sampling = parameters.sampling._replace(logprobs=bool(body.get("logprobs")))
         if marks:
             sampling = sampling._replace(skip_special_tokens=False)
-        has_place = takes_tools(context.chat_template)
+        messages, shown = lay_out(messages, tools.shown, context.chat_template)
         request = Request(
             "",
             sampling,
             truncate=parameters.others.get("truncate"),
-            messages=messages if has_place else tuple(plain_messages(messages, tools.shown)),
-            tools=tuple(tools.shown) if has_place else (),
+            messages=messages,
+            tools=shown,
             adapter=adapter,
             priority=parameters.others.get("priority", 0),
             fill_context=self.max_new_tokens is None and "max_new_tokens" not in parameters.names,
