@@ -30,7 +30,7 @@ from mixed_clients import REPEATED, Clients, choose, lengths
 from handler.bench import machine
 from handler.bench.processes import Worker
 from handler.bench.server import lmi_serve
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.serving.loading import engine_spec
 
 _DEMO = ("option.model_id=demo", "option.dtype=fp32")
@@ -128,7 +128,7 @@ def bare_engine(pipe: Connection, clients: int) -> None:
 
     from handler.engines.openvino.engine import _pipeline  # the server's own, so that both have the same properties
 
-    spec = engine_spec(load_config(overrides=_DEMO))
+    spec = engine_spec(read_config(overrides=_DEMO).checked())
     pipeline = _pipeline(spec.config)
     rng, fresh = random.Random(0), itertools.count(REPEATED)
     running: dict[int, tuple[Any, int | None]] = {}

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.core.framing import dumps
 from handler.plugins.functions import Formatters
 from handler.serving.loading import load_model
@@ -16,7 +16,7 @@ from handler.serving.request_task import RequestTask
 
 async def load_echo(*options: str, directory: Path | None = None) -> ServedModel:
     """Not started."""
-    config = load_config(overrides=["option.llm_engine=echo", *options], environ={})
+    config = read_config(overrides=["option.llm_engine=echo", *options], environ={}).checked()
     return await load_model(config, Formatters(), directory)
 
 

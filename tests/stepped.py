@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import EngineInfo
@@ -65,7 +65,7 @@ class Bench:
     ) -> None:
         self.engine = Readable(info)
         self.loop = WorkerLoop()
-        config = load_config(overrides=["option.llm_engine=echo", f"option.rolling_batch={mode}"], environ={})
+        config = read_config(overrides=["option.llm_engine=echo", f"option.rolling_batch={mode}"], environ={}).checked()
 
         async def make() -> ServedModel:
             model = ServedModel(

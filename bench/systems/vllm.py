@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from handler.bench.server import lmi_serve
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.serving.loading import engine_spec
@@ -62,7 +62,7 @@ def starts(model: str, options: Sequence[str], devices: Devices, api: Api, *, to
     """
     os.environ.update(vllm_settings.environment(EngineConfig()))  # our server's too, which has this one's
     overrides = [*_overrides(options, devices, together=together), f"option.model_id={model}"]
-    spec = engine_spec(load_config(overrides=[*overrides, "option.llm_engine=vllm"], environ={}))
+    spec = engine_spec(read_config(overrides=[*overrides, "option.llm_engine=vllm"], environ={}).checked())
     config, number = spec.config, len(devices.names)
 
     @contextlib.contextmanager

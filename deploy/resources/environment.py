@@ -16,7 +16,8 @@ from deploy.redaction import is_secret
 from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 from handler.config.loader import read_config
-from handler.config.options.lookup import find_option
+from handler.config.options import ENVIRONMENT, KNOWN
+from handler.config.options.lookup import find_option, variable
 
 MODEL_DATA = "/opt/ml/model"
 """Directory of the model data in the container (SageMaker's CreateModel, ModelDataSource)."""
@@ -29,17 +30,7 @@ _TOTAL = 32 * 1024
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
-_SERVING = frozenset({"job_queue_size", "batch_size", "max_batch_delay", "max_request_size", "max_dynamic_batch_size"})
-"""Options without `option.`; DJL Serving's Java side reads the same names."""
-
-_SAME = {
-    "HF_MODEL_ID": "OPTION_MODEL_ID",
-    "HF_REVISION": "OPTION_REVISION",
-    "TENSOR_PARALLEL_DEGREE": "OPTION_TENSOR_PARALLEL_DEGREE",
-    "MODEL_LOADING_TIMEOUT": "OPTION_MODEL_LOADING_TIMEOUT",
-    "PREDICT_TIMEOUT": "OPTION_PREDICT_TIMEOUT",
-    "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN",
-}
+_SAME = {**{name: variable(key) for name, key in ENVIRONMENT.items()}, "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN"}
 """Variables with the same meaning in the handler."""
 
 
@@ -132,10 +123,9 @@ def _wrong_options(spec: Spec, settings: Mapping[str, _Setting]) -> list[str]:
 
 
 def _name(option: str) -> str:
-    if option in _SERVING:
-        return f"SERVING_{option.upper()}"
-    # DJL keeps names in mixed case; OPTION_ENTRYPOINT is the exception.
-    return f"OPTION_{option if option != option.lower() and option != 'entryPoint' else option.upper()}"
+    """Name the variable of an option; the specification writes all options without `option.`."""
+    is_bare = any(one.field and not one.engines for one in KNOWN.get(option, ()))
+    return variable(option if is_bare else f"option.{option}")
 
 
 def _text(value: str | int | float | bool) -> str:

@@ -18,7 +18,7 @@ from handler.bench.metrics import Point, Repetition
 from handler.bench.offline import Offline, Work
 from handler.bench.processes import measure
 from handler.bench.server import lmi_serve
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.serving.loading import engine_spec
 
 _PROMPTS_EACH = 1 << 14  # numbers reserved for the prompts of one measurement
@@ -110,7 +110,7 @@ def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, tur
 @contextlib.contextmanager
 def _engine(plan: Plan) -> Iterator[Offline]:
     """Load the engine as the server would with the same options."""
-    spec = engine_spec(load_config(overrides=_overrides(plan)))
+    spec = engine_spec(read_config(overrides=_overrides(plan)).checked())
     with contextlib.closing(Offline(spec)) as offline:
         offline.wait_ready()
         yield offline

@@ -6,7 +6,7 @@ DJL Serving has the same precedence: the model directory's serving.properties be
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from handler.config.options import KNOWN, OF_JAVA, OPTIONS, Option
 from handler.config.options.common import BY_ROLLING_BATCH, engine_name
 from handler.config.options.lookup import find_option, unknown_option, wrong_arguments
+from handler.config.options.option import shown
 from handler.config.options.variables import Note
 from handler.config.sources import (
     Setting,
@@ -110,22 +111,9 @@ class Reading(NamedTuple):
         return self.config
 
 
-def load_config(
-    *,
-    properties: Path | None = None,
-    overrides: Iterable[str] = (),
-    environ: Mapping[str, str] | None = None,
-    settings: Iterable[Setting] = (),
-    java: bool = False,
-) -> Config:
-    """Read every source as `read_config` does.
-
-    Raises:
-        ConfigError: with all problems; each has the option's name and its value's origin.
-    """
-    return read_config(
-        properties=properties, overrides=overrides, environ=environ, settings=settings, java=java
-    ).checked()
+class _Chosen(NamedTuple):
+    option: Option
+    setting: Setting
 
 
 def read_config(
@@ -161,39 +149,18 @@ def read_config(
     if not java:
         sources = from_lmis_handler(sources)
     engine = named_engine([*sources, *settings], auto)
-    by_key: dict[str, Setting] = {}
-    chosen: dict[str, Option] = {}
-    for setting in [*sources, *settings]:
-        option = find_option(setting.key, engine)
-        if option is None:
-            problems.append(Problem(setting.origin, setting.key, unknown_option(setting.key, engine)))
-            continue
-        chosen[option.key] = option
-        before = by_key.get(option.key)
-        if setting not in settings or before is None or before.value.strip() != setting.value.strip():
-            by_key[option.key] = setting
-    own = [option for option in OPTIONS if option.field and engine in option.engines]
-    passed = [option for option in chosen.values() if option.argument and engine in option.engines]
+    chosen = _choose(sources, settings, engine, problems)
     common = [option for option in OPTIONS if option.field and not option.engines]
-    values = {option.key: _value(option, by_key, problems) for option in [*common, *own, *passed]}
-    fields = {str(option.field): values[option.key] for option in common}
+    fields = {str(option.field): _value(option, chosen, problems) for option in common}
     fields["max_rolling_batch_size"] = fields["max_rolling_batch_size"] or _SEQUENCES.get(engine, 32)
-    engine_options = {str(option.field): values[option.key] for option in own if values[option.key] is not None}
-    more = engine_options.get("engine_args", {})
-    origin = by_key["option.engine_args"].origin if more else ""
-    for message in wrong_arguments(more, engine):
-        problems.append(Problem(origin, "option.engine_args", f"option.engine_args: {message}"))
-    if passed or more:
-        arguments = {option.key.removeprefix("option."): values[option.key] for option in passed}
-        engine_options["engine_args"] = {**arguments, **more}
+    engine_options = _engine_options(engine, chosen, problems)
     notes = [f"{item.foreign} has no effect here: {item.message}" for item in found if isinstance(item, Note)]
-    others = {key: (chosen[key], setting) for key, setting in by_key.items() if key not in values}
     config = Config(
         **fields,
         engine_options=engine_options,
-        warnings=(*notes, *_without_effect(others, engine, problems, java=java)),
+        warnings=(*notes, *_without_effect(chosen.values(), engine, problems, java=java)),
         directory=properties.absolute().parent if properties else None,
-        origins={key: setting.origin for key, setting in by_key.items()},
+        origins={key: setting.origin for key, (_, setting) in chosen.items()},
     )
     problems += _contradictions(config, {problem.name for problem in problems})
     origins = (item.where if isinstance(item, Problem) else item.origin for item in found if not isinstance(item, Note))
@@ -202,16 +169,49 @@ def read_config(
     return Reading(config, tuple(problems), engine)
 
 
-def _without_effect(
-    by_key: Mapping[str, tuple[Option, Setting]], engine: str, problems: list[Problem], *, java: bool
-) -> tuple[str, ...]:
+def _choose(
+    sources: Iterable[Setting], settings: Collection[Setting], engine: str, problems: list[Problem]
+) -> dict[str, _Chosen]:
+    """Find the option of each setting, by its key; unknown ones become problems."""
+    chosen: dict[str, _Chosen] = {}
+    for setting in [*sources, *settings]:
+        option = find_option(setting.key, engine)
+        if option is None:
+            problems.append(Problem(setting.origin, setting.key, unknown_option(setting.key, engine)))
+            continue
+        before = chosen.get(option.key)
+        same = before is not None and before.setting.value.strip() == setting.value.strip()
+        if before is None or not same or setting not in settings:
+            chosen[option.key] = _Chosen(option, setting)
+    return chosen
+
+
+def _engine_options(engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> dict[str, Any]:
+    """Read the engine's options; `engine_args` are the arguments of its own class, checked by name and type."""
+    own = [option for option in OPTIONS if option.field and engine in option.engines]
+    values = {str(option.field): _value(option, chosen, problems) for option in own}
+    arguments = [option for option, _ in chosen.values() if option.argument and engine in option.engines]
+    passed = {option.key.removeprefix("option."): _value(option, chosen, problems) for option in arguments}
+    given = values.get("engine_args") or {}
+    for message in wrong_arguments(given, engine):
+        key = "option.engine_args"
+        problems.append(Problem(chosen[key].setting.origin, key, f"{key}: {message}"))
+    if passed or given:
+        values["engine_args"] = {**passed, **given}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _without_effect(chosen: Iterable[_Chosen], engine: str, problems: list[Problem], *, java: bool) -> tuple[str, ...]:
     """Warn of options without effect here; those of other engines that cannot be ignored are problems."""
     idle: dict[str, list[str]] = {}
-    for key, (option, setting) in by_key.items():
-        if option.field is None and not option.argument:
+    for option, setting in chosen:
+        has_field = option.field is not None or option.argument
+        if has_field and (not option.engines or engine in option.engines):
+            continue
+        if not has_field:
             why = "" if java and option.help is OF_JAVA else option.help
         else:
-            options = [option] if option.argument else KNOWN[key]
+            options = [option] if option.argument else KNOWN[option.key]
             refusals = [refusal for one in options if (refusal := _refusal(one, setting))]
             why = option.idle if engine else ""
             if len(refusals) == len(options):  # a wrong value is refused with any engine
@@ -225,11 +225,11 @@ def _without_effect(
     return tuple(f"without effect here: {', '.join(keys)}; {why}" for why, keys in idle.items())
 
 
-def _value(option: Option, by_key: Mapping[str, Setting], problems: list[Problem]) -> Any:
+def _value(option: Option, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:
     """Parse an option's value. A wrong one becomes a problem; the default stands in for it."""
-    setting = by_key.get(option.key)
-    if setting is None:
+    if option.key not in chosen:
         return option.default
+    setting = chosen[option.key].setting
     try:
         return option.parse(setting.value.strip())
     except ValueError as error:
@@ -247,8 +247,9 @@ def _refusal(option: Option, setting: Setting) -> str:
 
 
 def _wrong_value(option: Option, setting: Setting, why: str) -> Problem:
-    given = "" if setting.origin.startswith("-") else f"{setting.key}={setting.value}: "  # an argument shows it already
-    return Problem(setting.origin, option.key, f"{given}{why}")
+    if setting.origin.startswith("-"):  # an argument shows it already
+        return Problem(setting.origin, option.key, why)
+    return Problem(setting.origin, option.key, f"{shown(f'{setting.key}={setting.value}')}: {why}")
 
 
 def _contradictions(config: Config, wrong: set[str]) -> Iterator[Problem]:

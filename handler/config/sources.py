@@ -12,6 +12,8 @@ import javaproperties
 
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
 from handler.config.options.common import BY_ROLLING_BATCH, LLM_ENGINES, ROLLING_BATCHES, engine_name
+from handler.config.options.lookup import key_of
+from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, Note, Own, translate
 from handler.core.errors import Problem
 
@@ -24,6 +26,7 @@ class Setting(NamedTuple):
     origin: str
 
 
+_MOST_CHARACTERS = 1 << 20  # of a file of options
 _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
 """Words in the names of djl_python's modules, and their engines."""
 
@@ -31,9 +34,13 @@ _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
 def from_file(path: Path) -> Iterator[Setting | Problem]:
     """Read a Java properties file; the last value of a key counts, as in Java."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         yield Problem("", "", f"cannot read {path}: {error}")
+        return
+    if len(text) > _MOST_CHARACTERS:
+        yield Problem("", "", f"cannot read {path}: it has more than {_MOST_CHARACTERS} characters")
         return
     stream = io.StringIO(text)
     elements = javaproperties.parse(stream)
@@ -56,16 +63,16 @@ def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:
     for override in overrides:
         key, equals, value = override.partition("=")
         if equals:
-            yield Setting(key.strip(), value, f"-o {override}")
+            yield Setting(key.strip(), value, f"-o {shown(override)}")
         else:
-            yield Problem(f"-o {override}", "", "write it as key=value")
+            yield Problem(f"-o {shown(override)}", "", "write it as key=value")
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Problem]:
     """Read `OPTION_X_Y` as option.x_y, `SERVING_X` as the server's x, and the names in `ENVIRONMENT`."""
     for name, value in environ.items():
         origin = f"environment variable {name}"
-        key = _key(name)
+        key = key_of(name)
         if name.startswith("SERVING_") and key not in KNOWN:
             if key not in SERVER_ENVIRONMENT:
                 near = difflib.get_close_matches(key, [*KNOWN, *SERVER_ENVIRONMENT], n=1)
@@ -92,7 +99,7 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
         elif item.name in SECRET:
             yield Note(item.foreign, f"huggingface_hub may not read it; write {item.name}")
         elif item.name not in environ:
-            yield Setting(_key(item.name), item.value, f"environment variable {item.foreign}")
+            yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
 
 
 def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
@@ -111,17 +118,6 @@ def from_lmis_handler(settings: list[Setting]) -> list[Setting]:
         settings = [one for one in settings if one.key != "option.async_mode"]
         settings = [one for one in settings if (one.key, one.value.strip()) != ("option.rolling_batch", "disable")]
     return settings
-
-
-def _key(name: str) -> str:
-    """Name the option of one of the handler's variables."""
-    if name.startswith("SERVING_"):
-        return name.removeprefix("SERVING_").lower()
-    if name in ENVIRONMENT:
-        return ENVIRONMENT[name]
-    rest = name.removeprefix("OPTION_")
-    key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
-    return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
 
 
 def named_engine(settings: Iterable[Setting], auto: str) -> str:

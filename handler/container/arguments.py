@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from handler.config.options.common import BY_ROLLING_BATCH, engine_name
+from handler.config.options.option import shown
 from handler.config.options.variables import SECRET, Own, contradiction
 from handler.config.options.variables import translate as foreign
+from handler.config.sources import Setting, from_environment, named_engine
 from handler.core.errors import ConfigError
 
 _PORT = 8080
@@ -80,16 +81,13 @@ def translate(environ: Mapping[str, str]) -> Translation:
     """
     result = dict(environ)
     lines: list[str] = []
-    rolling_batch = environ.get("OPTION_ROLLING_BATCH") or "auto"
-    llm_engine = environ.get("OPTION_LLM_ENGINE") or "auto"
-    named = llm_engine != "auto" or rolling_batch in BY_ROLLING_BATCH
-    for item in foreign(environ, engine_name(llm_engine, rolling_batch) if named else ""):
+    settings = [item for item in from_environment(environ) if isinstance(item, Setting)]
+    for item in foreign(environ, named_engine(settings, "")):
         if isinstance(item, Own):
             result[item.name] = item.value
-            secret = item.name in SECRET
-            if secret:
+            if item.name in SECRET:
                 del result[item.foreign]  # DJL Serving's log shows HF_* but for HF_TOKEN
-            lines.append(f"{item.foreign} is understood as {item.name}{'' if secret else '=' + item.value}")
+            lines.append(f"{item.foreign} is understood as {shown(f'{item.name}={item.value}')}")
     pairs = [(weak, result.get(weak, ""), strong, result.get(strong, "")) for weak, strong in _SAME]
     if problems := [contradiction(*pair) for pair in pairs if pair[1] and pair[3] and pair[1] != pair[3]]:
         raise ConfigError(*problems)

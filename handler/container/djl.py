@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from handler.config.loader import Config, load_config
+from handler.config.loader import Config, read_config
 from handler.config.model_files import locate
 from handler.config.options.common import BY_ROLLING_BATCH
 from handler.config.sources import Setting
@@ -90,7 +90,7 @@ def make_model(
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
     file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
-    config = load_config(properties=file, environ=environ, java=True)
+    config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
     if not config.origins.keys() & _MODES:
         mode = _ASYNC if since >= _ASYNC_SINCE else _ROLLING
@@ -156,7 +156,7 @@ def _model_id(model: str, weights: Path) -> str:
 def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> str:
     # Async mode tells Java `disable`, but the handler batches.
     rolling = [Setting("option.rolling_batch", "auto", "async mode")] if asynchronous else []
-    config = load_config(properties=file, environ=environ, settings=rolling, java=True)
+    config = read_config(properties=file, environ=environ, settings=rolling, java=True).checked()
     for warning in config.warnings:
         log.info("%s", warning)
     return config.model_name

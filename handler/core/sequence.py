@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from handler.core.text import Detokenizer, Prompt, StopMatcher, Vocabulary
 from handler.core.values import Finish, Sampling, Token, new_token
+
+
+class _NoTexts(Sequence[None]):
+    """The texts of a sequence whose ids all have to be pushed."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, id: Any) -> Any:
+        return None
+
+
+_NO_TEXTS = _NoTexts()
 
 
 class SequenceState:
@@ -15,8 +29,8 @@ class SequenceState:
     engine. The texts of all tokens add up to the answer.
 
     Attributes:
-        texts: the text of each id while `pushes` is false; None where it has to be pushed.
-        pushes: every id has to be pushed: stop strings are looked for, or part of a character has come.
+        texts: the text of each id now; None where the id has to be pushed: each id has to while stop strings are
+            looked for, or part of a character has come.
         special: ids that are control marks.
         stopped: a stop string has ended the sequence.
     """
@@ -27,7 +41,6 @@ class SequenceState:
         "_stops",
         "_vocabulary",
         "_watched",
-        "pushes",
         "special",
         "stopped",
         "texts",
@@ -37,12 +50,14 @@ class SequenceState:
         self._detokenizer = Detokenizer(prompt.vocabulary, skip_special=sampling.skip_special_tokens)
         self._vocabulary = prompt.vocabulary
         self.special = prompt.vocabulary.special
-        self.texts = self._detokenizer.texts
         self._stops = StopMatcher(sampling.stop, include=sampling.include_stop) if sampling.stop else None
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
         self._watched = self._stops is not None or bool(self._ending)
-        self.pushes = self._watched
+        self.texts = self._texts()
         self.stopped = False
+
+    def _texts(self) -> Sequence[str | None]:
+        return _NO_TEXTS if self._watched or self._detokenizer.pending else self._detokenizer.texts
 
     def push(self, id: int, logprob: float | None) -> Token:
         """Add a token that is not the engine's last; `stopped` may become true."""
@@ -50,7 +65,7 @@ class SequenceState:
         if self._stops is not None:
             text = self._stops.feed(text)
             self.stopped = self._stops.matched
-        self.pushes = self._watched or self._detokenizer.pending
+        self.texts = self._texts()
         return new_token((id, text, logprob, id in self.special, ()))
 
     def feed(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from handler.http.exchange import EXCHANGE, Exchange
 
 HEAD_SECONDS = 60.0  # that request line and headers may take, and a new connection until they come
 LINGER_SECONDS = 2.0
@@ -16,9 +17,6 @@ LINGER_SECONDS = 2.0
 the last answer. Closing at once would reset the connection, and the client might lose the answer that it got.
 """
 _MAX_HEAD = 1 << 16  # bytes of request line, headers and trailers; SageMaker's are a few hundred
-
-EXCHANGE = "lmi.http.exchange"
-"""Name of the ASGI extension: the request's `Exchange`."""
 
 
 def _refusal(status: int, phrase: str, message: str) -> bytes:
@@ -70,6 +68,11 @@ class Protocol(HttpToolsProtocol):
         if self._last_words is None:
             self._stop()
         return self._current is not None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._current is not None:
+            _hold(self._current)
 
     def _set_timer(self, seconds: float, then: Callable[[], None]) -> None:
         self._unset_keepalive_if_required()
@@ -173,7 +176,7 @@ class Protocol(HttpToolsProtocol):
         if not self.pipeline:
             self._current = self.cycle
             self._unset_keepalive_if_required()
-        extensions: dict[str, Any] = {EXCHANGE: Exchange(self.cycle, self._end_at_eof)}
+        extensions: dict[str, Any] = {EXCHANGE: Exchange(self.cycle, self.transport, self._end_at_eof)}
         self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
@@ -219,6 +222,12 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
 
+def _hold(cycle: RequestResponseCycle) -> None:
+    extensions: dict[str, Any] = cycle.scope["extensions"]
+    if exchange := extensions.get(EXCHANGE):  # none is left after the answer
+        exchange.is_held = True
+
+
 class _CycleTransport:
     """What uvicorn writes an answer to: the connection's transport, but for the way in which it is closed."""
 
@@ -230,62 +239,6 @@ class _CycleTransport:
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
     """Have the application hear that the client is gone."""
+    _hold(cycle)
     cycle.disconnected = True
     cycle.message_event.set()
-
-
-class Exchange:
-    """A request and its answer: what ASGI lacks, or has at the price of a task.
-
-    Attributes:
-        wake: a call that ends the current or the next `wait`.
-        send_whole: a call that says that the answer will be sent whole, when it is complete. A client that ends its
-            own side of the connection then counts as gone: it may only have half-closed it, but nothing is written
-            by which that could be found out. Without this call its answer is written to it until a write fails.
-        held: chunks have to wait, as earlier bytes do; set by whoever keeps those.
-        written_at: time of the last chunk, by time.monotonic().
-    """
-
-    __slots__ = ("_cycle", "_reads_on", "_write", "held", "send_whole", "wake", "written_at")
-
-    def __init__(self, cycle: RequestResponseCycle, send_whole: Callable[[], None]) -> None:
-        self._cycle = cycle
-        self._reads_on = False  # the connection has been read since the body's end
-        self._write = cycle.transport.write
-        self.held = False
-        self.written_at = 0.0
-        self.wake = cycle.message_event.set
-        self.send_whole = send_whole
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the client has gone, or the answer is complete."""
-        return self._cycle.disconnected or self._cycle.response_complete
-
-    async def wait(self, seconds: float | None = None) -> None:
-        """Return at a `wake`, when the exchange is over, or after some seconds. The body must have been read."""
-        event = self._cycle.message_event
-        if not self._reads_on:
-            self._reads_on = True
-            self._cycle.flow.resume_reading()  # else the client's end would not be noticed
-        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.wake)
-        try:
-            await event.wait()
-            event.clear()
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    def write_chunk(self, data: bytes) -> bool:
-        """Write a chunk of a begun, unfinished answer: the hot path, once a token.
-
-        Returns:
-            False: only `send` can write it now.
-        """
-        cycle = self._cycle
-        if self.held or cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-            return False
-        if data:  # an empty chunk would be the end
-            self.written_at = monotonic()
-            self._write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True

@@ -26,12 +26,14 @@ class Channel(Protocol):
     """A way to the socket that is shorter than `send` (`http/protocol.Exchange`).
 
     Attributes:
-        held: closed, since bytes that come before wait elsewhere.
+        is_held: closed, since bytes that come before wait elsewhere.
         written_at: time of the last chunk, by time.monotonic().
     """
 
-    held: bool
+    is_held: bool
     written_at: float
+
+    def open(self) -> None: ...
 
     def write_chunk(self, data: bytes) -> bool: ...
 
@@ -82,16 +84,18 @@ class BodyWriter:
             sending = cast(Coroutine[Any, Any, None], self._send(message))
             waiting = sending.send(None)
         except StopIteration:
-            self._channel.held = last
+            self._channel.is_held = True
+            if not last:
+                self._channel.open()
             return
         except (OSError, RuntimeError):  # the connection is closed, though nobody has said so
             self._break()
             return
-        self._channel.held = True
+        self._channel.is_held = True
         self._task = asyncio.ensure_future(self._catch_up(sending, waiting))
 
     def _break(self) -> None:
-        self._channel.held = True
+        self._channel.is_held = True
         self._backlog.clear()
         self._size = 0
         if not self.broken.done():
@@ -109,7 +113,8 @@ class BodyWriter:
             self._break()
         finally:
             self._task = None
-            self._channel.held = self.ended or self.broken.done()
+            if not (self.ended or self.broken.done()):
+                self._channel.open()
 
 
 class WholeBody:

@@ -6,15 +6,14 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
-from handler.core.errors import GenerationFailed, Overloaded, ServingError
+from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServingError
 from handler.core.sequence import SequenceState, prompt_tokens
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request, Token, new_delta, new_token
+from handler.core.values import Delta, Finish, Request, new_delta, new_token
 from handler.engines.base import Output, Step, SteppedEngine, join
+from handler.scheduler.active import ActiveRequest, EngineRequest, TokenReceiver
 from handler.scheduler.lora.registry import AdapterRegistry
 from handler.scheduler.request_queue import RequestQueue
 
@@ -22,34 +21,6 @@ log = logging.getLogger("handler.batcher")
 
 _UNKNOWN = "request failed in the engine: it returned an id that the tokenizer does not have"
 _EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
-
-
-@dataclass
-class _Active:
-    """One accepted request, queued or in the engine."""
-
-    id: int
-    request: Request
-    prompt: Prompt
-    start_by: float
-    end_by: float
-    started: Callable[[], None]
-    keys: list[int] = field(default_factory=list)
-    unfinished: int = 0
-
-
-class _EngineRequest:
-    """A request in the engine: one sequence, or a beam search with several."""
-
-    __slots__ = ("active", "first", "id", "receiver", "sequences", "single")
-
-    def __init__(self, active: _Active, first: int, sequences: list[SequenceState]) -> None:
-        self.active = active
-        self.id = active.id
-        self.first = first  # number of its first sequence
-        self.sequences: list[SequenceState | None] = list(sequences)  # None: the sequence has ended
-        self.single = sequences[0]
-        self.receiver: Any = None  # of its tokens; None: they come as deltas
 
 
 class Batcher:
@@ -68,7 +39,8 @@ class Batcher:
         time_limit: seconds that a request may take from its arrival (`option.request_time_limit`); 0 is no limit.
 
     Attributes:
-        tokens: of the last step, after the receivers that `set_receiver` named; they precede the step's deltas.
+        num_tokens: that have come so far.
+        receivers, lines: the last step's lines, each with the receiver of its tokens; they precede the step's deltas.
     """
 
     def __init__(
@@ -87,12 +59,14 @@ class Batcher:
         self._queue_timeout = queue_timeout
         self._time_limit = time_limit or math.inf
         self._expire_at = 0.0  # time of the next check for requests past their time
-        self.tokens: list[tuple[Any, Sequence[Token]]] = []
+        self.num_tokens = 0
+        self.receivers: list[TokenReceiver] = []
+        self.lines: list[bytes] = []
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
-        self._queue = RequestQueue[_Active]()
-        self._in_engine: dict[int, _EngineRequest] = {}  # by the engine's key
-        self._running: dict[int, _Active] = {}
+        self._queue = RequestQueue[ActiveRequest]()
+        self._in_engine: dict[int, EngineRequest] = {}  # by the engine's key
+        self._running: dict[int, ActiveRequest] = {}
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._adapters.bind(
             engine,
@@ -136,13 +110,15 @@ class Batcher:
         self.check_room()
         request = self._adapters.current(request)
         now = time.monotonic()
-        active = _Active(next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit, started)
+        active = ActiveRequest(
+            next(self._ids), request, prompt, now + self._queue_timeout, now + self._time_limit, started
+        )
         self._queue.add(active.id, request.priority, active)
         self._admit()
         return active.id
 
-    def set_receiver(self, id: int, receiver: Any) -> None:
-        """Give the tokens of a running request with one sequence to `receiver`, where nothing comes with them.
+    def set_receiver(self, id: int, receiver: TokenReceiver) -> None:
+        """Encode the tokens of a running request with one sequence by `receiver`, where nothing comes with them.
 
         All else still comes as deltas. Requests with several sequences, and unknown ids, are left as they are.
         """
@@ -163,7 +139,8 @@ class Batcher:
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of the engine's steps, waiting up to `timeout` seconds for one."""
-        self.tokens.clear()
+        self.receivers.clear()
+        self.lines.clear()
         try:
             steps = self._engine.step(timeout)
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
@@ -185,30 +162,38 @@ class Batcher:
 
     def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:
         """Deliver one token to each of many sequences; the hot path."""
-        in_engine, tokens = self._in_engine, self.tokens
+        in_engine, receivers, lines = self._in_engine, self.receivers, self.lines
+        self.num_tokens += len(step.ids)
         for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
             request = in_engine.get(key)
             if request is None:  # cancelled during the step
+                self.num_tokens -= 1
                 continue
-            sequence = request.single
             try:
-                text = sequence.texts[id]
+                text = request.texts[id]
+                if text is not None:
+                    token = new_token((id, text, logprob, id in request.special, ()))
+                else:
+                    token = request.push(id, logprob)
             except IndexError:
                 deltas.append(self._failed(request.id, request.first, GenerationFailed(_UNKNOWN)))
                 continue
-            if text is None or sequence.pushes:
-                token = sequence.push(id, logprob)
-                if sequence.stopped:
-                    self._engine.cancel(key)  # a stop string, which the engine does not know
-                    deltas.append(Delta(request.id, request.first, (token,), Finish.STOP))
-                    self._end_sequence(request, key, 0)
-                    continue
-            else:
-                token = new_token((id, text, logprob, id in sequence.special, ()))
-            if request.receiver is not None:
-                tokens.append((request.receiver, (token,)))
-            else:
+            if text is None and request.single.stopped:
+                self._engine.cancel(key)  # a stop string, which the engine does not know
+                deltas.append(Delta(request.id, request.first, (token,), Finish.STOP))
+                self._end_sequence(request, key, 0)
+                continue
+            receiver = request.receiver
+            if receiver is None:
                 deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
+                continue
+            try:
+                lines.append(receiver.line(token))
+            except Exception as error:  # one client's answer must not stop the others'
+                deltas.append(self._unwritten(request, error))
+                continue
+            receiver.num_tokens += 1
+            receivers.append(receiver)
 
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         request = self._in_engine.get(output.key)
@@ -225,8 +210,16 @@ class Batcher:
             tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
         except IndexError:
             return deltas.append(self._failed(id, sequence, GenerationFailed(_UNKNOWN)))
-        if request.receiver is not None and finish is None and output.is_plain:
-            return self.tokens.append((request.receiver, tokens))
+        request.texts = request.single.texts
+        self.num_tokens += len(tokens)
+        receiver = request.receiver
+        if receiver is not None and finish is None and output.is_plain:
+            try:
+                self.lines.append(b"".join(map(receiver.line, tokens)))
+            except Exception as error:  # one client's answer must not stop the others'
+                return deltas.append(self._unwritten(request, error))
+            receiver.num_tokens += len(tokens)
+            return self.receivers.append(receiver)
         prefill = None
         if output.prompt_logprobs is not None and sequence == 0:
             prefill = prompt_tokens(request.active.prompt, output.prompt_logprobs, output.prompt_tops)
@@ -241,6 +234,11 @@ class Batcher:
         self.cancel(id)
         return Delta(id, sequence, (), Finish.ERROR, error)
 
+    def _unwritten(self, request: EngineRequest, error: Exception) -> Delta:
+        """End a request whose line could not be made; return its last delta."""
+        log.error("an answer could not be written: a bug", exc_info=error)
+        return self._failed(request.id, request.first, InternalError.of(error))
+
     def _admit(self) -> None:
         """Start waiting requests, in order, as long as they fit into the engine."""
         while self._queue and self._engine.ready:
@@ -249,7 +247,7 @@ class Batcher:
                 return
             self._start(self._queue.take())
 
-    def _start(self, active: _Active) -> None:
+    def _start(self, active: ActiveRequest) -> None:
         active.started()
         sampling = active.request.sampling.with_seed()
         active.unfinished = sampling.num_sequences
@@ -259,14 +257,14 @@ class Batcher:
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
             active.keys.append(key)
-            self._in_engine[key] = _EngineRequest(
+            self._in_engine[key] = EngineRequest(
                 active, first, [SequenceState(active.prompt, sampling) for _ in range(width)]
             )
             scored = sampling.prompt_logprobs and first == 0
             own = sampling._replace(seed=sampling.seed_of(first), prompt_logprobs=scored)
             self._engine.add(key, active.prompt.ids, own, active.request.adapter)
 
-    def _end_sequence(self, request: _EngineRequest, key: int, index: int) -> None:
+    def _end_sequence(self, request: EngineRequest, key: int, index: int) -> None:
         request.sequences[index] = None
         if not any(request.sequences):
             del self._in_engine[key]
@@ -274,7 +272,7 @@ class Batcher:
         if not request.active.unfinished:
             del self._running[request.active.id]
 
-    def _forget(self, active: _Active) -> None:
+    def _forget(self, active: ActiveRequest) -> None:
         self._running.pop(active.id, None)
         for key in active.keys:
             self._in_engine.pop(key, None)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from handler.core.errors import InternalError
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request, Token
-from handler.protocols.base import TokenLine
+from handler.core.values import Delta, Finish, Request
+from handler.scheduler.active import TokenReceiver
 from handler.scheduler.batcher import Batcher
-from handler.serving.metrics.request_stats import RequestStats
 
 log = logging.getLogger("handler.driver")
 
@@ -39,34 +38,6 @@ class Notified(Protocol):
         """The host's callback; gets the request."""
 
 
-class TokenReceiver:
-    """Takes the plain tokens of one stream, past its sink.
-
-    Attributes:
-        id: the batcher's.
-        stats: counts the tokens.
-        line: encodes a token.
-        write: writes lines; False where they have to be kept.
-        keep: keeps lines for `on_bytes`.
-    """
-
-    __slots__ = ("id", "keep", "line", "stats", "write")
-
-    def __init__(
-        self,
-        id: int,
-        stats: RequestStats,
-        line: TokenLine,
-        write: Callable[[bytes], bool],
-        keep: Callable[[bytes], object],
-    ) -> None:
-        self.id = id
-        self.stats = stats
-        self.line = line
-        self.write = write
-        self.keep = keep
-
-
 class EngineDriver:
     """All methods belong to the event loop's thread.
 
@@ -80,7 +51,6 @@ class EngineDriver:
         loop: the event loop.
         fd: what is watched; None while there is no engine.
         sinks: who gets a delta, by the batcher's id.
-        num_tokens: that have come so far.
     """
 
     def __init__(self, batcher: Batcher, *, rests: bool = True) -> None:
@@ -88,11 +58,15 @@ class EngineDriver:
         self._rests = rests
         self._rest: asyncio.TimerHandle | None = None  # while it rests
         self.sinks: dict[int, Sink] = {}
-        self.num_tokens = 0
         self._notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
         self.fd: int | None = None
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that have come so far."""
+        return self._batcher.num_tokens
 
     def watch(self, fd: int | None) -> None:
         """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
@@ -123,7 +97,7 @@ class EngineDriver:
         return id
 
     def set_receiver(self, receiver: TokenReceiver) -> None:
-        """Give a request's tokens to `receiver`, where nothing comes with them; its sink gets all else."""
+        """Have `receiver` encode a request's tokens, where nothing comes with them; its sink gets all else."""
         self._batcher.set_receiver(receiver.id, receiver)
 
     def cancel(self, id: int) -> None:
@@ -175,9 +149,8 @@ class EngineDriver:
     def step(self) -> None:
         """Deliver what the engine has said."""
         deltas = self._batcher.step()
-        self._write_tokens(self._batcher.tokens)  # before the deltas: a sequence's tokens precede its end
+        self._write_lines()  # before the deltas: a sequence's tokens precede its end
         for delta in deltas:
-            self.num_tokens += len(delta.tokens)
             sink = self.sinks.get(delta.id)
             if sink is None:
                 continue
@@ -187,22 +160,12 @@ class EngineDriver:
                 self._fail(delta.id, delta.sequence, error)
         self.flush()
 
-    def _write_tokens(self, received: Sequence[tuple[TokenReceiver, Sequence[Token]]]) -> None:
-        """Encode all lines, then write them in a row: the hot path, once a token."""
-        lines: list[tuple[TokenReceiver, bytes]] = []
-        for receiver, tokens in received:
-            num_tokens = len(tokens)
-            self.num_tokens += num_tokens
+    def _write_lines(self) -> None:
+        """Write the lines of plain tokens in a row: the hot path, once a token."""
+        for receiver, line in zip(self._batcher.receivers, self._batcher.lines, strict=True):
+            channel = receiver.channel
             try:
-                line = receiver.line(tokens[0]) if num_tokens == 1 else b"".join(map(receiver.line, tokens))
-            except Exception as error:  # one client's answer must not stop the others'
-                self._fail(receiver.id, 0, error)
-                continue
-            receiver.stats.num_tokens += num_tokens
-            lines.append((receiver, line))
-        for receiver, line in lines:
-            try:
-                if not receiver.write(line):
+                if channel is None or not channel.write_chunk(line):
                     receiver.keep(line)
             except Exception:  # its connection is closed; whoever writes what is kept finds that out
                 receiver.keep(line)

@@ -15,9 +15,10 @@ from handler.core.values import Delta, Finish, Request
 from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.base import Headers as ResponseHeaders
 from handler.protocols.base import HttpResponse, ParsedRequest, Reply, Schema
+from handler.scheduler.active import Channel, TokenReceiver
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
-from handler.serving.engine_driver import EngineDriver, TokenReceiver
+from handler.serving.engine_driver import EngineDriver
 from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.preprocess import Headers
 
@@ -45,8 +46,8 @@ class RequestTask:
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_background", "_batches", "_content_type", "_driver", "_headers", "_ids",
-        "_in_batch", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded", "_write", "begun", "committed",
+        "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_driver", "_headers",
+        "_ids", "_in_batch", "_receiver", "_reply", "_schema", "_size", "_stats", "_threaded", "begun", "committed",
         "error", "finished", "notified", "on_bytes", "parsed", "status", "unsent",
     )  # fmt: skip
 
@@ -73,7 +74,7 @@ class RequestTask:
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []  # the batcher's
         self._receiver: TokenReceiver | None = None
-        self._write: Callable[[bytes], bool] | None = None
+        self._channel: Channel | None = None
         self.notified = False  # the driver's
         self._content_type = ""
         self.on_bytes = on_bytes
@@ -190,11 +191,11 @@ class RequestTask:
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
-    def write_tokens_to(self, write: Callable[[bytes], bool]) -> None:
-        """Have a stream's plain tokens written by `write`; where it returns False, they wait in `unsent`."""
-        self._write = write
+    def write_tokens_to(self, channel: Channel) -> None:
+        """Have a stream's plain tokens written to `channel`; what it does not take waits in `unsent`."""
+        self._channel = channel
         if self._receiver is not None:
-            self._receiver.write = write
+            self._receiver.channel = channel
 
     def feed(self, index: int, delta: Delta) -> None:
         """Write one delta of request number `index`: the hot path, once a token. Belongs to the driver's step."""
@@ -205,8 +206,7 @@ class RequestTask:
         reply = self._reply
         if delta.error is not None or reply is None:
             return self._fail(index, delta)
-        data = reply.feed(index, delta)
-        if data:
+        if data := reply.feed(index, delta):
             self.unsent.append(data)
         if reply.finished:
             self._end("ok", delta.finish)
@@ -221,13 +221,12 @@ class RequestTask:
         """Have the driver pass plain tokens by, as soon as the reply has a short way for them."""
         line = reply.token_line() if len(self._ids) == 1 else None
         if line is not None:
-            self._receiver = TokenReceiver(self._ids[0], self._stats, line, self._write or self._keep, self._keep)
+            self._receiver = TokenReceiver(self._ids[0], line, self._channel, self._keep)
             self._driver.set_receiver(self._receiver)
 
-    def _keep(self, line: bytes) -> bool:
+    def _keep(self, line: bytes) -> None:
         self.unsent.append(line)
         self._driver.notify(self)
-        return True
 
     def fail(self, error: ServingError) -> None:
         """End the request with `error`, in the way that what was sent so far allows."""
@@ -289,7 +288,9 @@ class RequestTask:
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
         """Write the figures down; what is still in the engine leaves it."""
         self.finished = self.begun = True
-        self._receiver = None  # it refers to this task: a cycle
+        receiver, self._receiver = self._receiver, None  # it refers to this task: a cycle
+        if receiver is not None:
+            self._stats.num_tokens += receiver.num_tokens
         self._stats.close(outcome, finish)
         for id in self._ids:
             self._driver.cancel(id)

@@ -10,6 +10,7 @@ import atexit
 import json
 import math
 import os
+import queue
 import re
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -60,9 +62,9 @@ class Sessions:
         self._lifetime = lifetime
         self._clock = clock
         self._opened: set[str] = set()  # here, and not removed yet
-        self._wake_up = threading.Event()
+        self._closed: queue.SimpleQueue[str] = queue.SimpleQueue()  # to be removed; "" wakes the thread
         self._ended = False
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_root()
         with tempfile.TemporaryFile(dir=root):
             pass
         self.remove_expired()
@@ -80,7 +82,8 @@ class Sessions:
         """
         id = f"{math.ceil(self._clock() + self._lifetime):08x}{str(uuid.uuid4())[8:]}"
         try:
-            (self._root / id).mkdir(mode=0o700, parents=True)
+            self._make_root()
+            (self._root / id).mkdir(mode=0o700)
         except OSError as error:
             raise ServingError(f"Failed to create session: {error.strerror}") from None
         self._opened.add(id)
@@ -102,30 +105,34 @@ class Sessions:
 
         Raises:
             BadRequest: there is none, or it has expired.
+            ServingError: its directory cannot be renamed.
         """
         found, closed = self.find(id), f"{0:08x}{id[8:]}"
         try:
             found.directory.rename(self._root / closed)
         except FileNotFoundError:  # another call was faster
             raise BadRequest(f"Bad request: session not found: {id}") from None
+        except OSError as error:
+            raise ServingError(f"Failed to close session: {error.strerror}") from None
         self._opened.discard(id)
         self._opened.add(closed)
-        self._wake_up.set()
+        self._closed.put(closed)
 
     def remove_expired(self) -> None:
         """Remove the directories of closed and expired sessions, of whichever process."""
-        for path in list(self._root.glob("*")):
-            if _ID.fullmatch(path.name) and self._is_over(path.name):
-                shutil.rmtree(path, ignore_errors=True)
-                self._opened.discard(path.name)
+        with suppress(OSError):  # without the directory there are none
+            for name in os.listdir(self._root):
+                if _ID.fullmatch(name) and self._is_over(name):
+                    self._remove(name)
+        self._opened -= {id for id in self._opened.copy() if self._is_over(id)}  # another process removes some
 
     def end(self) -> None:
         """Remove the sessions that this process has opened; a second call changes nothing."""
         atexit.unregister(self.end)
         self._ended = True
-        self._wake_up.set()
-        while self._opened:
-            shutil.rmtree(self._root / self._opened.pop(), ignore_errors=True)
+        self._closed.put("")
+        for id in self._opened.copy():
+            self._remove(id)
 
     def _session(self, id: str) -> Session:
         return Session(id, self._root / id, datetime.fromtimestamp(_expiry(id), timezone.utc))
@@ -133,12 +140,25 @@ class Sessions:
     def _is_over(self, id: str) -> bool:
         return self._clock() >= _expiry(id)
 
+    def _make_root(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _remove(self, name: str) -> None:
+        shutil.rmtree(self._root / name, ignore_errors=True)
+        self._opened.discard(name)
+
     def _remove_in_time(self) -> None:
+        """Remove a closed one at once; look at all, of which there may be many, once in a period."""
+        look_at = time.monotonic() + _PERIOD
         while not self._ended:
-            self._wake_up.wait(_PERIOD)
-            self._wake_up.clear()
-            if not self._ended:
+            try:
+                name = self._closed.get(timeout=max(0.0, look_at - time.monotonic()))
+            except queue.Empty:
+                look_at = time.monotonic() + _PERIOD
                 self.remove_expired()
+            else:
+                if name:
+                    self._remove(name)
 
 
 def _expiry(id: str) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
 from tests.browser.conftest import Open
-from tests.servers import LiveServer
+from tests.servers import LiveServer, http
 
 pytestmark = pytest.mark.browser
 
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.browser
 def test_every_operation_is_there_and_opens(echo_server: LiveServer, open_page: Open) -> None:
     page = open_page(echo_server, "/docs")
     page.wait_for_selector("details.operation")
-    api = httpx.get(echo_server.url + "/api-doc/openapi.json").json()
+    api = http.get(echo_server.url + "/api-doc/openapi.json").json()
     wanted = {
         item[method]["operationId"] for item in api["paths"].values() for method in item if method != "parameters"
     }

@@ -14,7 +14,7 @@ import httpx
 
 from tests.environment import clean_environment
 from tests.ports import free_port
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 
 class Container:
@@ -43,7 +43,7 @@ class Container:
     def _ready(self) -> bool:
         assert self.process.poll() is None, self.log
         try:
-            return httpx.get(self.url + "/ping", timeout=2).status_code == 200
+            return http.get(self.url + "/ping", timeout=2).status_code == 200
         except httpx.TransportError:
             return False
 

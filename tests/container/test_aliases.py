@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from handler.config.loader import read_config
 from handler.container.arguments import translate
 from handler.core.errors import ConfigError
 
@@ -12,16 +13,10 @@ from handler.core.errors import ConfigError
     ("given", "expected"),
     [
         ({"SM_NUM_GPUS": "4"}, {"TENSOR_PARALLEL_DEGREE": "4"}),
-        ({"HF_MODEL_QUANTIZE": "awq"}, {"OPTION_QUANTIZE": "awq"}),
-        ({"MAX_CONCURRENT_REQUESTS": "64"}, {"SERVING_JOB_QUEUE_SIZE": "64"}),
-        ({"MAX_BATCH_SIZE": "8"}, {"OPTION_MAX_ROLLING_BATCH_SIZE": "8"}),
-        ({"MAX_BATCH_PREFILL_TOKENS": "4096"}, {"OPTION_MAX_ROLLING_BATCH_PREFILL_TOKENS": "4096"}),
-        ({"MAX_TOTAL_TOKENS": "4096"}, {"OPTION_MAX_MODEL_LEN": "4096"}),
         (
             {"SM_VLLM_MODEL": "a/b", "SM_VLLM_ENFORCE_EAGER": ""},
             {"OPTION_LLM_ENGINE": "vllm", "OPTION_MODEL_ID": "a/b", "OPTION_ENFORCE_EAGER": "true"},
         ),
-        ({"HF_MODEL_TRUST_REMOTE_CODE": "true"}, {"OPTION_TRUST_REMOTE_CODE": "true"}),
         (
             {"OPTION_LLM_ENGINE": "vllm", "CUDA_MEMORY_FRACTION": "0.8", "ENABLE_CUDA_GRAPHS": "false"},
             {"OPTION_GPU_MEMORY_UTILIZATION": "0.8", "OPTION_ENFORCE_EAGER": "true"},
@@ -46,7 +41,7 @@ def test_an_empty_one_counts_as_none() -> None:
 def test_a_token_is_not_shown() -> None:
     found = translate({"HF_API_TOKEN": "hf_secret"})
     assert found.environ == {"HF_TOKEN": "hf_secret"}  # Java's log would show the other's value
-    assert found.lines == ("HF_API_TOKEN is understood as HF_TOKEN",)
+    assert found.lines == ("HF_API_TOKEN is understood as HF_TOKEN=***",)
 
 
 @pytest.mark.parametrize(
@@ -68,3 +63,8 @@ def test_equal_values_are_no_contradiction() -> None:
 def test_what_is_refused_is_left_to_the_server() -> None:
     given = {"HF_TASK": "fill-mask", "SM_NUM_GPUS": "4", "NUM_SHARD": "2", "MAX_BEST_OF": "2"}
     assert translate(given).environ == {**given, "TENSOR_PARALLEL_DEGREE": "4"}
+
+
+def test_a_contradiction_of_keys_shows_none() -> None:
+    given = {"SM_VLLM_API_KEY": "sk-one", "OPTION_API_KEY": "sk-two"}
+    assert "sk-" not in "".join(str(item) for item in (*translate(given).lines, *read_config(environ=given).problems))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.container import djl
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
@@ -23,7 +23,7 @@ from tests.container.processes import Container, container, model_data
 from tests.djl import jars
 from tests.djl.processes import group_members, only
 from tests.djl.servers import newer, skipped_without_java
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 NOTHING = Arguments(8080, ())
 
@@ -114,7 +114,7 @@ def test_a_file_is_linked_into_a_directory(tmp_path: Path, target: Path) -> None
     model = tmp_path / "model.gguf"
     model.touch()
     djl.make_model(NOTHING, ModelSource(None, str(model), {}), {}, target, (0, 36, 0))
-    config = load_config(properties=target / "serving.properties", environ={}, java=True)
+    config = read_config(properties=target / "serving.properties", environ={}, java=True).checked()
     assert config.model_id == str(target.parent / "weights")
     assert (target.parent / "weights" / "model.gguf").resolve() == model
 
@@ -184,8 +184,8 @@ class Running(NamedTuple):
     @property
     def serves(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            ping = httpx.get(f"{self.container.url}/ping", timeout=5)
-            answer = httpx.post(f"{self.container.url}/invocations", json={**BODY, "stream": False}, timeout=10)
+            ping = http.get(f"{self.container.url}/ping", timeout=5)
+            answer = http.post(f"{self.container.url}/invocations", json={**BODY, "stream": False}, timeout=10)
             return (ping.status_code, answer.status_code) == (200, 200)
         return False
 
@@ -206,7 +206,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> None:
     """Since 0.30 one death is enough for DJL Serving to give a model up, unless `retry_threshold` says otherwise."""
     for _ in range(2):  # amid a request
-        with httpx.stream("POST", running.container.url + "/invocations", json=BODY, timeout=30) as answer:
+        with http.stream("POST", running.container.url + "/invocations", json=BODY, timeout=30) as answer:
             lines = answer.iter_lines()
             next(lines)
             os.kill(running.worker, signal.SIGKILL)
@@ -225,7 +225,7 @@ def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> No
 @pytest.mark.djl
 def test_sigterm_lets_an_answer_finish_that_java_would_drop(running: Running) -> None:
     found = running.container
-    with httpx.stream("POST", found.url + "/invocations", json=BODY, timeout=30) as answer:
+    with http.stream("POST", found.url + "/invocations", json=BODY, timeout=30) as answer:
         lines = answer.iter_lines()
         first = next(lines)
         java = _child(found.process.pid)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.environment import clean_environment
 from tests.ports import free_port
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 # Its own /proc, so that it finds itself there; the mount goes with the namespace.
 UNSHARE = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -40,7 +40,7 @@ class ProcessOne:
     def ready(self) -> bool:
         assert self.unshare.poll() is None
         try:
-            return httpx.get(self.url + "/ping", timeout=2).status_code == 200
+            return http.get(self.url + "/ping", timeout=2).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -78,7 +78,7 @@ def test_sigterm_lets_an_answer_finish(tmp_path: Path) -> None:
     body = {"inputs": "a b c", "parameters": {"max_new_tokens": 30, "details": True}, "stream": True}
     with process_one(tmp_path, OPTION_ECHO_TOKENS_PER_SECOND="20") as one:
         wait_for(one.ready, 30, "it is not ready")
-        with httpx.stream("POST", one.url + "/invocations", json=body, timeout=30) as answer:
+        with http.stream("POST", one.url + "/invocations", json=body, timeout=30) as answer:
             lines = answer.iter_lines()
             first = next(lines)
             os.kill(one.pid, signal.SIGTERM)

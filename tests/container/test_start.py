@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from handler.container import gpu
@@ -17,6 +16,7 @@ from handler.container.start import prepare
 from handler.core.errors import ConfigError
 from tests.container.processes import container, model_data
 from tests.environment import clean_environment
+from tests.servers import http
 
 DRIVER = gpu.Driver("580.95.05", (13, 0), 1)
 
@@ -115,7 +115,7 @@ def test_sigterm_lets_an_answer_finish(tmp_path: Path) -> None:
     body = {"inputs": "a b c", "parameters": {"max_new_tokens": 30, "details": True}, "stream": True}
     with container(tmp_path, {}) as found:
         found.wait_ready(30)
-        with httpx.stream("POST", found.url + "/invocations", json=body, timeout=30) as answer:
+        with http.stream("POST", found.url + "/invocations", json=body, timeout=30) as answer:
             lines = answer.iter_lines()
             first = next(lines)
             found.process.send_signal(signal.SIGTERM)

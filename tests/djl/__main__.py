@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from handler.cli import port
-from handler.config.loader import Config, load_config
+from handler.config.loader import Config, read_config
 from handler.config.model_files import locate
 from handler.container.djl import RETRIES
 from handler.core.errors import ConfigError
@@ -99,7 +99,7 @@ def _model(name: str, options: list[str], scratch: Path) -> tuple[Path, Config]:
     else:
         properties, model_id, files = PROPERTIES, _model_id(name, scratch), {}
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SERVING_")}
-    config = load_config(properties=properties, overrides=options, environ=environ, java=True)
+    config = read_config(properties=properties, overrides=options, environ=environ, java=True).checked()
     lines = [properties.read_text(), *options]  # of a key's values the last one counts
     if config.model_id is None:
         lines.insert(1, f"option.model_id={model_id}")

@@ -16,11 +16,12 @@ from tests.djl import home, jars
 from tests.djl.launch import Djl, write_model
 from tests.djl.processes import only
 from tests.environment import clean_environment, skipped_on
+from tests.servers import http
 
 
 class DjlServer(Djl):
     def post(self, body: Any, path: str = "/invocations", **more: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, **{"timeout": 60, **more})
+        return http.post(self.url + path, json=body, **{"timeout": 60, **more})
 
     def status(self, body: Any, seconds: float = 5) -> int | None:
         """That of the answer; None where none comes in time, as none does to what Java hands to a dying worker."""

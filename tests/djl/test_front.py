@@ -15,7 +15,7 @@ from tests.djl import models
 from tests.djl.launch import StartFailed
 from tests.djl.processes import group_members
 from tests.djl.servers import DjlServer, djl, newer, versions
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 pytestmark = pytest.mark.djl
 
@@ -90,7 +90,7 @@ def test_error_with_a_line_break_cannot_be_a_status_line(rolling: tuple[str, Djl
 def test_first_piece_arrives_before_the_last_is_made(rolling: tuple[str, DjlServer]) -> None:
     version, server = rolling
     times, pieces = [], []
-    with httpx.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.1}, timeout=30) as reply:
+    with http.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.1}, timeout=30) as reply:
         assert reply.headers["transfer-encoding"] == "chunked"
         for piece in reply.iter_raw():
             times.append(time.monotonic())
@@ -105,7 +105,7 @@ def test_first_piece_arrives_before_the_last_is_made(rolling: tuple[str, DjlServ
 def test_a_client_that_goes_away_breaks_nothing(rolling: tuple[str, DjlServer]) -> None:
     _, server = rolling
     for _ in range(10):  # more than fit in the batch at once
-        with httpx.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.02}) as reply:
+        with http.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.02}) as reply:
             next(reply.iter_raw())
     assert server.post({"inputs": "still here"}).text == "still here "
 
@@ -131,7 +131,7 @@ def test_other_routes_are_not_found(rolling: tuple[str, DjlServer], path: str) -
 
 
 def test_ping(rolling: tuple[str, DjlServer]) -> None:
-    reply = httpx.get(rolling[1].url + "/ping")
+    reply = http.get(rolling[1].url + "/ping")
     assert (reply.status_code, reply.json()) == (200, {"model": {"status": "Healthy"}})
 
 
@@ -176,12 +176,12 @@ def test_what_a_handler_sees_of_a_request(plain: DjlServer) -> None:
 
 
 def test_a_form_is_contents_and_no_data(plain: DjlServer) -> None:
-    reply = httpx.post(plain.url + "/invocations", data={"a": "1 2", "b": "é"})
+    reply = http.post(plain.url + "/invocations", data={"a": "1 2", "b": "é"})
     assert reply.json()["contents"] == {"a": "1 2", "b": "é"}
 
 
 def test_chunked_request(plain: DjlServer) -> None:
-    reply = httpx.post(plain.url + "/invocations", content=iter([b"ab", b"", b"c" * 5000]))
+    reply = http.post(plain.url + "/invocations", content=iter([b"ab", b"", b"c" * 5000]))
     assert reply.json()["contents"] == {"data": "ab" + "c" * 5000}
 
 
@@ -201,7 +201,7 @@ def test_no_piece_in_time_resets_the_connection(strict: DjlServer) -> None:
 def test_async_mode(asynchronous: DjlServer) -> None:
     times, pieces = [], []
     body = {"inputs": "a b c d", "wait": 0.2}
-    with httpx.stream("POST", asynchronous.url + "/v1/chat/completions", json=body, timeout=30) as reply:
+    with http.stream("POST", asynchronous.url + "/v1/chat/completions", json=body, timeout=30) as reply:
         assert reply.headers["content-type"] == "text/event-stream"
         for piece in reply.iter_raw():
             times.append(time.monotonic())
@@ -242,14 +242,14 @@ def test_a_model_is_given_up_after_its_workers_deaths(version: str, threshold: s
     properties = {**ROLLING, **({"retry_threshold": threshold} if threshold else {})}
     with djl(version, properties, {"model.py": models.ROLLING}) as server:
         for death in range(1, deaths + 1):
-            assert httpx.get(server.url + "/ping").status_code == 200
-            with httpx.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.2}) as reply:
+            assert http.get(server.url + "/ping").status_code == 200
+            with http.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.2}) as reply:
                 next(reply.iter_raw())
                 os.kill(server.worker_pid(), signal.SIGKILL)
             if death < deaths:
                 wait_for(lambda: server.status({"inputs": "a"}) == 200, 30, "no worker")
-        wait_for(lambda: httpx.get(server.url + "/ping").status_code == 500, 20, "/ping does not tell")
-        assert httpx.get(server.url + "/ping").json() == {"model": {"status": "FAILED"}}
+        wait_for(lambda: http.get(server.url + "/ping").status_code == 500, 20, "/ping does not tell")
+        assert http.get(server.url + "/ping").json() == {"model": {"status": "FAILED"}}
         assert server.post({"inputs": "a"}).status_code == 503
 
 
@@ -266,7 +266,7 @@ def test_a_worker_that_dies_at_rest_is_replaced_in_async_mode_alone(version: str
             wait_for(lambda: server.status({"inputs": "a"}) == 400, 30, "it is not noticed")
             time.sleep(2)
             assert server.post({"inputs": "a"}).json()["message"] == "Backend Python process is stopped."
-            assert httpx.get(server.url + "/ping").status_code == 200
+            assert http.get(server.url + "/ping").status_code == 200
 
 
 def test_nothing_is_left_after_stop() -> None:

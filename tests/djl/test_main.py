@@ -10,14 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.djl import home, jars
 from tests.djl.servers import skipped_without_java
 from tests.environment import clean_environment
 from tests.formatters_model import PAYLOADS
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 pytestmark = [pytest.mark.djl, pytest.mark.model]
 
@@ -84,9 +83,9 @@ def test_a_directory_of_ones_own_is_taken_as_it_is(tmp_path: Path) -> None:
     try:
         wait_for(lambda: '"stream":true' in log.read_text() or process.poll() is not None, 90, "no curl lines")
         url = re.findall(r"ready on (http://\S+):", log.read_text())[-1]
-        answer = httpx.post(url + "/invocations", json={"inputPrompt": "a b", "parameters": {"details": False}})
+        answer = http.post(url + "/invocations", json={"inputPrompt": "a b", "parameters": {"details": False}})
         assert answer.json() == [{"generated_text": " a b a"}]
-        refused = httpx.post(url + "/invocations", json={"inputPrompt": "a b", "nonsense": 1})
+        refused = http.post(url + "/invocations", json={"inputPrompt": "a b", "nonsense": 1})
         assert "option.unknown_parameters=refuse" in refused.json()["error"]
     finally:
         process.send_signal(signal.SIGHUP)  # the terminal is closed

@@ -13,7 +13,7 @@ HANDLER, DEPLOY, TESTS = (ROOT / name for name in ("handler", "deploy", "tests")
 MAX_LINES = 300
 MAX_FILES = 14
 """Python files in a folder."""
-MAX_ENTRIES = 119
+MAX_ENTRIES = 121
 """Files and folders on two levels of handler/."""
 
 BELOW_HOSTS = {"__version__", "core", "config", "engines", "scheduler", "protocols", "plugins", "serving"}
@@ -152,7 +152,8 @@ def test_layers_have_no_circle() -> None:
 
 def test_deploy_imports_of_the_handler_only_its_load_generator_and_options() -> None:
     used = {module for path in files(DEPLOY) for module in imports(path, "deploy") if module.split(".")[0] == "handler"}
-    assert used == {"handler.bench.load", "handler.config.loader", "handler.config.options.lookup"}
+    options = {"handler.config.loader", "handler.config.options", "handler.config.options.lookup"}
+    assert used == {"handler.bench.load", *options}
 
 
 def test_no_file_is_long() -> None:

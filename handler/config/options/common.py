@@ -10,6 +10,7 @@ from handler.config.options.option import (
     number,
     one_of,
     parallel_degree,
+    path,
     precision,
     string,
 )
@@ -50,7 +51,7 @@ def switch(text: str) -> bool:
 
 COMMON = (
     # what is served
-    Option("option.model_id", "model_id", string, None, "a .gguf file, a model directory, or `demo`", ("option.model",)),
+    Option("option.model_id", "model_id", path, None, "a .gguf file, a model directory, or `demo`", ("option.model",)),
     Option("option.model_name", "model_name", string, "model", "the name in /predictions/{name} and /models", ("option.modelName",)),
     Option("option.served_model_name", "served_model_name", names, None, "further model names for OpenAI's clients, with commas between them (on SageMaker the endpoint's name, which a container cannot know); * for any"),
     Option("option.llm_engine", "llm_engine", one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch names, else openvino"),
@@ -67,8 +68,8 @@ COMMON = (
     Option("option.unknown_parameters", "unknown_parameters", one_of("report", "refuse"), "report", "unknown parameters: report them in x-lmi-ignored-parameters, or refuse the request"),
     # sessions
     Option("option.enable_stateful_sessions", "enable_stateful_sessions", switch, False, "stateful sessions (sessions.md); off as in AWS's images, while LMI's async handler has them on"),
-    Option("option.sessions_expiration", "sessions_expiration", integer(1), 1200, "seconds that a session lives"),
-    Option("option.sessions_path", "sessions_path", string, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
+    Option("option.sessions_expiration", "sessions_expiration", integer(1, 10**9), 1200, "seconds that a session lives"),
+    Option("option.sessions_path", "sessions_path", path, None, "directory of the sessions' directories; by default /dev/shm/sagemaker_sessions, in memory"),
     # how much at once
     Option("option.max_rolling_batch_size", "max_rolling_batch_size", integer(1, 4096), None, "sequences in the engine at once; by default 32, with vllm and trtllm 256", ("option.max_num_seqs",)),
     Option("job_queue_size", "job_queue_size", integer(1), 1000, "requests that may wait; others get 503"),

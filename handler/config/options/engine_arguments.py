@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.config.options.option import read_json
+
 NAMES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM"}
 
 _CLASSES = {
@@ -33,9 +35,14 @@ _WORDS = {
 }  # fmt: skip
 """Types by name. Beside these there is `any`: a class or alias of the engine's, which checks the value itself."""
 
+_OF_JSON = {
+    bool: {"bool"}, int: {"int", "float"}, float: {"float"}, str: {"str"}, list: {"list"}, dict: {"object"},
+    type(None): {"null"},
+}  # fmt: skip
+
 
 class Argument(NamedTuple):
-    """Types of one argument, as in `_WORDS`, and the first and last release that has it, "" for the installed one."""
+    """Types of one argument, as in `_WORDS`, and the releases that have it: first and last, "" for the installed one."""
 
     types: frozenset[str]
     first: str = ""
@@ -170,7 +177,7 @@ def _parse(text: str, types: frozenset[str]) -> Any:
                 pass
     if text[:1] in ("{", "["):
         try:
-            value = json.loads(text)
+            value = read_json(text)
         except ValueError as error:
             if not types & {"str", "any"}:
                 raise ValueError(f"must be {_words(types)}: {error}") from None
@@ -199,20 +206,8 @@ def check(value: Any, types: Collection[str]) -> None:
 
 
 def fits(value: Any, types: Collection[str]) -> bool:
-    match value:
-        case None:
-            return "null" in types or "any" in types
-        case bool():
-            return "bool" in types or "any" in types
-        case int():
-            return not {"int", "float", "any"}.isdisjoint(types)
-        case float():
-            return not {"float", "any"}.isdisjoint(types)
-        case str():
-            return not {"str", "any"}.isdisjoint(types)
-        case list():
-            return not {"list", "any"}.isdisjoint(types)
-    return not {"object", "any"}.isdisjoint(types)
+    """Whether a JSON value has one of the types."""
+    return "any" in types or not _OF_JSON[type(value)].isdisjoint(types)
 
 
 def _words(types: Collection[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS
 from handler.config.options.common import LLM_ENGINES
-from handler.config.options.lookup import find_option, unknown_option
+from handler.config.options.lookup import find_option, key_of, unknown_option, variable
 from handler.config.options.option import Gone, Option
 from handler.core.errors import ConfigError
 
@@ -45,11 +45,8 @@ def describe(name: str) -> str:
 
 def _key(name: str) -> str:
     """Return the name as serving.properties writes it."""
-    if name in ENVIRONMENT:
-        return ENVIRONMENT[name]
-    for prefix, start in (("OPTION_", "option."), ("SERVING_", "")):
-        if name.startswith(prefix):
-            name = start + name.removeprefix(prefix).lower()
+    if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):
+        return key_of(name)
     return name if name.startswith("option.") or find_option(name, "") else f"option.{name}"
 
 
@@ -74,14 +71,6 @@ def _lines(option: Option) -> Iterator[str]:
     for fact, text in facts.items():
         if text:
             yield textwrap.fill(f"  {fact + ':':13}{text}", _WIDTH, subsequent_indent=" " * 15, break_long_words=False)
-
-
-def variable(key: str) -> str:
-    """Name the environment variable of an option; "" for one that only serving.properties and `-o` can have."""
-    if not key.startswith("option."):
-        return f"SERVING_{key.upper()}" if key == key.lower() and "." not in key and key != "engine" else ""
-    name = key.removeprefix("option.")
-    return f"OPTION_{name.upper() if name in (name.lower(), 'entryPoint') else name}"
 
 
 def _type(option: Option) -> str:

@@ -1,4 +1,4 @@
-"""Find an option by one of its names, or suggest the nearest."""
+"""An option's names: find it by one of them, or suggest the nearest; name its environment variable."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from handler.config.options import KNOWN, OF_JAVA
+from handler.config.options import ENVIRONMENT, KNOWN, OF_JAVA
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
 from handler.config.options.option import Gone, Option
 
@@ -40,6 +40,25 @@ def option_key(name: str) -> str | None:
         return None
     keys = {option.key for option in KNOWN[key]}
     return keys.pop() if len(keys) == 1 else key  # two engines' own: find_option knows which
+
+
+def variable(key: str) -> str:
+    """Name the environment variable of an option; "" for one that only serving.properties and `-o` can have."""
+    if not key.startswith("option."):
+        return f"SERVING_{key.upper()}" if key == key.lower() and "." not in key and key != "engine" else ""
+    name = key.removeprefix("option.")
+    return f"OPTION_{name.upper() if name in (name.lower(), 'entryPoint') else name}"
+
+
+def key_of(name: str) -> str:
+    """Name the option of one of the handler's variables."""
+    if name.startswith("SERVING_"):
+        return name.removeprefix("SERVING_").lower()
+    if name in ENVIRONMENT:
+        return ENVIRONMENT[name]
+    rest = name.removeprefix("OPTION_")
+    key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
+    return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
 
 
 def unknown_option(key: str, engine: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,6 +35,23 @@ class Option(NamedTuple):
     argument: bool = False
 
 
+_SECRET = re.compile(r"(?i)(\b|_)(token|api_?keys?|password|secret)[\"']?\s*[:=]|\bhf_[a-z0-9]{8}")
+_MOST_SHOWN = 400  # characters
+_MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
+
+
+def is_secret(setting: str) -> bool:
+    """Whether `name=value` holds a key, token or password, be it amid JSON."""
+    return bool(_SECRET.search(setting))
+
+
+def shown(setting: str) -> str:
+    """Return `name=value` for messages and logs: without a secret, and the beginning of a long one."""
+    if is_secret(setting):
+        return f"{setting.partition('=')[0]}=***"
+    return setting if len(setting) <= _MOST_SHOWN else f"{setting[:_MOST_SHOWN]}..."
+
+
 def boolean(text: str) -> bool:
     match text.lower():
         case "true":
@@ -49,6 +68,14 @@ def string(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError("must be UTF-8") from None
+    return text
+
+
+def path(text: str) -> str:
+    """Parse a path, or what may stand in its place."""
+    parts = os.fsencode(string(text)).split(b"/")
+    if not text.isprintable() or len(text) > _MOST_PATH or max(map(len, parts)) > _MOST_NAME:
+        raise ValueError(f"must be printable, with at most {_MOST_NAME} bytes between slashes and {_MOST_PATH} in all")
     return text
 
 
@@ -114,9 +141,21 @@ def parallel_degree(text: str) -> str:
         raise ValueError(f"{error}, or max") from None
 
 
+def read_json(text: str) -> Any:
+    """Read JSON of any type.
+
+    Raises:
+        ValueError: it is none, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = read_json(text)
     except ValueError as error:
         raise ValueError(f"must be a JSON object: {error}") from None
     if not isinstance(value, dict):

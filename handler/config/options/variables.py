@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from handler.config.options import KNOWN
+from handler.config.options.option import is_secret, read_json, shown
 from handler.core.errors import Problem
 
 SM_VLLM = "SM_VLLM_"
@@ -188,7 +189,7 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
                 raise ValueError(variable.help)
             made = variable.convert(value, engine)
         except ValueError as error:
-            yield Problem(f"environment variable {name}", name, f"{name}={value}: {error}")
+            yield Problem(f"environment variable {name}", name, f"{shown(f'{name}={value}')}: {error}")
             continue
         if own and made is not None:
             yield Own(name, own, made)
@@ -198,7 +199,8 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
 
 def contradiction(first: str, value: str, second: str, other: str) -> Problem:
     """Two variables of one option have two values; those of secrets are not shown."""
-    values = "" if {first, second} & SECRET else f" ({value} and {other})"
+    secret = is_secret(f"{first}={value}") or is_secret(f"{second}={other}")
+    values = "" if secret else f" ({value} and {other})"
     return Problem(
         "", first, f"environment variables {first} and {second} contradict each other{values}: leave one out"
     )
@@ -221,7 +223,7 @@ def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
 def _joined(value: str) -> str:
     """Write a JSON array of texts as our own options take it, with commas between."""
     try:
-        found = json.loads(value) if value.startswith("[") else None
+        found = read_json(value) if value.startswith("[") else None
     except ValueError:
         return value
     return ",".join(found) if found and all(isinstance(one, str) for one in found) else value

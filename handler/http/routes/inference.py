@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
 from handler.http.asgi import Headers, read_body, send_answer, send_start
-from handler.http.protocol import EXCHANGE, Exchange
+from handler.http.exchange import EXCHANGE, Exchange
 from handler.http.streaming import BodyWriter, WholeBody
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema
 from handler.serving.model import ServedModel
@@ -134,7 +134,7 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
             await _start_stream(scope, send, parsed, _bytes([*task.dialect_headers(), *ignored]))
         writer = BodyWriter(send, exchange)
         stream_to(task, writer)
-        task.write_tokens_to(exchange.write_chunk)
+        task.write_tokens_to(exchange)
         await _end_of(writer, exchange, sign)
 
 

@@ -1,1 +1,1 @@
-"""Structured events of an assistant's answer, which every chat dialect renders: text and tool calls."""
+"""Structured events of an assistant's answer, which every chat dialect renders: text, reasoning and tool calls."""

@@ -19,8 +19,20 @@ class Arguments(NamedTuple):
     text: str
 
 
-Event = str | CallStart | Arguments
-"""A piece of an answer; a string is text beside the calls."""
+class CallEnd(NamedTuple):
+    """A call's arguments are complete. It comes once a call, at the latest at the answer's end."""
+
+    number: int
+
+
+class Reasoning(NamedTuple):
+    """A piece of the model's thoughts; the marks around them are in no event."""
+
+    text: str
+
+
+Event = str | Reasoning | CallStart | Arguments | CallEnd
+"""A piece of an answer; a string is text beside the thoughts and the calls."""
 
 
 class Parser(Protocol):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Finish, Token
-from handler.protocols.assistant.events import Arguments, CallStart, Event, Parser
+from handler.protocols.assistant.events import Arguments, CallStart, Event, Parser, Reasoning
 from handler.protocols.openai.answers import (
     ChatLogprobs,
     ChosenLogprob,
@@ -71,7 +71,7 @@ class ChatFormat(NamedTuple):
         return "tool_calls" if called and not self.named and reason == "stop" else reason
 
     def select_events(self, events: Iterable[Event]) -> list[Event]:
-        return [event for event in events if isinstance(event, str) or not (self.single and event.number)]
+        return [event for event in events if isinstance(event, str | Reasoning) or not (self.single and event.number)]
 
 
 def call_id() -> str:
@@ -168,7 +168,7 @@ class ChatStream(Stream):
                     "type": "function",
                     "function": {"name": event.name, "arguments": ""},
                 }
-            else:
+            elif isinstance(event, Arguments):
                 call = calls.setdefault(event.number, {"index": event.number, "function": {"arguments": ""}})
                 call["function"]["arguments"] += event.text
         if calls:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.http import protocol
-from handler.http.protocol import EXCHANGE
+from handler.http.exchange import EXCHANGE
 from tests.app.http.connection import Connection, answer, connected, exchange, mirror
 from tests.app.http.test_upgrade import bodies
 
@@ -157,6 +157,7 @@ def _app(log: list[str]) -> Any:
             log.append("gone")
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        scope["extensions"][EXCHANGE].open()
         for _ in range(3):
             await asyncio.sleep(0.1)
             assert scope["extensions"][EXCHANGE].write_chunk(b"abc")
@@ -290,6 +291,7 @@ def test_a_client_that_closed_behind_its_request_is_noticed_by_a_write() -> None
         async def app(scope: Any, receive: Any, send: Any) -> None:
             nonlocal written
             await send({"type": "http.response.start", "status": 200, "headers": []})
+            scope["extensions"][EXCHANGE].open()
             while written < 1000 and scope["extensions"][EXCHANGE].write_chunk(b"abc"):
                 written += 1
                 await asyncio.sleep(0.01)

@@ -28,11 +28,14 @@ class Short:
     def __init__(self, *, is_open: bool = True) -> None:
         self.chunks: list[bytes] = []
         self.is_open = is_open
-        self.held = False
+        self.is_held = True
         self.written_at = 0.0
 
+    def open(self) -> None:
+        self.is_held = not self.is_open
+
     def write_chunk(self, data: bytes) -> bool:
-        if self.held or not self.is_open:
+        if self.is_held:
             return False
         self.chunks.append(data)
         return True
@@ -102,13 +105,14 @@ def test_the_short_way_is_taken_while_it_is_open_and_never_for_the_end() -> None
     async def story() -> None:
         socket, short = Socket(), Short()
         writer = BodyWriter(socket.send, short)
-        writer.pull(Answer(b"a"))
-        short.is_open = False
-        writer.pull(Answer(b"b"))
-        short.is_open = True
-        writer.pull(Answer(b"c", last=True))
-        assert (short.chunks, socket.sent) == ([b"a"], [(b"b", True), (b"c", False)])
-        assert short.held  # nothing comes after the end
+        for chunk in (b"a", b"b"):  # nothing has begun the answer before the first one
+            writer.pull(Answer(chunk))
+        short.is_held = True  # as a full socket has it
+        for chunk in (b"c", b"d"):
+            writer.pull(Answer(chunk))
+        writer.pull(Answer(b"e", last=True))
+        assert (short.chunks, socket.sent) == ([b"b", b"d"], [(b"a", True), (b"c", True), (b"e", False)])
+        assert short.is_held  # nothing comes after the end
 
     asyncio.run(story())
 
@@ -119,7 +123,7 @@ def test_the_short_way_is_closed_while_what_came_before_waits() -> None:
         writer = BodyWriter(socket.send, short)
         socket.room.clear()
         writer.write(b"a")
-        assert short.held
+        assert short.is_held
         writer.pull(Answer(b"b"))
         socket.room.set()
         await asyncio.sleep(0.01)
@@ -140,7 +144,7 @@ def test_a_short_way_that_is_cut_ends_the_writer(monkeypatch: pytest.MonkeyPatch
         writer = BodyWriter(socket.send, short)
         writer.pull(Answer(b"a"))
         assert writer.broken.done()
-        assert short.held
+        assert short.is_held
         writer.pull(Answer(b"b", last=True))
         assert socket.sent == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.core.errors import AdapterFailed, ConfigError, Unavailable
 from handler.core.values import Adapter
 from handler.engines.echo import Echo
@@ -182,7 +182,7 @@ def home(directory: Path, model: Path | None = None, **options: str) -> AdapterH
     given = {"option.llm_engine": "echo", "option.enable_lora": "true", **options}
     if model is not None:
         given["option.model_id"] = str(model)
-    config = load_config(overrides=[f"{key}={value}" for key, value in given.items()], environ={})
+    config = read_config(overrides=[f"{key}={value}" for key, value in given.items()], environ={}).checked()
     return adapter_home(config, engine_spec(config), directory)
 
 

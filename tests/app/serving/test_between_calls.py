@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.djl.batches import Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.plugins.functions import Formatters
@@ -33,7 +33,7 @@ class Stepped:
         self.jump = jump
         self.loop = WorkerLoop()
         given = ["llm_engine=echo", "engine_isolation=thread", "echo_cues=true", f"engine_timeout={TIMEOUT}", *options]
-        config = load_config(overrides=[f"option.{one}" for one in given], environ={})
+        config = read_config(overrides=[f"option.{one}" for one in given], environ={}).checked()
 
         async def load() -> ServedModel:
             model = await load_model(config, Formatters(), stepped=True)

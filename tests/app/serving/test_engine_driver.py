@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +15,9 @@ from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.engines.base import EngineConfig, Step
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.scheduler.active import TokenReceiver
 from handler.scheduler.batcher import Batcher
-from handler.serving.engine_driver import EngineDriver, TokenReceiver
-from handler.serving.metrics.request_stats import RequestStats
+from handler.serving.engine_driver import EngineDriver
 from tests.unit.scheduler.test_batcher import Scripted, prompt
 
 
@@ -113,6 +114,16 @@ def test_only_the_engines_present_descriptor_is_watched() -> None:
     asyncio.run(story())
 
 
+class Taking:
+    """A channel that takes all chunks."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self.write_chunk = lambda data: not chunks.append(data)
+
+
+FULL = SimpleNamespace(write_chunk=lambda data: False)
+
+
 def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
     def text(token: Token) -> bytes:
         return token.text.encode()
@@ -122,26 +133,26 @@ def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
 
     written: list[bytes] = []
     kept: list[bytes] = []
-    ends: list[list[Delta]] = [[], [], []]
+    ends: list[list[Delta]] = [[], [], [], []]
 
     async def story() -> tuple[int, list[int]]:
         driver = EngineDriver(Batcher(Scripted()))
-        ways = [(text, lambda line: not written.append(line)), (text, lambda line: False), (fail, lambda line: True)]
+        ways = [(text, Taking(written)), (text, FULL), (text, None), (fail, Taking(written))]
         receivers = []
-        for (line, write), mine in zip(ways, ends, strict=True):
+        for (line, channel), mine in zip(ways, ends, strict=True):
             id = driver.submit(Request("abc", Sampling(max_new_tokens=3)), prompt("abc"), mine.append)
-            receivers.append(TokenReceiver(id, RequestStats("-"), line, write, kept.append))
+            receivers.append(TokenReceiver(id, line, channel, kept.append))
             driver.set_receiver(receivers[-1])
         for _ in range(3):
             driver.step()
         driver.close()
-        return driver.num_tokens, [one.stats.num_tokens for one in receivers]
+        return driver.num_tokens, [one.num_tokens for one in receivers]
 
     num_tokens, counts = asyncio.run(story())
-    assert (written, kept, counts) == ([b"a", b"b"], [b"a", b"b"], [2, 2, 0])
-    assert num_tokens == 7  # with the one that could not be written
-    direct, full, failed = ends
-    assert [(delta.finish, delta.tokens[0].text) for delta in (*direct, *full)] == [(Finish.LENGTH, "c")] * 2
+    assert (written, kept, counts) == ([b"a", b"b"], [b"a", b"a", b"b", b"b"], [2, 2, 2, 0])
+    assert num_tokens == 10  # with the one that could not be written
+    direct, full, without, failed = ends
+    assert [(delta.finish, delta.tokens[0].text) for delta in (*direct, *full, *without)] == [(Finish.LENGTH, "c")] * 3
     assert [type(delta.error) for delta in failed] == [InternalError]
 
 
@@ -155,11 +166,7 @@ def test_joined_tokens_of_a_stream_are_one_write() -> None:
     async def story() -> int:
         driver = EngineDriver(Batcher(Joined()))
         id = driver.submit(Request("abc", Sampling(max_new_tokens=9)), prompt("abc"), lambda delta: None)
-        driver.set_receiver(
-            TokenReceiver(
-                id, RequestStats("-"), lambda token: token.text.encode(), lambda line: not written.append(line), len
-            )
-        )
+        driver.set_receiver(TokenReceiver(id, lambda token: token.text.encode(), Taking(written), len))
         for _ in range(2):
             driver.step()
         driver.close()

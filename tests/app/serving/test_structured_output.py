@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from handler import engines
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.djl.batches import Item, open_item
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo
 from handler.engines.process.engine_loop import Spec
@@ -97,7 +97,7 @@ def run(checks: StructuredOutputValidator | None, story: Any, *options: str) -> 
     """With `checks`, echo takes guides, as if it followed them."""
 
     async def all() -> None:
-        config = load_config(overrides=["option.llm_engine=echo", *options], environ={})
+        config = read_config(overrides=["option.llm_engine=echo", *options], environ={}).checked()
         with pytest.MonkeyPatch.context() as patch:
             if checks is None:
                 assert make_validator(engine_spec(config)) is None, "echo has no guides"
@@ -185,7 +185,7 @@ def test_an_expression_that_takes_long_to_compile_stops_no_stream(
 
 
 def test_only_engines_that_a_guide_can_harm_have_theirs_tried() -> None:
-    config = load_config(overrides=["option.llm_engine=echo"], environ={})
+    config = read_config(overrides=["option.llm_engine=echo"], environ={}).checked()
     assert make_validator(engine_spec(config)) is None
 
 
@@ -198,7 +198,7 @@ def test_how_long_a_guide_may_take_is_an_option_of_all_that_try_them(
 
     def checked(**more: str) -> StructuredOutputValidator | None:
         given = [f"option.{name}={value}" for name, value in more.items()]
-        config = load_config(overrides=[f"option.llm_engine={engine}", *given], environ={})
+        config = read_config(overrides=[f"option.llm_engine={engine}", *given], environ={}).checked()
         return make_validator(Spec(engine, EngineConfig(options=config.engine_options)))
 
     for given, wanted in (({}, 5.0), ({"guide_timeout": "2"}, 2.0)):

@@ -5,7 +5,6 @@ That the model's directory is only read is in test_examples.py, whose model is i
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
 
 import httpx
 import pytest
@@ -23,7 +23,7 @@ import pytest
 from deploy.local.container import command
 from tests.environment import clean_environment
 from tests.ports import free_port
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 ACCEPT = 0.25  # seconds: a connection
 PING = 2.0  # seconds
@@ -58,7 +58,7 @@ class Process:
             return False
 
     def ping(self) -> int:
-        return httpx.get(self.url + "/ping", timeout=PING).status_code
+        return http.get(self.url + "/ping", timeout=PING).status_code
 
     def end(self) -> int:
         if self.process.poll() is None:
@@ -70,9 +70,9 @@ class Process:
         return self.process.returncode
 
     @contextmanager
-    def stream(self, tokens: int) -> Iterator[http.client.HTTPResponse]:
+    def stream(self, tokens: int) -> Iterator[HTTPResponse]:
         body = {"inputs": "a b", "stream": True, "parameters": {"max_new_tokens": tokens}}
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
             connection.request("POST", "/invocations", json.dumps(body), {"Content-Type": "application/json"})
             with closing(connection.getresponse()) as response:
                 yield response
@@ -99,12 +99,12 @@ def container() -> Iterator[Process]:
 
 
 def test_it_serves_where_it_is_told_and_takes_options_from_the_environment(container: Process) -> None:
-    answer = httpx.post(container.url + "/invocations", json={"inputs": "a b", "parameters": {"max_new_tokens": 2}})
+    answer = http.post(container.url + "/invocations", json={"inputs": "a b", "parameters": {"max_new_tokens": 2}})
     assert (answer.status_code, answer.json()) == (200, {"generated_text": " a b"})
 
 
 def test_metrics_are_on_the_same_port(container: Process) -> None:
-    answer = httpx.get(container.url + "/metrics")
+    answer = http.get(container.url + "/metrics")
     assert answer.status_code == 200
     assert "lmi_requests_total" in answer.text
 
@@ -112,7 +112,7 @@ def test_metrics_are_on_the_same_port(container: Process) -> None:
 def test_headers_that_it_does_not_know_are_ignored(container: Process) -> None:
     headers = {"X-Amzn-SageMaker-Forwarded-Api": "invoke-endpoint", "X-Amzn-Trace-Id": "Root=1", "X-Mine": "1",
                "X-Amzn-SageMaker-Target-Variant": "AllTraffic", "X-Amzn-SageMaker-Prefix-Aware-Id": "p"}  # fmt: skip
-    answer = httpx.post(container.url + "/invocations", json={"inputs": "a"}, headers=headers)
+    answer = http.post(container.url + "/invocations", json={"inputs": "a"}, headers=headers)
     assert answer.status_code == 200
 
 
@@ -135,7 +135,7 @@ def test_pings_and_connections_are_in_time_while_it_works(container: Process) ->
 
 def test_a_refusal_is_a_status_before_the_first_byte(container: Process) -> None:
     body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": -1}}
-    answer = httpx.post(container.url + "/invocations", json=body)
+    answer = http.post(container.url + "/invocations", json=body)
     assert answer.status_code == 424
     assert "max_new_tokens" in answer.text
 
@@ -163,7 +163,7 @@ def test_sigterm_lets_a_running_stream_finish_and_takes_nothing_new() -> None:
 
 
 def _status(process: Process, method: str, path: str) -> int:
-    return httpx.request(
+    return http.request(
         method, process.url + path, json={"inputs": "a"} if method == "POST" else None, timeout=5
     ).status_code
 

@@ -18,6 +18,7 @@ from deploy.local.answers import ApiError
 from deploy.local.endpoint import Component, Limits
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
+from tests.servers import http
 
 PATH = "/endpoints/local/openai/v1/chat/completions"
 
@@ -38,7 +39,7 @@ def post(
     local: Local, body: object = None, path: str = PATH, bearer: str | None = None, **headers: str
 ) -> httpx.Response:
     authorization = {"Authorization": f"Bearer {bearer or token()}"}
-    return httpx.post(local.url + path, json=body or {"messages": []}, headers={**authorization, **headers}, timeout=20)
+    return http.post(local.url + path, json=body or {"messages": []}, headers={**authorization, **headers}, timeout=20)
 
 
 def test_a_chat_is_passed_on_as_it_is(local: Local) -> None:
@@ -62,7 +63,7 @@ def test_events_arrive_one_by_one(local: Local) -> None:
     body = {"do": "stream", "stream": True, "pieces": [event.hex() for event in events],
             "headers": {"Content-Type": "text/event-stream"}}  # fmt: skip
     headers = {"Authorization": f"Bearer {token()}"}
-    with httpx.stream("POST", local.url + PATH, json=body, headers=headers, timeout=20) as answer:
+    with http.stream("POST", local.url + PATH, json=body, headers=headers, timeout=20) as answer:
         assert answer.headers["content-type"] == "text/event-stream"
         pieces = answer.iter_raw()
         assert next(pieces) == events[0]
@@ -123,7 +124,7 @@ OLD = presigned().replace(f"X-Amz-Date={datetime.now(timezone.utc):%Y}", "X-Amz-
 def test_a_token_that_is_not_good_is_refused(loop: Loop, authorization: str, code: str, part: str) -> None:
     with make_local(loop, region="us-east-1") as local:
         headers = {"Authorization": authorization} if authorization else {}
-        answer = httpx.post(local.url + PATH, json={}, headers=headers, timeout=20)
+        answer = http.post(local.url + PATH, json={}, headers=headers, timeout=20)
         assert (answer.status_code, answer.headers["x-amzn-ErrorType"]) == (403, code)
         assert part in answer.json()["Message"]
         assert local.container.paths == []

@@ -19,7 +19,7 @@ from tests.adapter_files import write_adapter
 from tests.djl.launch import StartFailed
 from tests.djl.processes import group_members
 from tests.djl.servers import DjlServer, djl, newer, versions
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 pytestmark = pytest.mark.djl
 
@@ -105,7 +105,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(server: DjlServer, method: str, path: str = "", **more: Any) -> httpx.Response:
-    return httpx.request(method, f"{server.url}/adapters{path}", timeout=60, **more)
+    return http.request(method, f"{server.url}/adapters{path}", timeout=60, **more)
 
 
 def register(server: DjlServer, name: str, src: Path | str, **more: str) -> httpx.Response:

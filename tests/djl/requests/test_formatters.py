@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from tests.djl.servers import djl, newer, versions
 from tests.formatters_model import ANSWER, DJL, LEGACY, LEGACY_ANSWER, LINES, OWN, PAYLOADS
+from tests.servers import http
 
 pytestmark = pytest.mark.djl
 
@@ -105,7 +105,7 @@ def test_one_that_hangs_fails_alone_and_the_worker_lives(version: str, propertie
         hung = [pool.submit(server.post, {"inputs": "hang"}), pool.submit(server.post, {"inputs": "a", "hang": True})]
         time.sleep(0.5)
         others = [pool.submit(server.post, {"inputs": "a b", "parameters": {"max_new_tokens": 3}}) for _ in range(3)]
-        assert httpx.get(server.url + "/ping", timeout=5).status_code == 200
+        assert http.get(server.url + "/ping", timeout=5).status_code == 200
         for one, name in zip(hung, ("write", "read"), strict=True):
             assert f"formatter '{name}' of model.py did not end within 10 s" in one.result().json()["error"]
         assert {one.result().text for one in others} == {" a b a"}

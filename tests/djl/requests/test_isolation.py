@@ -12,12 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 
 from tests.adapter_files import write_adapter
 from tests.djl.servers import DjlServer, djl, newer, versions
-from tests.servers import wait_for
+from tests.servers import http, wait_for
 
 pytestmark = pytest.mark.djl
 
@@ -57,7 +56,7 @@ def stream(
 ) -> Got:
     """Read a stream to its end; `begun` is called when five pieces are there."""
     body = {"inputs": text, "parameters": {"max_new_tokens": tokens}, "stream": True}
-    with httpx.stream("POST", server.url + "/invocations", json=body, headers=headers, timeout=30) as response:
+    with http.stream("POST", server.url + "/invocations", json=body, headers=headers, timeout=30) as response:
         pieces = []
         for piece in response.iter_bytes():
             pieces.append(piece)
@@ -122,7 +121,7 @@ def test_an_engine_that_breaks_before_the_first_token_is_a_real_error(server: Dj
 def leave(server: DjlServer, times: int) -> None:
     body = {"inputs": "g o", "parameters": {"max_new_tokens": 100_000}, "stream": True}
     for _ in range(times):
-        with httpx.stream("POST", server.url + "/invocations", json=body, timeout=30) as response:
+        with http.stream("POST", server.url + "/invocations", json=body, timeout=30) as response:
             next(response.iter_bytes())
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.clients.checks import CHAT, EMOJI, PARIS
 from tests.djl.servers import DjlServer, djl, newer, versions
-from tests.servers import serve
+from tests.servers import http, serve
 
 pytestmark = pytest.mark.djl
 
@@ -135,7 +135,7 @@ def test_a_prompt_of_a_megabyte_is_refused_and_neighbours_go_on(
     begun = threading.Barrier(3, timeout=30)
 
     def neighbour(body: Any) -> tuple[str, float]:
-        with httpx.stream("POST", server.url + "/invocations", json=body, timeout=60) as answer:
+        with http.stream("POST", server.url + "/invocations", json=body, timeout=60) as answer:
             found = answer.iter_lines()
             next(found)
             begun.wait()

@@ -15,7 +15,7 @@ import pytest
 from tests import request_table
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.request_table import Row
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, http, serve, wait_for
 
 pytestmark = pytest.mark.djl
 
@@ -178,7 +178,7 @@ def expected(version: str, mode: str, row: Row, answer: Answer) -> Answer:
 
 
 def post(url: str, row: Row) -> Answer:
-    found = httpx.post(f"{url}/invocations{row.query}", content=row.content, headers=row.headers, timeout=30)
+    found = http.post(f"{url}/invocations{row.query}", content=row.content, headers=row.headers, timeout=30)
     ignored = found.headers.get("x-lmi-ignored-parameters")
     return Answer(found.status_code, found.headers["content-type"], ignored, settled(found.content.decode(), row))
 
@@ -419,7 +419,7 @@ def test_a_batch_of_four_with_a_bad_one(batching: DjlServer, bad: Any, position:
 def _send(server: DjlServer, body: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body)
     headers = {"content-type": "application/json"}
-    return httpx.post(server.url + "/invocations", content=content, headers=headers, timeout=30)
+    return http.post(server.url + "/invocations", content=content, headers=headers, timeout=30)
 
 
 def test_many_batches_bring_everybody_his_own(batching: DjlServer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.config.options.engine_arguments import engine_arguments
 from handler.core.errors import ConfigError
 from handler.engines.vllm.arguments import construct
@@ -23,7 +23,7 @@ def configured(model: Path, *options: str) -> Any:
     import vllm
 
     given = ["option.llm_engine=vllm", "option.enforce_eager=true", *(f"option.{option}" for option in options)]
-    config = replace(engine_spec(load_config(overrides=given, environ={})).config, model=model)
+    config = replace(engine_spec(read_config(overrides=given, environ={}).checked()).config, model=model)
     made = construct(keywords(config, 1, cpu=True), vllm.EngineArgs)
     return vllm.EngineArgs(**made).create_engine_config()
 

@@ -19,7 +19,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from tests.gpu.vllm.test_served import PROMPT
-from tests.servers import LiveServer
+from tests.servers import LiveServer, http
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
 
 pytestmark = pytest.mark.vllm
@@ -152,7 +152,7 @@ def stream(server: LiveServer, tokens: int) -> tuple[int, float]:
     """How many tokens came, and the longest time between two."""
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens, "ignore_eos_token": True}, "stream": True}
     count, gap, last = 0, 0.0, 0.0
-    with httpx.stream("POST", f"{server.url}/invocations", json=body, timeout=60) as answer:
+    with http.stream("POST", f"{server.url}/invocations", json=body, timeout=60) as answer:
         for line in answer.iter_lines():
             now = time.monotonic()
             gap, last = max(gap, now - last if last else 0.0), now

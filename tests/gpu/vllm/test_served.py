@@ -15,7 +15,7 @@ import pytest
 
 from tests.gpu.vllm.conftest import SMALL
 from tests.parameter_matrix import ALL, CHAT_VALUES, TGI_VALUES, check, check_chat, check_tgi
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, http, serve, wait_for
 
 pytestmark = pytest.mark.vllm
 
@@ -108,7 +108,7 @@ def test_tritons_sequences_and_words(server: LiveServer) -> None:
 
 def test_a_client_that_leaves_frees_its_place(server: LiveServer) -> None:
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 1500, "ignore_eos_token": True}, "stream": True}
-    with httpx.stream("POST", f"{server.url}/invocations", json=body, timeout=30) as answer:
+    with http.stream("POST", f"{server.url}/invocations", json=body, timeout=30) as answer:
         next(answer.iter_lines())
     assert server.post({"inputs": PROMPT, "parameters": {"max_new_tokens": 2}}).status_code == 200
     assert server.metric("lmi_active_sequences") == 0
@@ -184,7 +184,7 @@ class TestAdapters:
         names = [*alone] * 3
         with ThreadPoolExecutor(12) as pool:
             assert list(pool.map(partial(self.answer, lora), names)) == [alone[name] for name in names]
-        assert httpx.delete(f"{lora.url}/adapters/later", timeout=30).status_code == 200
+        assert http.delete(f"{lora.url}/adapters/later", timeout=30).status_code == 200
         refused = lora.post({"inputs": PROMPT, "adapters": "later"})
         assert (refused.status_code, "later" in refused.text) == (424, True)
         assert self.answer(lora, "mine") == alone["mine"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from tests.servers import LiveServer, http, post_bytes, raw, serve, wait_for
 
 CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
@@ -149,7 +149,7 @@ def receive(connection: socket.socket, end: bytes) -> bytes:
 
 def test_an_idle_connection_is_kept_as_long_as_it_is_told() -> None:
     """Load balancers keep theirs for 60 s and must be the ones to close."""
-    assert load_config(environ={}).keep_alive_timeout > 60
+    assert read_config(environ={}).checked().keep_alive_timeout > 60
     with (
         serve("--engine", "echo", "-o", "option.keep_alive_timeout=1.5") as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection,

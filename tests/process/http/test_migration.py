@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.servers import serve
+from tests.servers import http, serve
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text()
 CARDS = {
@@ -38,6 +37,6 @@ def test_an_endpoint_runs_unchanged(card: str, requests: list[tuple[str, dict[st
     with serve("--engine", "echo", env=CARDS[card]) as server:
         server.wait_ready(60)
         for path, body, status in requests:
-            answer = httpx.post(server.url + path, json=body, timeout=30)
+            answer = http.post(server.url + path, json=body, timeout=30)
             assert answer.status_code == status, answer.text
     assert logged in server.log

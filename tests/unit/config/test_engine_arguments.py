@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +127,6 @@ def test_every_argument_of_vllms_server_has_an_answer() -> None:
     }
     server = shipped("vllm", "server").arguments.keys() - shipped("vllm").arguments.keys()
     assert {f"option.{name}" for name in server} <= given
-
-
-def test_no_engine_has_two_options_of_one_name() -> None:
-    names = Counter(
-        (name, engine) for option in OPTIONS for engine in option.engines for name in (option.key, *option.aliases)
-    )
-    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_releases_are_joined() -> None:

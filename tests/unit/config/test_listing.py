@@ -6,7 +6,8 @@ import pytest
 
 from handler.cli import main
 from handler.config.options import OPTIONS, Option
-from handler.config.options.listing import describe, table, variable
+from handler.config.options.listing import describe, table
+from handler.config.options.lookup import variable
 from handler.config.options.option import Gone
 from handler.config.sources import Setting, from_environment
 

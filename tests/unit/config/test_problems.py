@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import load_config, read_config
+from handler.config.loader import read_config
 from handler.config.options import KNOWN
 from handler.config.options.lookup import unknown_option
 from handler.config.options.option import Gone
@@ -23,9 +23,10 @@ ECHO = "option.llm_engine=echo\n"
         pytest.param(
             ECHO + "option.tgi_compt=true\noption.model_name=\\u00zz\noption.dtype=int3\n",
             ["job_queue_size", "batch_size=0"],
-            {"OPTION_ENGINE_TIMEOUT": "x", "SERVING_JOB_QUEUE_SIZ": "1", "HF_MODEL_ID": ""},
+            {"OPTION_ENGINE_TIMEOUT": "x", "OPTION_COMPAT": "1", "SERVING_JOB_QUEUE_SIZ": "1", "HF_MODEL_ID": ""},
             [
                 "environment variable OPTION_ENGINE_TIMEOUT: option.engine_timeout=x: must be a number",
+                "environment variable OPTION_COMPAT: unknown option 'option.compat'",
                 "environment variable SERVING_JOB_QUEUE_SIZ: unknown setting; did you mean 'SERVING_JOB_QUEUE_SIZE'?",
                 "environment variable HF_MODEL_ID: option.model_id=: must not be empty",
                 "serving.properties, line 2: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?",
@@ -101,7 +102,7 @@ def test_every_problem_is_told(
 
 def test_a_start_raises_them_together() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(overrides=["option.dtype=x", "batch_size=0"], environ={})
+        read_config(overrides=["option.dtype=x", "batch_size=0"], environ={}).checked()
     first, second, third = str(caught.value).splitlines()
     assert first == "2 problems:"
     assert second.startswith("1. -o option.dtype=x: must be one of")
@@ -138,3 +139,73 @@ def test_a_suggestion_is_no_option_that_is_refused(engine: str, key: str) -> Non
     assert unknown_option("option.swap_spac", engine) == (
         "unknown option 'option.swap_spac'; `lmi options` lists those there are"
     )
+
+
+# -- hostile values ------------------------------------------------------------------------------------------------
+
+TOKEN, KEY = "hf_SecretSecretSecret", "sk-secret"
+
+
+@pytest.mark.parametrize("engine", ["echo", "vllm", "trtllm"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"option.hf_token={TOKEN}",
+        f"option.hf_tokn={TOKEN}",
+        f"option.api_key={KEY}",
+        f"option.ssl_keyfile_password={KEY}",
+        f'option.engine_args={{"hf_token": "{TOKEN}", "api_key": "{KEY}"}}',
+        f'option.engine_args={{"api_key": "{KEY}", "seed": 1',
+        f"option.hf_overrides={{'token': '{KEY}'",
+        f"option.env=HF_TOKEN={TOKEN}",
+    ],
+)
+def test_no_message_shows_a_secret(tmp_path: Path, setting: str, engine: str) -> None:
+    file = tmp_path / "serving.properties"
+    key, _, value = setting.partition("=")
+    file.write_text(f"option.llm_engine={engine}\n{setting}\n")
+    name = key.removeprefix("option.").upper()
+    chosen = [f"option.llm_engine={engine}"]
+    for reading in (
+        read_config(properties=file, environ={}),
+        read_config(overrides=[*chosen, setting], environ={}),
+        read_config(overrides=chosen, environ={f"OPTION_{name}": value}),
+        read_config(overrides=chosen, environ={f"SM_VLLM_{name}": value}),
+    ):
+        said = "".join([*map(str, reading.problems), *reading.config.warnings])
+        assert said or "engine_args" in reading.config.engine_options
+        assert TOKEN not in said
+        assert KEY not in said
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    overrides = ["option.max_num_batched_tokens=x", "option.tokenizer_mode=", "option.skip_tokenizer_init=yes"]
+    said = "".join(map(str, read_config(overrides=["option.llm_engine=vllm", *overrides], environ={}).problems))
+    assert all(override in said for override in overrides)
+
+
+_DEEP = '{"a":' * 100_000
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (f"option.engine_args={_DEEP}", "must be a JSON object: it is nested too deeply"),
+        (f"option.speculative_config={_DEEP}", "must be a JSON object: it is nested too deeply"),
+        (f"option.compilation_config={'[' * 100_000}", "it is nested too deeply"),
+        (f"batch_size={'9' * 100_000}", "must be a whole number"),
+        ("x" * 100_000, "write it as key=value"),
+        (f"option.model_id={'x' * 256}", "at most 255 bytes between slashes"),
+        ("option.model_id=a\nb", "must be printable"),
+        ("option.sessions_path=/tmp/a\0b", "must be printable"),
+    ],
+)
+def test_a_hostile_value_is_a_problem_of_few_words(setting: str, told: str) -> None:
+    (problem,) = read_config(overrides=["option.llm_engine=vllm", setting], environ={}).problems
+    assert told in str(problem)
+    assert len(str(problem)) < 1000
+
+
+def test_a_file_without_end_is_not_read_to_its_end() -> None:
+    (problem,) = read_config(properties=Path("/dev/zero"), environ={}).problems
+    assert "cannot read /dev/zero: it has more than 1048576 characters" in str(problem)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.config.options import KNOWN, OPTIONS, Option
 
 FILE = Path(__file__).parents[3] / "serving.properties"
@@ -16,7 +16,7 @@ SHOWN = dict(re.findall(r"^#?([\w.]+)=(.*)$", FILE.read_text(), re.MULTILINE))
 
 
 def test_it_loads_with_defaults_everywhere() -> None:
-    assert replace(load_config(properties=FILE, environ={}), warnings=()) == load_config(environ={})
+    assert replace(read_config(properties=FILE, environ={}).checked(), warnings=()) == read_config(environ={}).checked()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.plugins.functions import Decorated, Formatters, Style, find_formatters
 from handler.serving.loading import model_formatters
@@ -40,7 +40,7 @@ def launched(directory: Path, text: str | None, *options: str) -> Formatters:
     if text is not None:
         write_model(directory, text)
     (directory / "serving.properties").write_text("\n".join(options))
-    return model_formatters(load_config(properties=directory / "serving.properties", environ={}))
+    return model_formatters(read_config(properties=directory / "serving.properties", environ={}).checked())
 
 
 def test_without_a_model_py_there_are_none(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_wrong_choice_says_what_there_is(tmp_path: Path, text: str | None, opt
 
 def test_it_lies_in_the_models_directory_where_there_is_no_serving_properties(tmp_path: Path) -> None:
     write_model(tmp_path, LEGACY)
-    config = load_config(overrides=[f"option.model_id={tmp_path}"], environ={})
+    config = read_config(overrides=[f"option.model_id={tmp_path}"], environ={}).checked()
     assert model_formatters(config).output is not None
-    file = load_config(overrides=[f"option.model_id={tmp_path / 'x.gguf'}"], environ={})
+    file = read_config(overrides=[f"option.model_id={tmp_path / 'x.gguf'}"], environ={}).checked()
     assert model_formatters(file).output is None

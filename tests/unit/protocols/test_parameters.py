@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler import engines
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter
@@ -62,7 +62,7 @@ class Registered:
 def context(engine: str, options: Mapping[str, str]) -> ServerContext:
     """Without the engine itself, which need not be installed."""
     given = [f"option.llm_engine={engine}", *(f"{key}={value}" for key, value in options.items())]
-    config = load_config(overrides=given, environ={})
+    config = read_config(overrides=given, environ={}).checked()
     module: Any = importlib.import_module(engines.ENGINES[engine].module)
     able = module.capabilities(EngineConfig(model=None, options=config.engine_options))
     return ServerContext(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.core.errors import BadRequest, ConfigError, ServingError
 from handler.djl.batches import Item, Piece
 from handler.plugins.api import Session
@@ -174,7 +175,7 @@ def test_a_path_is_checked_before_it_is_made(tmp_path: Path, path: str, why: str
     (tmp_path / "file").write_text("")
     root = tmp_path / path if path else tmp_path / "deep" / "sessions"
     on = ["option.enable_stateful_sessions=true", f"option.sessions_path={root}"]
-    config = load_config(environ={}, overrides=on)
+    config = read_config(environ={}, overrides=on).checked()
     if why:
         told = f"^-o {on[1]}: {on[1]}: no session can be kept there: {why.format(tmp_path)}"
         with pytest.raises(ConfigError, match=told):
@@ -186,7 +187,7 @@ def test_a_path_is_checked_before_it_is_made(tmp_path: Path, path: str, why: str
 
 def test_a_default_path_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_MEMORY", tmp_path)
-    config = load_config(environ={}, overrides=["option.enable_stateful_sessions=true"])
+    config = read_config(environ={}, overrides=["option.enable_stateful_sessions=true"]).checked()
     assert sessions_root(config) == tmp_path / "sagemaker_sessions"
     (tmp_path / "sagemaker_sessions").mkdir()
     assert sessions_root(config) is not None
@@ -207,6 +208,50 @@ def test_a_directory_that_goes_away(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(ServingError, match="Failed to create session: ") as refused:
         store.open()
     assert refused.value.status == 424
+
+
+def test_what_is_made_anew_is_closed_to_others(tmp_path: Path, clock: Clock) -> None:
+    root = tmp_path / "gone"
+    store = Sessions(root, 60, clock)
+    root.rmdir()
+    session = store.open()
+    assert [path.stat().st_mode & 0o777 for path in (root, session.directory)] == [0o700, 0o700]
+
+
+def test_a_session_that_cannot_be_closed(store: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = store.open()
+
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(ServingError, match="Failed to close session: Read-only file system") as refused:
+        store.close(session.id)
+    assert refused.value.status == 424
+    assert is_open(store, session)
+
+
+def test_a_close_does_not_look_at_the_other_sessions(store: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 40,000 open ones, a look at all of them for each close held up every answer."""
+    monkeypatch.setattr(sessions, "_PERIOD", 60.0)
+    store.look_after()
+    monkeypatch.setattr(store, "remove_expired", lambda: pytest.fail("all sessions were looked at"))
+    closed = [store.open() for _ in range(3)]
+    root = store.open().directory.parent
+    for session in closed:
+        store.close(session.id)
+    _until(lambda: len(list(root.iterdir())) == 1)
+    store.end()
+
+
+def test_a_session_that_another_worker_removes_is_forgotten(tmp_path: Path, clock: Clock) -> None:
+    mine, others = Sessions(tmp_path, 60, clock), Sessions(tmp_path, 60, clock)
+    for _ in range(3):
+        mine.open()
+    clock.now += 61
+    others.remove_expired()
+    mine.remove_expired()
+    assert not mine._opened
 
 
 # -- calls and options -------------------------------------------------------------------------------------------
@@ -245,18 +290,22 @@ def test_calls_that_are_refused_by_name(body: Any, told: str) -> None:
 
 
 def test_options_and_aws_variables(tmp_path: Path) -> None:
-    assert configured_sessions(load_config(environ={})) is None
+    assert configured_sessions(read_config(environ={}).checked()) is None
     variables = {"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "1", "SAGEMAKER_SESSIONS_EXPIRATION": "7"}
-    config = load_config(environ={**variables, "SAGEMAKER_SESSIONS_PATH": str(tmp_path)})
+    config = read_config(environ={**variables, "SAGEMAKER_SESSIONS_PATH": str(tmp_path)}).checked()
     assert (config.enable_stateful_sessions, config.sessions_expiration) == (True, 7)
     store = configured_sessions(config)
     assert store is not None
     assert store.open().directory.parent == tmp_path
     store.end()
-    config = load_config(environ=variables, overrides=["option.enable_stateful_sessions=false"])
+    with pytest.raises(ConfigError, match=r"SESSIONS_EXPIRATION: .*=4294967296: must be a whole number of at least 1 "):
+        read_config(
+            environ={**variables, "SAGEMAKER_SESSIONS_EXPIRATION": "4294967296"}
+        ).checked()  # an id has eight hex digits
+    config = read_config(environ=variables, overrides=["option.enable_stateful_sessions=false"]).checked()
     assert (config.enable_stateful_sessions, config.sessions_path) == (False, None)
     with pytest.raises(ConfigError, match=r"SAGEMAKER_ENABLE_STATEFUL_SESSIONS: .*=yes: must be true or false"):
-        load_config(environ={"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "yes"})
+        read_config(environ={"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "yes"}).checked()
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import Refused, SpecError
-from deploy.resources.environment import _name, environment
+from deploy.resources.environment import environment
 from deploy.spec import Spec
-from handler.config.loader import load_config
-from handler.config.options import OPTIONS
-from handler.config.options.listing import variable
+from handler.config.loader import read_config
 from tests.deploy.cases import SECRET, decision, spec
 
 
@@ -27,19 +25,12 @@ def test_options_become_what_the_handler_reads() -> None:
     assert found["OPTION_MAX_ROLLING_BATCH_SIZE"] == "64"
     assert found["OPTION_ENABLE_CHUNKED_PREFILL"] == "true"
     assert found["SERVING_BATCH_SIZE"] == "1"
-    config = load_config(environ=found)
+    config = read_config(environ=found).checked()
     assert config.max_rolling_batch_size == 64
     assert config.engine == "vllm"
     assert config.max_model_len == 8192
     assert config.model_loading_timeout == 870.0
     assert config.engine_options["enable_chunked_prefill"] is True
-
-
-@pytest.mark.parametrize(
-    "option", sorted({one.key for one in OPTIONS if one.field and variable(one.key)} - {"option.model_id"})
-)
-def test_every_option_becomes_the_variable_that_the_handler_reads(option: str) -> None:
-    assert _name(option.removeprefix("option.")) == variable(option)
 
 
 def test_all_wrong_options_are_named_at_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
@@ -23,7 +23,7 @@ def arguments(model: Path, *options: str, gpus: int = 1, release: tuple[int, int
     """What `-o option.x=y` become."""
     everything = (f"option.model_id={model}", "option.llm_engine=trtllm", *(f"option.{each}" for each in options))
     with using.tensorrt_llm():
-        config = engine_spec(load_config(overrides=everything, environ={})).config
+        config = engine_spec(read_config(overrides=everything, environ={}).checked()).config
     return llm_arguments(config, gpus, release)
 
 
@@ -186,7 +186,7 @@ def test_every_option_of_trtllm_is_in_the_table_or_refused() -> None:
 )
 def test_what_tensorrt_engines_had_is_refused_by_name(option: Any) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_config(overrides=["option.llm_engine=trtllm", f"{option.key}=x"], environ={})
+        read_config(overrides=["option.llm_engine=trtllm", f"{option.key}=x"], environ={}).checked()
     assert str(refused.value) == f"-o {option.key}=x: {option.help.removeprefix('refused: ')}"
 
 

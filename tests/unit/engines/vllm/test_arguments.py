@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handler.config.loader import load_config
+from handler.config.loader import read_config
 from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
 from handler.core.values import Sampling, StructuredOutput
@@ -62,7 +62,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def arguments(*overrides: str) -> dict[str, Any]:
-    config = load_config(overrides=["option.llm_engine=vllm", *overrides], environ={})
+    config = read_config(overrides=["option.llm_engine=vllm", *overrides], environ={}).checked()
     return engine_arguments(replace(CONFIG, options=config.engine_options), 1, cpu=True)
 
 

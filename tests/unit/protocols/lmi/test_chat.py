@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import InvalidParameter
-from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling, StructuredOutput
+from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling
 from handler.protocols.base import NoAdapters, ParsedRequest
 from handler.protocols.lmi.chat import TABLE
+from handler.protocols.openai.parameters import CHAT
 from handler.protocols.registry import SCHEMAS
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value
 
@@ -21,16 +21,6 @@ ASK = {"messages": [USER]}
 
 def parse(schema: str = "lmi", **body: Any) -> ParsedRequest:
     return SCHEMAS[schema].parse({**ASK, **body}, CONTEXT)
-
-
-def sampling(**body: Any) -> Sampling:
-    return parse(**body).requests[0].sampling
-
-
-def refusal(**body: Any) -> str:
-    with pytest.raises(InvalidParameter) as caught:
-        parse(**body)
-    return str(caught.value)
 
 
 def test_defaults_are_lmis() -> None:
@@ -51,131 +41,36 @@ def test_defaults_are_lmis() -> None:
     assert (found.sampling.max_new_tokens, found.sampling.temperature) == (30, 1.0)
 
 
-def test_log_probabilities_are_asked_for_where_they_show() -> None:
-    assert sampling(logprobs=True).logprobs
-    assert not sampling(logprobs=False).logprobs
-
-
 def test_null_means_absent() -> None:
     names = [*TABLE.parameters, "stream", "inputs"]
     assert [name for name in names if parse(**{name: None}).requests != parse().requests] == []
     assert [name for name in names if parse(**{name: None}).ignored] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "field", "wanted"),
-    [
-        ("max_tokens", 7, "max_new_tokens", 7),
-        ("max_completion_tokens", 7, "max_new_tokens", 7),
-        ("temperature", 0, "do_sample", False),
-        ("temperature", 0.0, "do_sample", False),
-        ("temperature", 2, "temperature", 2.0),
-        ("top_p", 0.5, "top_p", 0.5),
-        ("n", 3, "n", 3),
-        ("seed", 5, "seed", 5),
-        ("seed", -1, "seed", (1 << 64) - 1),
-        ("top_k", 5, "top_k", 5),
-        ("min_tokens", 2, "min_new_tokens", 2),
-        ("guided_choice", ["a"], "structured_output", StructuredOutput("choice", '["a"]')),
-        ("do_sample", True, "n", 1),
-        ("stop", "a", "stop", ("a",)),
-        ("stop", ["a", "b"], "stop", ("a", "b")),
-        ("frequency_penalty", -2, "frequency_penalty", -2.0),
-        ("presence_penalty", 2, "presence_penalty", 2.0),
-        ("ignore_eos", True, "ignore_eos", True),
-        ("model", "any", "n", 1),
-        ("user", "any", "n", 1),
-        ("logit_bias", {}, "n", 1),
-        ("logit_bias", {"5": 1}, "logit_bias", ((5, 1.0),)),
-        ("response_format", {"type": "text"}, "structured_output", None),
-        ("response_format", {"type": "json_object"}, "structured_output", StructuredOutput("json_object", "")),
-        ("top_logprobs", 0, "top_logprobs", 0),
-    ],
-)
-def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: Any) -> None:
-    found = parse(**{name: given})
-    assert getattr(found.requests[0].sampling, field) == wanted
-    assert not found.ignored
+def test_parameters_are_openais_but_for_the_name_of_the_model_and_of_adapters() -> None:
+    assert TABLE.parameters.keys() - CHAT.parameters.keys() == {"model", "user"}
+    assert CHAT.parameters.keys() - TABLE.parameters.keys() == {"adapters"}
+    assert all(TABLE.parameters[name] is CHAT.parameters[name] for name in TABLE.parameters.keys() & CHAT.parameters)
+    assert not parse(model="any", user="any").ignored
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "wanted"),
+    ("body", "wanted"),
     [
-        ("max_tokens", 0, "must be an integer from 1"),
-        ("max_completion_tokens", 0, "must be an integer from 1"),
-        ("stream_options", [], "needs stream=true"),
-        ("stream_options", {}, "needs stream=true"),
-        ("temperature", 2.1, "at most 2"),
-        ("temperature", -0.1, "at least 0"),
-        ("temperature", False, "must be a number"),
-        ("top_p", 1.1, "at most 1"),
-        ("frequency_penalty", -2.1, "at least -2"),
-        ("presence_penalty", "1", "must be a number"),
-        ("n", 0, "must be an integer from 1"),
-        ("n", 33, "must be at most 32"),
-        ("seed", 1 << 64, "must be an integer from -9223372036854775808"),
-        ("stop", 5, "must be a string or a list"),
-        ("stop", False, "must be a string or a list"),
-        ("ignore_eos", 1, "must be true or false"),
-        ("logprobs", 1, "must be true or false"),
-        ("top_logprobs", 21, "from 0 to 20"),
-        ("top_logprobs", 1, "needs logprobs=true"),
-        ("logit_bias", {"5": 101}, "a number from -100 to 100"),
-        ("logit_bias", [1], "must be an object of token ids"),
-        ("tool_choice", "required", "needs tools"),
-        ("parallel_tool_calls", 1, "must be true or false"),
-        ("max_new_tokens", 5, "write max_tokens"),
-        ("stop_sequences", ["a"], "write stop"),
-        ("do_sample", False, "write temperature=0"),
-        ("parameters", {"max_new_tokens": 9}, "write its names at the top level"),
-        ("adapter_id", "mine", "write the adapter's name as model"),
-        ("response_format", {"type": "yaml"}, "a 'type' that is text, json_object or json_schema"),
-        ("response_format", "json", "must be an object"),
-        ("model", 5, "must be a string"),
-        ("user", [], "must be a string"),
+        ({"temperature": 2.1}, "temperature=2.1: must be a number of at least 0 and at most 2"),
+        ({"model": 5}, "model=5: must be a string"),
+        ({"user": []}, "user=[]: must be a string"),
+        ({"tool_choice": "required"}, 'tool_choice="required": needs tools'),
+        ({"messages": []}, "'messages' must be a non-empty list"),
+        ({"messages": [{"role": "critic"}]}, "messages[0].role must be one of system, user, assistant"),
+        ({"adapters": "mine"}, "no LoRA adapters"),
     ],
 )
-def test_a_wrong_parameter_is_refused_by_its_own_name(name: str, given: Any, wanted: str) -> None:
-    found = refusal(**{name: given})
-    assert found.startswith(f"{name}=")
-    assert wanted in found
-
-
-def test_alternatives_are_refused_where_the_engine_has_none() -> None:
-    context = replace(CONTEXT, unsupported={"top_logprobs": "no alternatives"})
-    with pytest.raises(InvalidParameter, match=r"^top_logprobs=2: the engine openvino lacks it"):
-        SCHEMAS["lmi"].parse({**ASK, "logprobs": True, "top_logprobs": 2}, context)
-    SCHEMAS["lmi"].parse({**ASK, "logprobs": True, "top_logprobs": 1}, context)
-
-
-@pytest.mark.parametrize(
-    ("messages", "wanted"),
-    [
-        ("hi", "'messages' must be a non-empty list"),
-        ([], "'messages' must be a non-empty list"),
-        (["hi"], "messages[0] must be an object"),
-        ([{"content": "hi"}], "messages[0].role must be one of system, user, assistant"),
-        ([USER, {"role": "user\n", "content": "hi"}], "messages[1].role must be one of"),
-        ([{"role": ["user"], "content": "hi"}], "messages[0].role must be one of"),
-        ([{"role": "tool", "content": None}], "messages[0].content must be a string"),
-        ([{"role": "user"}], "messages[0].content must be a string"),
-        ([{"role": "assistant", "content": None}], "messages[0].content must be a string"),
-        ([{"role": "user", "content": []}], "messages[0].content must be a string or a non-empty list"),
-        ([{"role": "user", "content": ["hi"]}], "messages[0].content[0] must be an object"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0] must be an object"),
-        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "and a string 'text'"),
-        ([{"role": "user", "content": [{"type": ["text"], "text": "a"}]}], "'type': 'text'"),
-        (
-            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]}],
-            "messages[0].content[1]: 'image_url' is not supported",
-        ),
-    ],
-)
-def test_wrong_messages_are_refused(messages: Any, wanted: str) -> None:
-    found = answer("lmi", {"messages": messages})
+def test_what_is_wrong_is_refused_in_lmis_form(body: dict[str, Any], wanted: str) -> None:
+    found = answer("lmi", {**ASK, **body})
     assert (found.status, found.content_type) == (424, "application/json")
     error = json.loads(found.body)
-    assert set(error) == {"error", "code"}
+    assert error["code"] == 424
     assert wanted in error["error"]
 
 
@@ -194,10 +89,6 @@ def test_unknown_names_are_reported_wherever_they_stand() -> None:
     assert "messages[].name" in error
 
 
-def test_adapters_are_refused() -> None:
-    assert "no LoRA adapters" in value("lmi", {**ASK, "adapters": "mine"})["error"]
-
-
 def test_inputs_win_and_messages_beside_them_are_reported() -> None:
     found = parse(inputs="text")
     assert (found.requests[0].prompt, found.requests[0].messages) == ("text", ())
@@ -209,12 +100,6 @@ def test_null_messages_are_none_so_that_another_field_says_whose_a_body_is(schem
     found = SCHEMAS[schema].parse({"messages": None, "prompt": "x"}, CONTEXT)
     assert (found.requests[0].prompt, list(found.ignored)) == ("x", [])
     assert "has no 'inputs'" in value(schema, {"messages": None})["error"]
-
-
-def test_what_limits_an_answer_is_named_as_the_client_has_it() -> None:
-    assert parse(max_completion_tokens=7).requests[0].names.max_new_tokens == "max_completion_tokens"
-    assert sampling(max_tokens=7, max_completion_tokens=7).max_new_tokens == 7
-    assert refusal(max_tokens=7, max_completion_tokens=8) == "max_completion_tokens=8 contradicts max_tokens"
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": True}])
@@ -235,10 +120,6 @@ def test_a_stream_counts_its_tokens_where_asked(schema: str, num_ends: int, more
     assert [value["usage"] for value in always] == [count(n) for n in (1, 2, 3, 4, 5, 5)]
     assert (told[-1]["choices"], told[-1]["object"]) == ([], "chat.completion.chunk")
     assert [value["choices"] for value in told[:-1]] == [value["choices"] for value in plain]
-
-
-def test_what_stream_options_hold_is_known() -> None:
-    assert refusal(stream=True, stream_options={"x": True}) == "stream_options={\"x\": true}: 'x' is not known"
 
 
 def test_choices_keep_the_order_of_their_seeds() -> None:

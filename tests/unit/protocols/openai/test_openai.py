@@ -120,7 +120,9 @@ JSON_SCHEMA = StructuredOutput("json_schema", json.dumps(SCHEMA))
 @pytest.mark.parametrize(
     ("name", "given", "field", "wanted"),
     [
+        ("max_tokens", 7, "max_new_tokens", 7),
         ("temperature", 0, "do_sample", False),
+        ("temperature", 2, "temperature", 2.0),
         ("temperature", 0.5, "temperature", 0.5),
         ("top_p", 0.5, "top_p", 0.5),
         ("top_k", -1, "top_k", 0),
@@ -140,6 +142,9 @@ JSON_SCHEMA = StructuredOutput("json_schema", json.dumps(SCHEMA))
         ("ignore_eos", True, "ignore_eos", True),
         ("skip_special_tokens", False, "skip_special_tokens", False),
         ("logit_bias", {"5": 1}, "logit_bias", ((5, 1.0),)),
+        ("logit_bias", {}, "logit_bias", ()),
+        ("top_logprobs", 0, "top_logprobs", 0),
+        ("do_sample", True, "n", 1),
         ("bad_words", ["x"], "bad_sequences", ("x",)),
         ("logprobs", True, "logprobs", True),
         ("response_format", {"type": "text"}, "structured_output", None),
@@ -181,15 +186,40 @@ def calling(arguments: str, count: int) -> dict[str, Any]:
     return {"messages": [{"role": "assistant", "tool_calls": [call] * count}]}
 
 
+def content(given: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": given}]}
+
+
 @pytest.mark.parametrize(
     ("body", "wanted"),
     [
         ({"temperature": 2.1}, "temperature=2.1: must be a number of at least 0 and at most 2"),
+        ({"temperature": -0.1}, "temperature=-0.1: must be a number of at least 0"),
+        ({"temperature": False}, "temperature=false: must be a number"),
+        ({"top_p": 1.1}, "top_p=1.1: must be a number"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty=-2.1: must be a number of at least -2"),
+        ({"presence_penalty": "1"}, 'presence_penalty="1": must be a number'),
+        ({"seed": 1 << 64}, "seed=18446744073709551616: must be an integer from -9223372036854775808"),
+        ({"stop": 5}, "stop=5: must be a string or a list"),
+        ({"stop": False}, "stop=false: must be a string or a list"),
+        ({"ignore_eos": 1}, "ignore_eos=1: must be true or false"),
+        ({"top_logprobs": 21}, "top_logprobs=21: must be an integer from 0 to 20"),
+        ({"logit_bias": {"5": 101}}, "a number from -100 to 100"),
+        ({"logit_bias": [1]}, "must be an object of token ids"),
+        ({"response_format": "json"}, 'response_format="json": must be an object'),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls=1: must be true or false"),
+        ({"max_new_tokens": 5}, "write max_tokens"),
+        ({"stop_sequences": ["a"]}, "write stop"),
+        ({"do_sample": False}, "write temperature=0"),
+        ({"parameters": {"max_new_tokens": 9}}, "write its names at the top level"),
+        ({"adapter_id": "mine"}, "write the adapter's name as model"),
         ({"max_tokens": 0}, "max_tokens=0: must be an integer from 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens=0: must be an integer from 1"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens=4 contradicts max_tokens"),
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens=4: must be at most max_new_tokens=3"),
         ({"top_logprobs": 3}, "top_logprobs=3: needs logprobs=true"),
         ({"logprobs": 3}, "logprobs=3: must be true or false"),
+        ({"n": 0}, "n=0: must be an integer from 1"),
         ({"n": 33}, "n=33: must be at most 32"),
         ({"stream": 1}, "stream=1: must be true or false"),
         ({"stream_options": {}}, "stream_options={}: needs stream=true"),
@@ -211,9 +241,20 @@ def calling(arguments: str, count: int) -> dict[str, Any]:
         ({"model": 5}, "model: must be a string"),
         ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, 'guided_regex="a" contradicts tool_choice'),
         ({"messages": []}, "'messages' must be a non-empty list"),
-        ({"messages": [{"role": "critic", "content": ""}]}, "messages[0].role must be one of system, user"),
+        ({"messages": "hi"}, "'messages' must be a non-empty list"),
+        ({"messages": ["hi"]}, "messages[0] must be an object"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role must be one of system, user"),
+        ({"messages": [USER, {"role": "user\n", "content": "hi"}]}, "messages[1].role must be one of"),
+        ({"messages": [{"role": ["user"], "content": "hi"}]}, "messages[0].role must be one of"),
+        ({"messages": [{"role": "tool", "content": None}]}, "messages[0].content must be a string"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content must be a string"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' is not supported"),
+        (content(None), "messages[0].content must be a string"),
+        (content([]), "messages[0].content must be a string or a non-empty list"),
+        (content(["hi"]), "messages[0].content[0] must be an object"),
+        (content([{"type": "text"}]), "messages[0].content[0] must be an object"),
+        (content([{"type": "text", "text": 5}]), "and a string 'text'"),
+        (content([{"type": ["text"], "text": "a"}]), "'type': 'text'"),
+        (content([{"type": "text", "text": "a"}, {"type": "image_url"}]), "[0].content[1]: 'image_url' is not"),
         (
             {"messages": [{"role": "tool", "content": "", "tool_call_id": 1}]},
             "messages[0].tool_call_id must be a string",
@@ -273,7 +314,10 @@ def test_what_the_engine_lacks_is_named() -> None:
     found = completion({"echo": True, "logprobs": 0}, context=poor)
     assert error(found)["message"] == "echo=true: with logprobs the engine able lacks it: no scores"
     assert error(completion({"logprobs": 2}, context=poor))["message"].startswith("logprobs=2: the engine able lacks")
+    found = chat({"logprobs": True, "top_logprobs": 2}, context=poor)
+    assert error(found)["message"].startswith("top_logprobs=2: the engine able lacks it")
     assert complete(poor, logprobs=1).requests[0].sampling.top_logprobs == 0
+    assert parse(poor, logprobs=True, top_logprobs=1).requests[0].sampling.top_logprobs == 0
 
 
 def test_unknown_names_are_reported_and_harmless_ones_too() -> None:
