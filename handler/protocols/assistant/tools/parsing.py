@@ -84,7 +84,8 @@ class CallParser:
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self.held = ""  # what no step has taken yet
         self.taken = ""  # by steps, since the mark or the last call
-        self._space = ""  # after a call: shown only if text follows
+        self._space = ""  # after a call, before any text
+        self._after_call = False  # and no text has followed
         self.count = 0  # of calls
         self._committed = False
         self._events: list[Event] = []
@@ -119,6 +120,7 @@ class CallParser:
         """Begin a call: nothing of it can become text any more."""
         self._events.append(CallStart(self.count, name))
         self.count += 1
+        self._space, self._after_call = "", True
         self.commit()
 
     def write(self, text: str) -> None:
@@ -142,11 +144,11 @@ class CallParser:
 
     def show(self, text: str) -> None:
         """Show text, but white space after a call only before other text."""
-        if self.count and not text.strip():
+        if self._after_call and not text.strip():
             self._space += text
         elif text:
-            text, self._space = self._space + text, ""
-            self._events.append(text)
+            self._events.append(self._space + text)
+            self._space, self._after_call = "", False
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from handler.protocols.assistant.events import Arguments, CallStart, Event
-from handler.protocols.assistant.tools.formats import HERMES, LLAMA3
-from handler.protocols.assistant.tools.parsing import CallParser, JsonEnd, NamedCall
+from handler.protocols.assistant.tools.formats.json_calls import Hermes, List, Llama3
+from handler.protocols.assistant.tools.json_text import JsonEnd
+from handler.protocols.assistant.tools.parsing import CallParser, NamedCall
 
 ONE = '{"name": "f", "arguments": {"a": "x}]\\"</tool_call>", "b": [1, {"c": {}}]}}'
 TWO = '{"name":"g_2","parameters":{}}'
@@ -19,10 +20,8 @@ NOTHING = '{"name": "f"}'
 
 
 def parser(kind: str) -> CallParser:
-    if kind == "list":
-        return CallParser(inside=True)
-    format = {"hermes": HERMES, "llama3": LLAMA3}[kind]
-    return CallParser(format.begin, format.end, inside=not format.end)
+    kinds: dict[str, type[CallParser]] = {"list": List, "hermes": Hermes, "llama3": Llama3}
+    return kinds[kind]()
 
 
 def read(kind: str, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
