@@ -10,7 +10,7 @@ import time
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidPayload, NotFound
 from handler.http.asgi import Endpoint, send_answer, send_error, send_json
 from handler.http.routes.adapters import AdapterRoutes
 from handler.http.routes.inference import Inference
@@ -23,6 +23,7 @@ from handler.http.security.allowed_hosts import AllowedHosts
 from handler.http.security.api_keys import ApiKeys
 from handler.http.security.cors import Cors
 from handler.protocols.base import HttpResponse
+from handler.protocols.registry import refusing
 from handler.serving.admission import ATTRIBUTES, INVOKE, route_in_attributes
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import request_id
@@ -147,6 +148,9 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    if (refused := refusing(scope["path"])) is not None:
+        error = NotFound(f"{scope['path'][:64]} is not served here; /docs lists the routes that are")
+        return await send_answer(scope, send, refused(error))
     message = "Requested resource is not found, please refer to API document."
     await send_error(scope, send, 404, "ResourceNotFoundException", message)
 

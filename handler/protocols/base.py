@@ -178,6 +178,7 @@ class ParsedRequest(NamedTuple):
         headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
         keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
         failed: renders the end of a stream that has sent nothing but `keep_alive`. None: use `Reply.refused`.
+        counts: the answer is made of the number of the prompt's tokens alone, however many the model takes.
     """
 
     requests: Sequence[Request]
@@ -189,6 +190,7 @@ class ParsedRequest(NamedTuple):
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
     failed: Callable[[ServingError], bytes] | None = None
+    counts: bool = False
 
 
 class Schema(Protocol):

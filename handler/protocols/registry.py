@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from handler.core.errors import ServingError
+from handler.protocols.anthropic import errors as anthropic_errors
+from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
 from handler.protocols.base import HttpResponse, ParsedRequest, Schema, ServerContext
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.request import Lmi
+from handler.protocols.openai import errors as openai_errors
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from handler.protocols.tgi.compat import TgiCompat
@@ -56,10 +59,13 @@ class DispatchByField:
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """The paths of a model in Triton's protocol."""
 
-_COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
+_COMPLETIONS, _TRITON, _MESSAGES = OpenAiCompletions(), Triton(Route.SHAPE), AnthropicMessages()
 
 SCHEMAS: dict[str, Schema] = {
-    mode.name: DispatchByField(mode, {"messages": Chat(mode), "prompt": _COMPLETIONS, "text_input": _TRITON})
+    mode.name: DispatchByField(
+        mode,
+        {"anthropic_version": _MESSAGES, "messages": Chat(mode), "prompt": _COMPLETIONS, "text_input": _TRITON},
+    )
     for mode in (Lmi(), TgiCompat(), DynamicBatch())
 }
 """Dialects of /invocations by the mode's name."""
@@ -72,6 +78,8 @@ ROUTES: dict[str, Schema] = {
     "/generate_stream": Tgi("tgi_generate_stream", streams=True),
     "/v1/chat/completions": OpenAiChat(),
     "/v1/completions": _COMPLETIONS,
+    "/v1/messages": _MESSAGES,
+    "/v1/messages/count_tokens": AnthropicCount(),
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
 }
 """The embedded server's other inference routes, each with its dialect. The host checks `{model}` and `{version}`."""
@@ -87,3 +95,17 @@ def choose(*, rolling_batch: str, tgi_compat: bool) -> Schema:
     if rolling_batch == "disable":
         return SCHEMAS["dynamic_batch"]
     return SCHEMAS["tgi_compat" if tgi_compat else "lmi"]
+
+
+_FAMILIES = {
+    "/v1/messages": anthropic_errors.refused,
+    "/v1/complete": anthropic_errors.refused,
+    "/v1": openai_errors.refused,
+}
+"""Where a dialect's paths begin, and how it refuses; the longer ones first."""
+
+
+def refusing(path: str) -> Callable[[ServingError], HttpResponse] | None:
+    """Return how the dialect refuses whose paths begin as this one; None where there is none."""
+    families = (refused for family, refused in _FAMILIES.items() if path == family or path.startswith(f"{family}/"))
+    return next(families, None)

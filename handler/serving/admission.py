@@ -124,14 +124,25 @@ class Admission:
         Raises:
             ServingError: the prompt does not fit, or the engine cannot follow the structured output.
         """
-        if size < self._tokenize_inline:
-            encoded = self.preprocessor.encode(request)
-        else:
-            submit = self.preprocessor.large_bodies.submit if is_long(request) else self._threads.submit
-            encoded = await asyncio.wrap_future(submit(self.preprocessor.encode, request))
+        encoded = await self._tokenizing(self.preprocessor.encode, request, size)
         if (trial := self.preprocessor.try_guide(request)) is not None:
             check_guide(request, await asyncio.wrap_future(trial))
         return encoded
+
+    async def count(self, request: Request, size: int) -> int:
+        """Count the prompt's tokens, however many the model takes.
+
+        Raises:
+            ServingError: the prompt cannot be tokenized.
+        """
+        return len((await self._tokenizing(self.preprocessor.tokenize, request, size)).ids)
+
+    async def _tokenizing(self, use: Callable[[Request], T], request: Request, size: int) -> T:
+        """Call `use` on a request of a body of `size` bytes: inline, on a thread, or on one for long texts."""
+        if size < self._tokenize_inline:
+            return use(request)
+        submit = self.preprocessor.large_bodies.submit if is_long(request) else self._threads.submit
+        return await asyncio.wrap_future(submit(use, request))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:
         """Call `use` on a body of `size` bytes: inline, on a thread, or on one for large bodies."""

@@ -168,6 +168,12 @@ class Preprocessor:
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
+        prompt = self.tokenize(request)
+        self._check(request, prompt)
+        return self._filled(request, prompt), prompt
+
+    def tokenize(self, request: Request) -> Prompt:
+        """The prompt's ids, cut as asked, however many. Raises InvalidPayload, PromptTooLong."""
         if request.prompt_ids is not None:
             prompt = self._given(request, request.prompt_ids)
         elif request.messages:
@@ -177,10 +183,7 @@ class Preprocessor:
                 prompt = self._tokenizer.encode(request.prompt)
             except PromptTooLong as error:
                 raise error.named(request.names.prompt) from None
-        if request.truncate is not None:
-            prompt = prompt._replace(ids=prompt.ids[-request.truncate :])
-        self._check(request, prompt)
-        return self._filled(request, prompt), prompt
+        return prompt if request.truncate is None else prompt._replace(ids=prompt.ids[-request.truncate :])
 
     def try_guide(self, request: Request) -> Future[str] | None:
         """Has the request's guide tried; None where there is nothing to wait for. `check_guide` reads the outcome."""

@@ -133,8 +133,7 @@ class RequestTask:
         """Parse the body; a refusal becomes the answer."""
         if self.finished:
             return
-        value: Any = None
-        self._size = len(body)
+        value, self._size = None, len(body)
         try:
             decoded = await self._admission.decode(body, self._headers, self._schema)
             value = decoded.value
@@ -160,6 +159,9 @@ class RequestTask:
         if not self.parsed.requests:  # the answer needs no engine
             return self._feed_and_flush(0, Delta(0, 0, ()))
         try:
+            if self.parsed.counts:
+                self.parsed.reply.start(0, await self._admission.count(self.parsed.requests[0], self._size))
+                return self._feed_and_flush(0, Delta(0, 0, ()))
             encoded = [await self._admission.encode(request, self._size) for request in self.parsed.requests]
             self._stats.note_encoded()
             if self._batches is not None and not self.finished:
@@ -173,9 +175,8 @@ class RequestTask:
             self.refuse(serving_error(error))
 
     def _accept(self, parsed: ParsedRequest) -> None:
-        formatters = self._admission.formatters
         self.parsed, self._reply = parsed, parsed.reply
-        if parsed.formatter and formatters is not None:
+        if parsed.formatter and (formatters := self._admission.formatters) is not None:
             self._threaded = ThreadedReply(parsed.reply, parsed.formatter, formatters, self._feed_and_flush)
             self._reply = self._threaded
         self._stats.note_accepted(parsed)

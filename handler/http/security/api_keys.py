@@ -1,4 +1,4 @@
-"""API keys: `Authorization: Bearer KEY`, on every route but the open ones."""
+"""API keys: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`, on every route but the open ones."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ class Keys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
-    def admit(self, authorization: str) -> bool:
-        """Whether the header's value holds one of the keys."""
+    def admit(self, authorization: str, api_key: str = "") -> bool:
+        """Whether one of the headers' values holds one of the keys; an empty value holds none."""
         scheme, _, given = authorization.strip().partition(" ")
-        digest = _digest(given.strip())
+        bearer = self._has(given.strip()) and scheme.lower() == "bearer"
+        return (bool(api_key) and self._has(api_key.strip())) or bearer
+
+    def _has(self, given: str) -> bool:
+        digest = _digest(given)
         found = False
         for known in self._digests:  # all of them, whatever the first ones say
             found |= hmac.compare_digest(digest, known)
-        return found and scheme.lower() == "bearer"
+        return found
 
 
 def _digest(key: str) -> bytes:
@@ -55,16 +59,16 @@ class ApiKeys:
         """Whether the request may pass; its key goes no further, neither to a model.py nor to a log."""
         if self._keys is None:
             return True
-        authorization = scope["headers_by_name"].pop("authorization", "")
+        given = [scope["headers_by_name"].pop(name, "") for name in ("authorization", "x-api-key")]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        return (method, scope["path"]) in self._open or self._keys.admit(authorization)
+        return (method, scope["path"]) in self._open or self._keys.admit(*given)
 
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
         """Answer in the place of the route; False where there is no such route, which is said to anyone."""
         route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
         if route is None:
             return False
-        error = Unauthorized("this server wants a key: send the header Authorization: Bearer KEY")
+        error = Unauthorized("this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY")
         answer = _answer(scope, [route, *_kin(route, routes)], error)
         await send_answer(scope, send, answer._replace(status=error.status), CHALLENGE)
         return True

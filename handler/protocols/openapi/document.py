@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler import __version__
+from handler.protocols.anthropic import openapi as anthropic
 from handler.protocols.base import FrontEndError, Schema, ServerContext
 from handler.protocols.lmi import openapi as lmi
 from handler.protocols.openai import openapi as openai
@@ -34,6 +35,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
     **tgi.DESCRIPTIONS,
     **openai.DESCRIPTIONS,
     **triton.DESCRIPTIONS,
+    **anthropic.DESCRIPTIONS,
 }
 """Dialect's name -> its bodies."""
 
@@ -74,8 +76,11 @@ def document(routes: Iterable[DocumentedRoute], context: ServerContext, *, locke
         "components": {"schemas": components(context)},
     }
     if locked:
-        result["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        result["security"] = [{"key": []}]
+        result["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        result["security"] = [{"key": []}, {"x-api-key": []}]
     return result
 
 

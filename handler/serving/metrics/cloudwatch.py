@@ -22,6 +22,7 @@ from handler.serving.metrics.prometheus import OUTCOMES
 log = logging.getLogger("handler.cloudwatch")
 
 NAMESPACE = "LMI"
+_LONGEST_VALUE = 1024  # characters of a dimension's value, which are printable ASCII (CloudWatch's API, `Dimension`)
 
 Samples = Mapping[str, float]
 """Values by the names of Prometheus' samples, with `{outcome}` where they have one."""
@@ -88,7 +89,7 @@ def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[
     }
     return {
         "_aws": {"Timestamp": int(at * 1000), "CloudWatchMetrics": [directive]},
-        "ModelName": model_name,
+        "ModelName": model_name.encode("unicode_escape").decode()[:_LONGEST_VALUE],
         **{name: value for name, (value, _) in values.items()},
     }
 

@@ -56,7 +56,8 @@ def values_of(kind: str, body: str) -> list[Any]:
         return [json.loads(body)]
     if kind not in ("application/jsonlines", "text/event-stream"):
         return [body]
-    lines = [line.removeprefix("data: ") for line in body.splitlines() if line.strip() and not line.endswith("[DONE]")]
+    lines = [line for line in body.splitlines() if line.strip() and not line.startswith("event: ")]
+    lines = [line.removeprefix("data: ") for line in lines if not line.endswith("[DONE]")]
     assert lines
     return [json.loads(line) for line in lines]
 
@@ -151,7 +152,7 @@ def test_adapter_calls_have_the_statuses_of_their_document() -> None:
 CASES = [
     path
     for name in (
-        *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton"),
+        *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton", "anthropic"),
         *("openai/chat", "openai/completion"),
     )
     for path in sorted((GOLDEN / name).glob("*.txt"))
@@ -164,6 +165,8 @@ def dialect_of(path: Path) -> str:
         return {"chat": "openai_chat", "completion": "openai_completions"}[mode]
     if mode == "tgi":
         return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
+    if mode == "anthropic":
+        return "anthropic_count" if path.stem == "count" else "anthropic_messages"
     if mode == "triton":
         return "triton_shape"
     if mode != "chat":

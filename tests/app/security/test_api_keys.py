@@ -63,6 +63,21 @@ def test_admission(header: str, let_in: bool) -> None:
     assert Keys(["one", "two"]).admit(header) is let_in
 
 
+@pytest.mark.parametrize(
+    ("authorization", "api_key", "let_in"),
+    [
+        ("", "two", True),
+        ("Bearer wrong", " one ", True),
+        ("Bearer one", "wrong", True),
+        ("", "wrong", False),
+        ("Basic one", "", False),
+        ("", "Bearer one", False),
+    ],
+)
+def test_admission_by_anthropics_header(authorization: str, api_key: str, let_in: bool) -> None:
+    assert Keys(["one", "two"]).admit(authorization, api_key) is let_in
+
+
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests of one length, all of them, also after one that fits."""
     compared: list[tuple[bytes, bytes]] = []
@@ -84,7 +99,8 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("key", ["one", "two", "fromflag"])
 def test_a_key_opens_the_server(locked: LiveServer, key: str) -> None:
     assert locked.post(ASK, headers=bearer(key)).json() == {"generated_text": " a b a"}
-    assert http.get(locked.url + "/models", headers=bearer(key)).status_code == 200
+    for headers in (bearer(key), {"x-api-key": key}):
+        assert http.get(locked.url + "/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/ping", "/", "/docs", *ASSETS])
@@ -112,7 +128,7 @@ def test_what_is_open(locked: LiveServer, method: str, path: str) -> None:
         ("OPTIONS", "/invocations"),
     ],
 )
-@pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"authorization": "one"}])
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"authorization": "one"}, {"x-api-key": "wrong"}])
 def test_everything_else_is_locked(locked: LiveServer, method: str, path: str, headers: dict[str, str]) -> None:
     """Authenticate before reading the body and checking the method, as TGI 3.3.7 does (GET /generate: 401)."""
     found = http.request(method, locked.url + path, headers=headers)
@@ -120,8 +136,8 @@ def test_everything_else_is_locked(locked: LiveServer, method: str, path: str, h
     assert found.json() == {
         "code": 401,
         "type": "UnauthorizedException",
-        "message": "this server wants a key: send the header Authorization: Bearer KEY",
-        "error": "this server wants a key: send the header Authorization: Bearer KEY",
+        "message": "this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
+        "error": "this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
     }
     assert found.headers["x-request-id"]
 
@@ -188,7 +204,7 @@ def test_a_named_route_is_no_way_around(locked: LiveServer) -> None:
 def test_the_dialect_says_it_in_its_own_form() -> None:
     with serve("--engine", "echo", "-o", "option.tgi_compat=true", env={"LMI_API_KEY": "k"}) as server:
         assert server.post(ASK).json() == {
-            "error": "this server wants a key: send the header Authorization: Bearer KEY",
+            "error": "this server wants a key: send the header Authorization: Bearer KEY, or x-api-key: KEY",
             "error_type": "authentication",
             "code": 401,
         }

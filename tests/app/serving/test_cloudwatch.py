@@ -57,6 +57,15 @@ def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() 
     assert "KVCacheUsage" not in found
 
 
+@pytest.mark.parametrize("name", ["modèle", "模型", "a\nb", "\x1b[31m", "x" * 2000])
+def test_a_dimension_is_one_that_cloudwatch_takes(name: str) -> None:
+    made = samples(metrics().registry)
+    value = check(json.dumps(document(name, made, made, 1.5)))["ModelName"]
+    assert value.isascii()
+    assert value.isprintable()
+    assert 1 <= len(value) <= 1024
+
+
 def test_an_engine_that_was_started_again_counts_from_nothing() -> None:
     own = samples(metrics().registry)
     before, now = ({**own, "vllm:prefix_cache_hits_total": value} for value in (9.0, 2.0))

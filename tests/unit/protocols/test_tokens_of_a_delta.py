@@ -13,9 +13,11 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.values import Delta, Finish, Logits, Request, Token
+from handler.protocols.anthropic import blocks
 from handler.protocols.base import ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import chat_response
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
+from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, USER
 
 TENSORS = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"]
@@ -34,6 +36,10 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 def completion(**fields: Any) -> dict[str, Any]:
     return {"prompt": "a b", "stream": True, **fields}
+
+
+def messages(**fields: Any) -> dict[str, Any]:
+    return {"messages": [USER], "max_tokens": 20, "stream": True, **fields}
 
 
 def triton(**fields: Any) -> dict[str, Any]:
@@ -80,6 +86,10 @@ CASES: dict[str, tuple[str, dict[str, Any], ServerContext]] = {
     "chat tools usage": ("openai_chat", chat(tools=TOOLS, stream_options=ALWAYS), CAPABLE),
     "chat tools logprobs": ("openai_chat", chat(tools=TOOLS, logprobs=True, n=2), CAPABLE),
     "chat named tool": ("openai_chat", chat(tools=TOOLS, tool_choice=NAME_IT), CAPABLE),
+    "messages": ("anthropic_messages", messages(), CAPABLE),
+    "messages stops": ("anthropic_messages", messages(stop_sequences=["wo", "é"]), CAPABLE),
+    "messages tools": ("anthropic_messages", messages(tools=ANTHROPIC_TOOLS), CAPABLE),
+    "messages whole": ("anthropic_messages", messages(tools=ANTHROPIC_TOOLS, stream=False), CAPABLE),
     "completions": ("openai_completions", completion(), CAPABLE),
     "completions n": ("openai_completions", completion(prompt=["a", "b"], n=2, echo=True), CAPABLE),
     "completions usage": ("openai_completions", completion(stream_options=ALWAYS), CAPABLE),
@@ -91,7 +101,7 @@ CASES: dict[str, tuple[str, dict[str, Any], ServerContext]] = {
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call> So.'
 TEXTS = ["", " word", "é😀", "%", "%b%d", "\0b", "\x85\u2028", '"', "<tool_call>", CALL, *CALL.split(" ")]
 TRIALS = 60
-PLAIN = ("lmi lines", "lmi events", "tgi", "mindie", "triton", "dynamic_batch", "chat", "completions")
+PLAIN = ("lmi lines", "lmi events", "tgi", "mindie", "triton", "dynamic_batch", "chat", "completions", "messages")
 """Cases whose tokens have lines."""
 
 
@@ -164,6 +174,7 @@ def render(reply: Reply, deltas: list[tuple[int, Delta]]) -> tuple[bytes, bool]:
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
+    monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
     schema, body, context = CASES[name]
     call = DIALECTS[schema].parse(json.loads(json.dumps(body)), context)
     replies = [call.reply]
@@ -182,6 +193,7 @@ def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: py
 @pytest.mark.parametrize("name", CASES)
 def test_a_line_of_a_token_is_what_feeding_it_returns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
+    monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
     schema, body, context = CASES[name]
     call = DIALECTS[schema].parse(json.loads(json.dumps(body)), context)
     call.reply.start(0, 2)

@@ -27,6 +27,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "mindie": [INPUTS],
     "openai_chat": [TALK],
     "openai_completions": [TEXT],
+    "anthropic_messages": [{**TALK, "max_tokens": 2}],
+    "anthropic_count": [TALK],
     "triton_generate": [TRITON],
     "triton_generate_stream": [TRITON],
 }

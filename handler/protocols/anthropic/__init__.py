@@ -1,0 +1,1 @@
+"""Anthropic's Messages API, as a client of the chat's readers."""

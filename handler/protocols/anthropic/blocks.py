@@ -1,0 +1,151 @@
+"""Content blocks from the events of an assistant's answer: which begins, what it gets, when it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from handler.core.text import StopMatcher
+from handler.core.values import new_uuid
+from handler.protocols.anthropic.answers import Block, BlockDelta, BlockEvent
+from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
+
+SIGNATURE = "lmi"
+"""Of every thinking block. Clients only send back thoughts that have one; it is not checked then."""
+
+
+def tool_use_id() -> str:
+    return f"toolu_{new_uuid().hex[:24]}"
+
+
+class Blocks:
+    """Turns events into the start, the pieces and the stop of each block, in order.
+
+    White space alone is no block of text beside other blocks.
+
+    Args:
+        stops: the client's stop strings. Each is left out of the text that it ends; the engine sends it.
+        show_thoughts: thinking blocks have a text.
+        single: keep the first call only.
+
+    Attributes:
+        called: a call has begun.
+        index: of the block that is open, or was last.
+        text_is_open: more text needs no new block.
+    """
+
+    def __init__(self, stops: Sequence[str] = (), *, show_thoughts: bool = True, single: bool = False) -> None:
+        self._stops = stops
+        self._show_thoughts = show_thoughts
+        self._single = single
+        self._matcher = StopMatcher(stops)
+        self._space = ""
+        self._open = ""  # the type of the block that is open
+        self.index = -1
+        self.called = False
+
+    @property
+    def text_is_open(self) -> bool:
+        return self._open == "text"
+
+    def feed(self, events: Iterable[Event]) -> list[BlockEvent]:
+        found: list[BlockEvent] = []
+        for event in events:
+            if isinstance(event, str):
+                self._text(self._matcher.feed(event) if self._stops else event, found)
+            elif isinstance(event, Reasoning):
+                self._thinking(event.text, found)
+            elif not (self._single and event.number):
+                self._call(event, found)
+        return found
+
+    def end(self) -> list[BlockEvent]:
+        """Return the rest of the last block, and its stop."""
+        found: list[BlockEvent] = []
+        self._end_text(found)
+        if (space := self._space) and self.index < 0:
+            self._begin({"type": "text", "text": ""}, found)
+            self._add({"type": "text_delta", "text": space}, found)
+        self._close(found)
+        return found
+
+    def _text(self, text: str, found: list[BlockEvent]) -> None:
+        if self._open != "text":
+            self._space += text
+            if not self._space.strip():
+                return
+            text, self._space = self._space, ""
+            self._begin({"type": "text", "text": ""}, found)
+        elif self._stops and not text:
+            return
+        self._add({"type": "text_delta", "text": text}, found)
+
+    def _thinking(self, text: str, found: list[BlockEvent]) -> None:
+        self._end_text(found)
+        if self._open != "thinking":
+            self._begin({"type": "thinking", "thinking": "", "signature": ""}, found)
+        if self._show_thoughts:
+            self._add({"type": "thinking_delta", "thinking": text}, found)
+
+    def _call(self, event: CallStart | Arguments | Any, found: list[BlockEvent]) -> None:
+        self._end_text(found)
+        if isinstance(event, CallStart):
+            self.called = True
+            self._begin({"type": "tool_use", "id": tool_use_id(), "name": event.name, "input": {}}, found)
+        elif isinstance(event, Arguments):
+            self._add({"type": "input_json_delta", "partial_json": event.text}, found)
+        else:
+            self._close(found)
+
+    def _end_text(self, found: list[BlockEvent]) -> None:
+        """Show the text that might have begun a stop string; none spans two blocks."""
+        if self._stops and not self._matcher.matched:
+            self._text(self._matcher.flush(), found)
+            self._matcher = StopMatcher(self._stops)
+
+    def _begin(self, block: Block, found: list[BlockEvent]) -> None:
+        self._close(found)
+        self._space = ""
+        self.index += 1
+        self._open = block["type"]
+        found.append({"type": "content_block_start", "index": self.index, "content_block": block})
+
+    def _add(self, delta: BlockDelta, found: list[BlockEvent]) -> None:
+        found.append({"type": "content_block_delta", "index": self.index, "delta": delta})
+
+    def _close(self, found: list[BlockEvent]) -> None:
+        if self._open == "thinking":
+            self._add({"type": "signature_delta", "signature": SIGNATURE}, found)
+        if self._open:
+            found.append({"type": "content_block_stop", "index": self.index})
+        self._open = ""
+
+
+def gather(events: Iterable[BlockEvent]) -> list[Block]:
+    """Join a stream's events to the blocks of a whole answer."""
+    content: list[Any] = []
+    arguments = ""
+    for event in events:
+        if event["type"] == "content_block_start":
+            content.append({**event["content_block"]})
+            arguments = ""
+        elif event["type"] == "content_block_delta":
+            delta: Any = event["delta"]
+            if delta["type"] == "input_json_delta":
+                arguments += delta["partial_json"]
+            else:
+                field = delta["type"].removesuffix("_delta")
+                content[-1][field] += delta[field]
+        elif content[-1]["type"] == "tool_use":
+            content[-1]["input"] = _object(arguments)
+    return content
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Read a call's arguments; none where the answer ended amid them."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

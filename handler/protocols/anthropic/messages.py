@@ -1,0 +1,151 @@
+"""Anthropic's `system` and `messages` as those of a chat: blocks become text, thoughts, calls and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidPayload
+from handler.protocols.validation import show
+
+_ROLES = ("user", "assistant", "system")
+
+_BLOCKS: Mapping[str, tuple[str, ...]] = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text",),
+}
+"""Role -> the types of its blocks."""
+
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "text": frozenset({"type", "text", "cache_control"}),
+    "thinking": frozenset({"type", "thinking", "signature"}),
+    "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
+    "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
+}
+"""Type of a block -> its names that are read, or have no effect by what they mean."""
+
+_WHY: Mapping[str, str] = {
+    "image": "the engine reads text only",
+    "document": "the engine reads text only",
+    "search_result": "the engine reads text only",
+    "redacted_thinking": "only Anthropic can read it",
+    "container_upload": "there are no containers",
+    "tool_reference": "there is no search among tools",
+}
+
+Chat = list[dict[str, Any]]
+
+
+class MessagesReader:
+    """Reads one request's messages.
+
+    Attributes:
+        chat: messages in the chat's form, those of one role in a row joined.
+        unknown: names without effect, as `messages[].content[].NAME`.
+    """
+
+    def __init__(self) -> None:
+        self.chat: Chat = []
+        self.unknown: dict[str, None] = {}
+        self._calls: dict[str, str] = {}  # id -> the tool's name
+
+    def read(self, body: Mapping[str, Any]) -> None:
+        """Read `system` and `messages`.
+
+        Raises:
+            InvalidPayload: naming the wrong block and what would be right; it quotes no content.
+        """
+        if body.get("system") is not None:
+            self._read_content("system", body["system"], "system")
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise InvalidPayload("'messages' must be a non-empty list")
+        for index, message in enumerate(messages):
+            at = f"messages[{index}]"
+            if not isinstance(message, dict):
+                raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
+            if message.get("role") not in _ROLES:
+                raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
+            self._note("messages[]", message, frozenset({"role", "content"}))
+            self._read_content(message["role"], message.get("content"), f"{at}.content")
+        for message in self.chat:
+            message.setdefault("content", "")
+
+    def _read_content(self, role: str, content: Any, at: str) -> None:
+        if isinstance(content, str):
+            return self._add(role, content=content)
+        if not isinstance(content, list) or not content:
+            raise InvalidPayload(f"{at} must be a string or a non-empty list of blocks")
+        for index, block in enumerate(content):
+            self._read_block(role, block, f"{at}[{index}]")
+
+    def _read_block(self, role: str, block: Any, at: str) -> None:
+        kind = block_type(block, at, _BLOCKS[role])
+        self._note("system[]" if at.startswith("system") else "messages[].content[]", block, _FIELDS[kind])
+        if kind == "text":
+            self._add(role, content=_string(block, "text", at))
+        elif kind == "thinking":
+            self._add(role, reasoning_content=_string(block, "thinking", at))
+        elif kind == "tool_use":
+            self._add(role, tool_calls=[self._read_call(block, at)])
+        else:
+            self.chat.append(self._read_result(block, at))
+
+    def _read_call(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
+        id, name = _string(block, "id", at), _string(block, "name", at)
+        if not isinstance(block.get("input"), dict):
+            raise InvalidPayload(f"{at}.input must be an object")
+        self._calls[id] = name
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": block["input"]}}
+
+    def _read_result(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
+        id, content = _string(block, "tool_use_id", at), block.get("content")
+        if id not in self._calls:
+            raise InvalidPayload(f"{at}.tool_use_id={show(id)}: no tool_use before it has this id")
+        if isinstance(content, list):
+            parts = [(part, f"{at}.content[{index}]") for index, part in enumerate(content)]
+            for part, where in parts:
+                block_type(part, where, ("text",))
+                self._note("messages[].content[].content[]", part, _FIELDS["text"])
+            content = "\n".join([_string(part, "text", where) for part, where in parts])
+        if not isinstance(content, str | None):
+            raise InvalidPayload(f"{at}.content must be a string or a list of blocks")
+        return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
+
+    def _add(self, role: str, **parts: Any) -> None:
+        """Add to the last message if it is of the same role; texts are joined with line ends."""
+        if not self.chat or self.chat[-1]["role"] != role:
+            self.chat.append({"role": role})
+        message = self.chat[-1]
+        for name, part in parts.items():
+            if name not in message:
+                message[name] = part
+            else:
+                message[name] += part if isinstance(part, list) else f"\n{part}"
+
+    def _note(self, at: str, value: Mapping[str, Any], known: frozenset[str]) -> None:
+        neutral: tuple[Any, ...] = (None, False, [])  # is_error: false, citations: []
+        self.unknown |= {f"{at}.{name}": None for name in value if name not in known and value[name] not in neutral}
+
+
+def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
+    """Return a block's type.
+
+    Raises:
+        InvalidPayload: it is none of `known`.
+    """
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        raise InvalidPayload(f"{at} must be an object with a 'type' that is {' or '.join(known)}")
+    if kind not in known:
+        server = kind.startswith("server_tool_use") or kind.endswith("_tool_result")
+        why = _WHY.get(kind, "server tools run at Anthropic" if server else f"it must be {' or '.join(known)}")
+        raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {why}")
+    return kind
+
+
+def _string(value: Mapping[str, Any], name: str, at: str) -> str:
+    if not isinstance(found := value.get(name), str):
+        raise InvalidPayload(f"{at}.{name} must be a string")
+    return found

@@ -1,0 +1,218 @@
+"""Anthropic's answers from tokens: a message, as a whole or as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON, JSON_TEXTS, SLOT, fill, template
+from handler.core.values import NO_TOKEN, Delta, Finish, Token
+from handler.protocols.anthropic import errors
+from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop, AnthropicUsage, BlockEvent, StopReason
+from handler.protocols.anthropic.blocks import Blocks, gather
+from handler.protocols.anthropic.events import CONTENT_TYPE, encode
+from handler.protocols.base import HttpResponse, TokenLine
+from handler.protocols.openai.chat_response import ChatFormat
+from handler.protocols.reply import SequenceOutput, WholeReply
+
+
+class Settings(NamedTuple):
+    """What an answer's form depends on.
+
+    Attributes:
+        format: the chat's parser and the special tokens that are its marks.
+        max_tokens: the client's own limit; an earlier end by length is the model's.
+        stops: the client's stop strings. The engine leaves them in the text.
+        show_thoughts: thinking blocks have a text.
+    """
+
+    id: str
+    model: str
+    format: ChatFormat
+    max_tokens: int
+    stops: Sequence[str] = ()
+    show_thoughts: bool = True
+
+    def blocks(self) -> Blocks:
+        return Blocks(self.stops, show_thoughts=self.show_thoughts, single=self.format.single)
+
+    def stop(self, finish: Finish, text: str, num_tokens: int, *, called: bool) -> AnthropicStop:
+        """Say why an answer ended.
+
+        Args:
+            text: the answer's text, or its end.
+        """
+        reason: StopReason = "tool_use" if called else "end_turn"
+        stopped_by = None
+        if finish is Finish.LENGTH:
+            reason = "max_tokens" if num_tokens >= self.max_tokens else "model_context_window_exceeded"
+        elif finish is Finish.STOP:
+            stopped_by = max((stop for stop in self.stops if text.endswith(stop)), key=len, default=None)
+            reason = reason if stopped_by is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": stopped_by}
+
+    def message(self, num_prompt_tokens: int) -> AnthropicMessage:
+        """Return a message that has not begun."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage(num_prompt_tokens, 0),
+        }
+
+
+def usage(num_prompt_tokens: int, num_tokens: int) -> AnthropicUsage:
+    """Count the tokens. The engines' own cache of prompts is not told apart."""
+    return {
+        "input_tokens": num_prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": num_tokens,
+    }
+
+
+class MessageStream:
+    """`message_start`, the events of each block, `message_delta`, `message_stop`. A token of text is an event."""
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._parser = settings.format.parser()
+        self._blocks = settings.blocks()
+        self._is_plain = self._parser is None and not settings.stops
+        self._text_event: bytes | None = None  # the template of a delta of text, while a block of text is open
+        self._text_index = -1
+        self._longest_stop = max(map(len, settings.stops), default=0)
+        self._tail = ""  # the end of the text, as long as a stop string may be
+        self._num_prompt_tokens = 0
+        self._num_tokens = 0
+        self._begun = False
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        event = self._text_event
+        if event is not None and delta.finish is None and self._is_plain:  # nearly all
+            self._num_tokens += len(delta.tokens)
+            return fill(event, delta.tokens)
+        if delta.error is not None:
+            self.finished = True
+            return errors.stream_end(delta.error)
+        chunks = [] if self._begun else [self._start()]
+        if delta.finish is None:
+            return b"".join([*chunks, *map(self._token, delta.tokens)])
+        *tokens, last = delta.tokens or (NO_TOKEN,)
+        chunks += [self._token(token) for token in tokens]
+        chunks += [self._token(last, is_last=True), self._end(delta.finish)]
+        return b"".join(chunks)
+
+    def token_line(self) -> TokenLine | None:
+        event = self._text_event
+        if event is None or not self._is_plain:
+            return None
+
+        def line(token: Token) -> bytes:
+            self._num_tokens += 1
+            return event % JSON_TEXTS[token.text]
+
+        return line
+
+    def _start(self) -> bytes:
+        self._begun = True
+        return encode({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
+
+    def _token(self, token: Token, *, is_last: bool = False) -> bytes:
+        self._num_tokens += token.id >= 0
+        text = self._settings.format.text(token)
+        if is_last and not text:
+            return b""
+        if self._longest_stop:
+            self._tail = (self._tail + text)[-self._longest_stop :]
+        if self._parser is not None:
+            return self._render(self._blocks.feed(self._parser.feed(text)))
+        return self._render(self._blocks.feed([text]))
+
+    def _render(self, events: Sequence[BlockEvent]) -> bytes:
+        return b"".join([self._event(event) for event in events])
+
+    def _event(self, event: BlockEvent) -> bytes:
+        if event["type"] == "content_block_start" and event["content_block"]["type"] == "text":
+            slots = {"type": "text_delta", "text": SLOT}
+            self._text_event = template(
+                encode({"type": "content_block_delta", "index": event["index"], "delta": slots})
+            )
+        elif event["type"] == "content_block_stop":
+            self._text_event = None
+        elif self._text_event is not None and event["type"] == "content_block_delta":
+            delta = event["delta"]
+            assert delta["type"] == "text_delta", "a block of text gets text"
+            return self._text_event % JSON_TEXTS[delta["text"]]
+        return encode(event)
+
+    def _end(self, finish: Finish) -> bytes:
+        self.finished = True
+        rest = self._render(self._blocks.feed(self._parser.flush()) if self._parser is not None else ())
+        rest += self._render(self._blocks.end())
+        stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
+        counts = usage(self._num_prompt_tokens, self._num_tokens)
+        end = encode({"type": "message_delta", "delta": stop, "usage": counts})
+        return rest + end + encode({"type": "message_stop"})
+
+    def refused(self, error: ServingError) -> HttpResponse:
+        return errors.refused(error)
+
+
+class MessageDocument(WholeReply):
+    """A whole message."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(1)
+        self._settings = settings
+
+    def _document(self) -> AnthropicMessage:
+        (sequence,) = self._sequences
+        text, blocks = self._text(sequence), self._settings.blocks()
+        parser = self._settings.format.parser()
+        events = [text] if parser is None else [*parser.feed(text), *parser.flush()]
+        content = gather([*blocks.feed(events), *blocks.end()])
+        num_tokens = sum(token.id >= 0 for token in sequence.tokens)
+        stop = self._settings.stop(sequence.finish, text, num_tokens, called=blocks.called)
+        counts = usage(self._num_prompt_tokens, num_tokens)
+        return {**self._settings.message(0), "content": content, "usage": counts, **stop}
+
+    def _text(self, sequence: SequenceOutput) -> str:
+        return "".join([self._settings.format.text(token) for token in sequence.tokens])
+
+    def refused(self, error: ServingError) -> HttpResponse:
+        return errors.refused(error)
+
+
+class CountDocument:
+    """The number of a prompt's tokens."""
+
+    content_type = JSON.content_type
+    finished = False
+
+    def __init__(self) -> None:
+        self._num_prompt_tokens = 0
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        self.finished = True
+        return JSON.encode({"input_tokens": self._num_prompt_tokens})
+
+    def token_line(self) -> None:
+        """No token comes."""
+
+    def refused(self, error: ServingError) -> HttpResponse:
+        return errors.refused(error)

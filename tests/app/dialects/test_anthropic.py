@@ -1,0 +1,106 @@
+"""Anthropic's routes over real sockets: framing, pings, keys, `route=`, Bedrock's body, routes that are not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.app.server import impatient, serve
+from tests.servers import LiveServer, http, options
+
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a ü"}], "max_tokens": 3}
+NAMED = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+@pytest.fixture(scope="module")
+def short() -> Iterator[LiveServer]:
+    """A model of 8 tokens, with a key."""
+    with serve("--engine", "echo", "--api-key", "k", *options("option.max_model_len=8")) as server:
+        server.wait_ready()
+        yield server
+
+
+def names(body: str) -> list[str]:
+    """A stream's events by name, each held against its value's type."""
+    *events, rest = body.split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        name, data = event.split("\n")
+        value = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {value['type']}"
+        found.append(value["type"])
+    return found
+
+
+def test_a_message_is_whole_or_events(echo_server: LiveServer) -> None:
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a,b"}
+    whole = http.post(f"{echo_server.url}{MESSAGES}?beta=true", json=ASK, headers=headers).json()
+    assert whole["content"] == [{"type": "text", "text": " user: a ü"}]
+    streamed = http.post(echo_server.url + MESSAGES, json={**ASK, "stream": True})
+    assert streamed.headers["content-type"] == "text/event-stream"
+    deltas = ["content_block_delta"] * 3
+    assert names(streamed.text) == [
+        "message_start", "content_block_start", *deltas, "content_block_stop", "message_delta", "message_stop",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("route", [MESSAGES, COUNT])
+def test_invocations_take_them_by_route(echo_server: LiveServer, route: str) -> None:
+    direct = http.post(echo_server.url + route, json=ASK).json()
+    named = echo_server.post(ASK, headers={NAMED: f"route={route}"}).json()
+    assert {**direct, "id": ""} == {**named, "id": ""}
+
+
+def test_bedrocks_body_is_a_message_anywhere(echo_server: LiveServer) -> None:
+    found = echo_server.post({**ASK, "anthropic_version": "bedrock-2023-05-31"}).json()
+    assert (found["type"], found["usage"]["output_tokens"]) == ("message", 3)
+
+
+def test_a_count_is_no_matter_of_the_models_limit(short: LiveServer) -> None:
+    key = {"x-api-key": "k"}
+    long = {**ASK, "messages": [{"role": "user", "content": "a " * 20}]}
+    assert http.post(short.url + COUNT, json=long, headers=key).json() == {"input_tokens": 22}
+    found = http.post(short.url + MESSAGES, json=long, headers=key)
+    assert found.status_code == 400
+    assert found.json()["error"]["message"] == "prompt is too long: 22 tokens > 7 maximum"
+    found = http.post(short.url + MESSAGES, json={**ASK, "max_tokens": 100}, headers=key)
+    assert found.json()["stop_reason"] == "model_context_window_exceeded"
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+def test_who_has_no_key_is_told_so_in_its_form(short: LiveServer, path: str) -> None:
+    found = http.post(short.url + path, json=ASK)
+    assert (found.status_code, found.json()["error"]["type"]) == (401, "authentication_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/messages/batches", "not_found_error"),
+        ("/v1/complete", "not_found_error"),
+        ("/v1/embeddings", "invalid_request_error"),
+        ("/v1/rerank", "invalid_request_error"),
+    ],
+)
+def test_routes_that_are_not_served_say_so_in_their_form(echo_server: LiveServer, path: str, kind: str) -> None:
+    found = http.post(echo_server.url + path, json={})
+    assert found.status_code == 404
+    assert found.json()["error"] | {"param": None, "code": None} == {
+        "type": kind,
+        "message": f"{path} is not served here; /docs lists the routes that are",
+        "param": None,
+        "code": None,
+    }
+    assert ("type" in found.json()) is (kind == "not_found_error")
+
+
+def test_a_silent_stream_pings() -> None:
+    slow = options("option.echo_tokens_per_second=2")
+    with impatient(*slow) as server:
+        found = names(http.post(server.url + MESSAGES, json={**ASK, "max_tokens": 2, "stream": True}).text)
+    assert "ping" in found[found.index("content_block_delta") : found.index("message_stop")]

@@ -1,0 +1,238 @@
+"""Anthropic's messages: what a body becomes for the chat's readers, and what answers and refusals say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.errors import ServingError
+from handler.core.values import Finish, StructuredOutput
+from handler.protocols.anthropic.blocks import Blocks, gather
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
+from handler.protocols.base import ParsedRequest
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer
+from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
+from tests.unit.protocols.openai.requests import CITY, saying
+
+HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call>")
+USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+def result(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **more}
+
+
+def talk(*contents: Any, **more: Any) -> dict[str, Any]:
+    """Messages of user and assistant in turns, the user's first."""
+    roles = ["user", "assistant"] * len(contents)
+    return body(messages=[{"role": role, "content": each} for role, each in zip(roles, contents, strict=False)], **more)
+
+
+def parse(asked: dict[str, Any], schema: str = "anthropic_messages", context: Any = HERMES) -> ParsedRequest:
+    return DIALECTS[schema].parse(json.loads(json.dumps(asked)), context)
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+def test_blocks_become_the_messages_of_a_chat() -> None:
+    asked = talk(
+        [{**text("A"), "cache_control": {"type": "ephemeral"}}, text("B")],
+        [text("So."), USE],
+        [result([text("1"), text("2")]), text("Then?")],
+        system=[text("Be brief."), {**text("Be kind."), "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        tools=TOOLS,
+    )
+    parsed = parse(asked)
+    function = {"name": "weather", "arguments": {"city": "Köln"}}
+    assert parsed.requests[0].messages == (
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {"role": "user", "content": "A\nB"},
+        {
+            "role": "assistant",
+            "content": "So.",
+            "tool_calls": [{"id": "toolu_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "1\n2", "tool_call_id": "toolu_1", "name": "weather"},
+        {"role": "user", "content": "Then?"},
+    )
+    shown = {"name": "weather", "description": "The weather.", "parameters": CITY}
+    assert parsed.requests[0].tools == ({"type": "function", "function": shown},)
+    assert parsed.ignored == []
+
+
+def test_messages_of_one_role_in_a_row_are_joined() -> None:
+    messages = [{"role": role, "content": role[0]} for role in ("user", "user", "assistant", "assistant", "user")]
+    joined = [(message["role"], message["content"]) for message in parse(body(messages=messages)).requests[0].messages]
+    assert joined == [("user", "u\nu"), ("assistant", "a\na"), ("user", "u")]
+
+
+def test_parameters() -> None:
+    schema = {"type": "object"}
+    asked = body(
+        temperature=0.5, top_k=3, top_p=0.9, stop_sequences=["x"],
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )  # fmt: skip
+    (request,) = parse(asked).requests
+    sampling = request.sampling
+    assert (sampling.max_new_tokens, sampling.do_sample, sampling.temperature) == (16, True, 0.5)
+    assert (sampling.top_k, sampling.top_p, sampling.stop, sampling.include_stop) == (3, 0.9, ("x",), True)
+    assert sampling.structured_output == StructuredOutput("json_schema", json.dumps(schema))
+    assert request.min_free_tokens == 1
+    assert not parse(body(temperature=0)).requests[0].sampling.do_sample
+
+
+@pytest.mark.parametrize(
+    ("more", "listed"),
+    [
+        ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, ["metadata", "service_tier"]),
+        ({"anthropic_version": "2023-06-01", "cache_control": {"type": "ephemeral"}, "speed": "standard"}, []),
+        ({"seed": 1, "context_management": {"edits": []}}, ["seed", "context_management"]),
+        ({"tools": [{**TOOLS[0], "defer_loading": True, "strict": True}]}, ["tools[].defer_loading"]),
+        ({"tools": [{**TOOLS[0], "allowed_callers": ["direct"], "cache_control": {}, "type": "custom"}]}, []),
+        ({"messages": [{"role": "user", "content": [{**text("a"), "citations": [1]}], "name": "me"}]},
+         ["messages[].name", "messages[].content[].citations"]),
+        ({"messages": [ASK["messages"][0], {"role": "assistant", "content": [USE]},
+                       {"role": "user", "content": [result(None, is_error=True)]}]},
+         ["messages[].content[].is_error"]),
+    ],
+)  # fmt: skip
+def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]) -> None:
+    assert parse(body(**more)).ignored == listed
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"messages": ASK["messages"]}, "'max_tokens' is required"),
+        (body(max_tokens=0), "max_tokens=0: must be an integer from 1"),
+        (body(messages=[]), "'messages' must be a non-empty list"),
+        (body(messages=[{"role": "tool", "content": ""}]), "messages[0].role must be one of user, assistant, system"),
+        (talk([]), "messages[0].content must be a string or a non-empty list of blocks"),
+        (talk([{"type": "text"}]), "messages[0].content[0].text must be a string"),
+        (talk([{"type": "image", "source": {}}]), "messages[0].content[0]: 'image' is not supported: the engine"),
+        (talk([{"type": "document"}]), "messages[0].content[0]: 'document' is not supported: the engine"),
+        (talk([{"type": "sound"}]), "messages[0].content[0]: 'sound' is not supported: it must be text or tool_result"),
+        (
+            talk("a", [{"type": "redacted_thinking", "data": ""}]),
+            "'redacted_thinking' is not supported: only Anthropic",
+        ),
+        (
+            talk("a", [{"type": "server_tool_use"}]),
+            "messages[1].content[0]: 'server_tool_use' is not supported: server",
+        ),
+        (talk("a", [{"type": "web_search_tool_result"}]), "'web_search_tool_result' is not supported: server tools"),
+        (talk("a", [{**USE, "input": "x"}]), "messages[1].content[0].input must be an object"),
+        (talk([result("x")]), 'messages[0].content[0].tool_use_id="toolu_1": no tool_use before it'),
+        (
+            talk("a", [USE], [result([{"type": "image"}])]),
+            "messages[2].content[0].content[0]: 'image' is not supported",
+        ),
+        (body(system=[{"type": "image"}]), "system[0]: 'image' is not supported"),
+        (
+            body(tools=[{"type": "web_search_20250305", "name": "s"}]),
+            'tools[0].type="web_search_20250305": is not supp',
+        ),
+        (
+            body(tools=[{"type": "bash_20250124", "name": "bash"}]),
+            'tools[0].type="bash_20250124": is not supported: send',
+        ),
+        (body(tools=[{"name": "a b", "input_schema": {}}]), "tools[0].name: must be 1 to 64 letters"),
+        (body(tools=[{"name": "a"}]), "tools[0].input_schema: must be a JSON schema"),
+        (body(tool_choice={"type": "any"}), 'tool_choice={"type": "any"}: needs tools'),
+        (body(tools=TOOLS, tool_choice={"type": "tool", "name": "x"}), "'name' must be that of one of the tools"),
+        (body(tools=TOOLS, tool_choice={"type": "required"}), "'type' that is auto, any, tool or none"),
+        (body(thinking={"type": "enabled"}), "'budget_tokens' is required"),
+        (body(thinking={"type": "much"}), 'thinking={"type": "much"}: must be an object with a \'type\''),
+        (body(output_config={"effort": "huge"}), "must have an 'effort' that is one of low"),
+        (body(stop=["x"]), 'stop=["x"]: is not supported: write stop_sequences'),
+        (body(mcp_servers=[{}]), "mcp_servers=[{}]: is not supported"),
+        (body(stream=1), "stream=1: must be true or false"),
+    ],
+)
+def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str) -> None:
+    found = answer("anthropic_messages", asked, context=HERMES)
+    value = json.loads(found.body)
+    assert found.status == 400
+    assert value["error"]["type"] == "invalid_request_error"
+    assert message in value["error"]["message"]
+
+
+def test_a_strict_server_refuses_unknown_names() -> None:
+    strict = replace(HERMES, refuse_unknown=True)
+    assert parse(body(metadata={}), context=strict).ignored == ["metadata"]
+    for more in ({"seed": 1}, {"tools": [{**TOOLS[0], "defer_loading": True}]}):
+        with pytest.raises(ServingError, match=r"unknown names: (seed|tools\[\].defer_loading) "):
+            parse(body(**more), context=strict)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+
+EVENTS: tuple[Event, ...] = (
+    Reasoning("Hm"), Reasoning("."), "\n\n", "So", " it is", "\n", CallStart(0, "a"), Arguments(0, '{"b"'),
+    Arguments(0, ": 1}"), CallEnd(0), "\n", CallStart(1, "c"), CallEnd(1), "Done",
+)  # fmt: skip
+
+
+def test_events_become_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.protocols.anthropic.blocks.tool_use_id", lambda: "toolu_0")
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "lmi"}
+    calls = [{"type": "tool_use", "id": "toolu_0", "name": name, "input": input} for name, input in
+             (("a", {"b": 1}), ("c", {}))]  # fmt: skip
+    said = [text("\n\nSo it is\n"), calls[0], calls[1], text("Done")]
+    for blocks, content in (
+        (Blocks(), [thought, *said]),
+        (Blocks(show_thoughts=False), [{**thought, "thinking": ""}, *said]),
+        (Blocks(single=True), [thought, said[0], calls[0], text("\nDone")]),
+        (Blocks(["Done"]), [thought, *said[:3]]),
+    ):
+        found = [*blocks.feed(EVENTS), *blocks.end()]
+        assert gather(found) == content
+        order = [(event["type"].removeprefix("content_block_"), event["index"]) for event in found]
+        assert [index for kind, index in order if kind == "start"] == [*range(len(content))]
+        assert order == sorted(order, key=lambda pair: (pair[1], ["start", "delta", "stop"].index(pair[0])))
+
+
+def test_a_stop_string_is_held_back_within_its_block() -> None:
+    blocks = Blocks(["ab"])
+    assert gather([*blocks.feed(["xa", Reasoning("b"), "a"]), *blocks.end()]) == [
+        text("xa"), {"type": "thinking", "thinking": "b", "signature": "lmi"}, text("a"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "stop", "which"),
+    [
+        ("One.", Finish.EOS, "end_turn", None),
+        (CALL, Finish.EOS, "tool_use", None),
+        ("One END", Finish.STOP, "stop_sequence", "END"),
+        ("One XEND", Finish.STOP, "stop_sequence", "XEND"),
+        (CALL, Finish.LENGTH, "model_context_window_exceeded", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_why_an_answer_ends(said: str, finish: Finish, stop: str, which: str | None, stream: bool) -> None:
+    asked = body(tools=TOOLS, stop_sequences=["END", "XEND"], max_tokens=100, stream=stream)
+    found = answer("anthropic_messages", asked, saying(said, 5, finish)).body.decode()
+    if stream:
+        (line,) = [line for line in found.splitlines() if line.startswith('data: {"type":"message_delta"')]
+        value = json.loads(line.removeprefix("data: "))["delta"]
+    else:
+        value = json.loads(found)
+    assert (value["stop_reason"], value["stop_sequence"]) == (stop, which)
+    assert "END" not in found.replace('"stop_sequence":"XEND"', "").replace('"stop_sequence":"END"', "")
+
+
+def test_arguments_that_are_cut_off_are_no_input() -> None:
+    said = '<tool_call>[{"name": "weather", "arguments": {"city": "Kö'
+    asked = body(tools=TOOLS, max_tokens=4)
+    value = json.loads(answer("anthropic_messages", asked, saying(said, 20, Finish.LENGTH), CONTEXT).body)
+    assert [block["input"] for block in value["content"]] == [{}]
