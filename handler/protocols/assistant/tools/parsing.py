@@ -62,10 +62,6 @@ class Broken(Exception):
     """What follows is no call, or none any more."""
 
 
-class _Flushed(Exception):
-    """The answer has ended."""
-
-
 class CallParser:
     """A parser of text with calls in it, which `calls` reads after one of the marks in `begins`.
 
@@ -89,19 +85,19 @@ class CallParser:
         self.count = 0  # of calls
         self._committed = False
         self._events: list[Event] = []
-        self._parse = self._run()
-        next(self._parse)
+        self._steps: Steps[None] | None = None  # once text has come: a parser without any can be copied
 
     def feed(self, text: str) -> list[Event]:
-        self.held += text
         if text:
-            next(self._parse)
+            self.held += text
+            if self._steps is None:
+                self._steps = self._run()
+            next(self._steps)
         return self._pop()
 
     def flush(self) -> list[Event]:
-        try:
-            self._parse.throw(_Flushed())
-        except (_Flushed, StopIteration):
+        if self._steps is not None:
+            self._steps.close()
             self._end_block(self.held)
             self.held = ""
         return self._pop()
@@ -238,7 +234,6 @@ class CallParser:
     # -- text --------------------------------------------------------------------------------------------------------
 
     def _run(self) -> Steps[None]:
-        yield
         if self.at_start:
             yield from self._block("")
         while True:
