@@ -20,7 +20,10 @@ import httpx
 from tests.environment import clean_environment
 
 logging.getLogger("httpx").setLevel(logging.WARNING)
-http = httpx.Client(verify=False, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+PATIENCE = 30.0
+"""Seconds that a test waits at least for what must happen: a busy machine is no fault."""
+
+http = httpx.Client(verify=False, trust_env=False, timeout=PATIENCE, limits=httpx.Limits(max_keepalive_connections=0))
 """For requests to loopback: `httpx.get` and its like read all certificates of the system each time, for 35 ms."""
 
 
@@ -126,6 +129,8 @@ class ServerProcess(LiveServer):
 
 
 def wait_for(condition: Any, seconds: float, what: str) -> None:
+    """Wait until `condition` holds, for `seconds` or PATIENCE."""
+    seconds = max(seconds, PATIENCE)
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} after {seconds} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from handler.config.options.variables import hub_token
 from handler.core.errors import ConfigError
 
 _MAX_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
@@ -21,6 +22,12 @@ def max_adapters() -> int | None:
     if not text.isdecimal() or not int(text):
         raise ConfigError(f"environment variable {_MAX_ADAPTERS}={text}: must be a whole number of at least 1")
     return int(text)
+
+
+def name_hub_token() -> None:
+    """Give huggingface_hub the token of a variable that it does not read, such as TGI's HF_API_TOKEN."""
+    if token := hub_token(os.environ):
+        os.environ["HF_TOKEN"] = token
 
 
 def mpi_world() -> tuple[str, str]:

@@ -208,8 +208,13 @@ def _without_effect(chosen: Iterable[_Chosen], engine: str, problems: list[Probl
         has_field = option.field is not None or option.argument
         if has_field and (not option.engines or engine in option.engines):
             continue
+        if java and option.help is OF_JAVA:
+            continue
         if not has_field:
-            why = "" if java and option.help is OF_JAVA else option.help
+            why = option.help
+            if refusal := _refusal(option, setting):
+                problems.append(_wrong_value(option, setting, refusal))
+                continue
         else:
             options = [option] if option.argument else KNOWN[option.key]
             refusals = [refusal for one in options if (refusal := _refusal(one, setting))]

@@ -96,9 +96,7 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
     for item in translate(environ, engine):
         if not isinstance(item, Own):
             yield item
-        elif item.name in SECRET:
-            yield Note(item.foreign, f"huggingface_hub may not read it; write {item.name}")
-        elif item.name not in environ:
+        elif item.name not in environ and item.name not in SECRET:
             yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
 
 

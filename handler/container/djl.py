@@ -12,8 +12,8 @@ from pathlib import Path
 
 from handler.config.loader import Config, read_config
 from handler.config.model_files import locate
-from handler.config.options.common import BY_ROLLING_BATCH
-from handler.config.sources import Setting
+from handler.config.options.common import BY_ROLLING_BATCH, HANDLERS
+from handler.config.sources import Setting, from_environment, from_file
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
 from handler.core.errors import ConfigError
@@ -27,6 +27,8 @@ _NOT_LINKED = ("serving.properties", "requirements.txt")
 _MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
 _ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=scheduler"]
 _ASYNC_SINCE = (0, 31)
+
+_ENTRY = "option.entryPoint=handler.entry"
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
 """Worker failures, counted over the whole run, after which DJL Serving gives the model up; 0.30 and later allow 0."""
@@ -85,10 +87,13 @@ def make_model(
     file = target / "serving.properties"
     own = source.properties.read_text(encoding="utf-8") if source.properties else ""
     lines = ["engine=Python", "minWorkers=1", "maxWorkers=1"]
+    named = _entry_point(source.properties, environ)
     if "model.py" not in files:
-        lines.append("option.entryPoint=handler.entry")
+        lines.append(_ENTRY)
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
+    if named.lower() in HANDLERS:  # LMI's own, which its image has too, would serve in our place
+        own = f"{own}\n{_ENTRY}"
     file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
@@ -96,6 +101,13 @@ def make_model(
         mode = _ASYNC if since >= _ASYNC_SINCE else _ROLLING
     file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(config), ""]), encoding="utf-8")
     return _check(file, environ, asynchronous=mode == _ASYNC)
+
+
+def _entry_point(file: Path | None, environ: Mapping[str, str]) -> str:
+    """Read the user's option.entryPoint; "" where there is none."""
+    found = [*from_environment(environ), *(from_file(file) if file else ())]
+    named = [item.value for item in found if isinstance(item, Setting) and item.key == "option.entryPoint"]
+    return named[-1].strip() if named else ""
 
 
 def _rolling_batch(config: Config) -> list[str]:

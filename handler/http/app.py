@@ -82,7 +82,7 @@ class App:
             if self._model.routes.has(path):  # adapters are not for those who may only invoke
                 scope["path"] = path
             elif admitted:
-                error = InvalidPayload(f"header {ATTRIBUTES}: route={path[:64]} is no route for inference")
+                error = InvalidPayload(f"header {ATTRIBUTES}: {self._model.routes.refusal(path)}")
                 refused = self._model.refused(error, id=scope["request_id"])
                 return await send_answer(scope, send, refused.take_whole())
         if admitted or not await self._keys.refuse(scope, send, self.routes):

@@ -53,6 +53,8 @@ class InferenceRoutes:
         self.schemas = schemas
         self._model = model
         templates: dict[str, Schema | None] = {**dict.fromkeys(INVOKE), **schemas}
+        names = (template for template in templates if "{version}" not in template)
+        self._names = ", ".join(name.replace("{model}", model) for name in names)
         self._patterns = [(re.compile(_pattern(template)), schema) for template, schema in templates.items()]
 
     def has(self, path: str) -> bool:
@@ -69,7 +71,11 @@ class InferenceRoutes:
             match = pattern.fullmatch(path)
             if match is not None and self._is_served(match.groupdict()):
                 return schema
-        raise InvalidPayload(f"route={path[:64]} is no route for inference")
+        raise InvalidPayload(self.refusal(path))
+
+    def refusal(self, path: str) -> str:
+        """Say that a path is no route for inference, with those there are."""
+        return f"route={path[:64]} is no route for inference; these are: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:
         return names.get("model", self._model) == self._model and names.get("version", "1") == "1"

@@ -51,6 +51,7 @@ async def load_model(
     Raises:
         ConfigError: a wrong option, or something that is missing; the message says what to change.
     """
+    environment.name_hub_token()
     tracer = make_tracer(config.otlp_traces_endpoint, config.label)
     spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
     adapters = adapter_home(config, spec, directory)

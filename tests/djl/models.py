@@ -56,8 +56,15 @@ async def handle(inputs):
     return Output() if inputs.is_empty() else stream(inputs.get_as_json())
 
 
+met = 0
+
+
 async def stream(body):
-    words = body["inputs"].split()
+    global met
+    words, meet = body["inputs"].split(), body.get("meet", 0)
+    met += bool(meet)
+    while met < meet:
+        await asyncio.sleep(0.01)
     for index, word in enumerate(words):
         await asyncio.sleep(body.get("wait", 0))
         output = Output()

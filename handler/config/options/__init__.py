@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "HF_MODEL_ID": "option.model_id",
     "HF_REVISION": "option.revision",
     "TENSOR_PARALLEL_DEGREE": "option.tensor_parallel_degree",
+    "PIPELINE_PARALLEL_DEGREE": "option.pipeline_parallel_degree",
     "MODEL_LOADING_TIMEOUT": "option.model_loading_timeout",
     "PREDICT_TIMEOUT": "option.predict_timeout",
     "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "option.enable_stateful_sessions",

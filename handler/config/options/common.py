@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handler.config.options.option import (
+    Gone,
     Option,
     boolean,
     integer,
@@ -26,6 +27,12 @@ TOOL_CALL_PARSERS = (
 
 OF_JAVA = "DJL Serving's Java side reads it"
 
+
+HANDLERS = (
+    "handler.entry", "djl_python.huggingface", "djl_python.tensorrt_llm", "djl_python.lmi_vllm.vllm_async_service",
+    "djl_python.lmi_trtllm.trtllm_async_service",
+)  # fmt: skip
+"""Values of option.entryPoint that this handler serves: its own name, and those of LMI's handlers."""
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 """Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
@@ -95,14 +102,17 @@ COMMON = (
     Option("option.cloudwatch_metrics_interval", "cloudwatch_metrics_interval", number(0), 0.0, "the embedded server writes its metrics to stdout every so many seconds, in CloudWatch's embedded metric format; 0 is never"),
     Option("option.otlp_traces_endpoint", "otlp_traces_endpoint", string, None, "URL that gets OpenTelemetry's traces by OTLP, over HTTP as http://localhost:4318/v1/traces; by default as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; needs lmi-handler[tracing]"),
     # read by DJL Serving's Java side only
+    Option("engine", None, Gone("DJL's own engines are not served here; write engine=Python, or leave it out", ("python", "mpi", "deepspeed")), None, OF_JAVA),
+    Option("option.entryPoint", None, Gone("no other handler runs here, and a model.py's formatters need no entry point (docs/formatters.md); leave it out", HANDLERS), None, OF_JAVA),
     *(
         Option(key, None, str, None, OF_JAVA)
         for key in (
-            "engine", "option.entryPoint", "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
+            "option.handler", "option.pythonExecutable", "option.env", "option.mpi_mode",
             "option.parallel_loading", "option.enable_venv", "option.async_mode", "option.use_passive_workers",
             "max_idle_time", "load_on_devices", "minWorkers", "maxWorkers", "gpu.minWorkers", "gpu.maxWorkers",
             "cpu.minWorkers", "cpu.maxWorkers", "retry_threshold", "required_memory_mb", "reserved_memory_mb",
             "log_request_metric", "metrics_aggregation",
+            "gpu.required_memory_mb", "gpu.reserved_memory_mb", "option.max_output_size",
         )
     ),
 )  # fmt: skip

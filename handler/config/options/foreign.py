@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from handler.config.options.option import Gone, Option
+from typing import Any
+
+from handler.config.options.option import Gone, Option, json_object
 
 ENGINES = ("openvino", "trtllm", "vllm", "echo")
 _VLLM = ("vllm",)
@@ -12,6 +14,17 @@ def _refused(why: str, *names: str, unless: tuple[str, ...] = (), engines: tuple
     """Refuse options, also within option.engine_args; `unless` are values that are harmless."""
     parse = Gone(why, unless, argument=True)
     return [Option(f"option.{name}", name, parse, None, f"refused: {why}", engines=engines) for name in names]
+
+
+class _MediaLimits(Gone):
+    """Limits of all 0 go to the engine, which then keeps no memory for media; also LMI's form `image=0,video=0`."""
+
+    def __call__(self, text: str) -> Any:
+        pairs = (limit.partition("=")[::2] for limit in text.split(","))
+        limits = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
+        if any(value not in (0, "0") for value in limits.values()):
+            raise ValueError(self.why)
+        return dict.fromkeys(limits, 0)
 
 
 def _idle(why: str, *names: str, engines: tuple[str, ...] = _VLLM) -> list[Option]:
@@ -37,11 +50,15 @@ _NEURON = "AWS Neuron is not served"
 LMI = (
     *_refused("write option.quantize=bitsandbytes", "load_in_4bit", "load_in_8bit", unless=_FALSE, engines=ENGINES),
     *_refused(_MACHINE, "cluster_size", unless=("1",), engines=ENGINES),
+    *_refused(_TEXT, "task", unless=("auto", "generate", "text-generation"), engines=ENGINES),
+    *_refused(_TEXT, "height", "width", "num_images_per_prompt", "use_auth_token", engines=ENGINES),
+    *_refused("sessions lie in option.sessions_path alone", "sessions_s3url", engines=ENGINES),
+    *_refused("set CUDA_VISIBLE_DEVICES in the environment", "device_id", unless=("-1",), engines=ENGINES),
     *_refused("write option.model_id", "s3url", engines=ENGINES),
     *_refused("answers in Bedrock's form are not made here; leave it out", "bedrock_compat", unless=_FALSE, engines=ENGINES),
     *_refused("option.tensor_parallel_degree spreads a model over GPUs", "device_map", unless=("auto",), engines=ENGINES),
     *_refused("write option.kv_transfer_config={\"kv_connector\": \"LMCacheConnectorV1\", \"kv_role\": \"kv_both\"}, and set LMCache by its own LMCACHE_* variables", "lmcache_auto_config", unless=_FALSE, engines=ENGINES),
-    *_refused(_NEURON, "neuron_optimize_level", "n_positions", "unroll", "load_split_model", "context_length_estimate", "amp", "compiled_graph_path", "draft_model_compiled_path", "save_mp_checkpoint_path", "group_query_attention", "model_loader", "rolling_batch_strategy", "fuse_qkv", "fuse_mlp", "on_device_embedding", "on_device_generation", "shard_over_sequence", "sequence_parallel", "override_neuron_config", "preloaded_model", engines=ENGINES),
+    *_refused(_NEURON, "neuron_optimize_level", "n_positions", "unroll", "load_split_model", "context_length_estimate", "amp", "compiled_graph_path", "draft_model_compiled_path", "save_mp_checkpoint_path", "group_query_attention", "model_loader", "rolling_batch_strategy", "fuse_qkv", "fuse_mlp", "on_device_embedding", "on_device_generation", "shard_over_sequence", "sequence_parallel", "override_neuron_config", "preloaded_model", "all_reduce_dtype", "attention_layout", "cache_layout", "cast_logits_dtype", "collectives_layout", "compilation_worker_count", "enable_mixed_precision_accumulation", "enable_saturate_infinity", "fused_rmsnorm_qkv", "mlp_out_weight_transpose", "multi_node", "neuron_cc_pipeline_factor", "neuron_quant", "partition_schema", "qkv_tiling", "sequence_parallel_norm_threshold", "weight_tiling", engines=ENGINES),
     *_refused("set LMCACHE_CONFIG_FILE in the environment", "lmcache_config_file", engines=ENGINES),
     *_refused(_IMAGES, "image_placeholder_token", engines=ENGINES),
     Option("translatorFactory", "translatorFactory", Gone(_TEXT), None, f"refused: {_TEXT}", engines=ENGINES),
@@ -60,7 +77,6 @@ VLLM_OWN = (
     *_refused("set HF_HUB_CACHE in the environment", "download_dir"),
     *_refused(_TEXT, "runner", unless=("auto", "generate")),
     *_refused(_TEXT, "convert", unless=("auto", "none")),
-    *_refused(_TEXT, "task", unless=("auto", "generate", "text-generation")),
     *_refused(_TEXT, "pooler_config", "override_pooler_config"),
     *_refused("a prompt is a text or a chat", "enable_prompt_embeds", "tokens_only", unless=_FALSE),
     *_refused(_REASONING, "reasoning_parser", "reasoning_parser_plugin"),
@@ -70,6 +86,7 @@ VLLM_OWN = (
     *_refused(_TEMPLATE, "trust_request_chat_template", unless=_FALSE),
     *_refused(_IMAGES, "image_input_type", "image_token_id", "image_input_shape", "image_feature_size"),
     *_refused(_IMAGES, "trust_request_mm_kwargs", unless=_FALSE),
+    Option("option.limit_mm_per_prompt", "limit_mm_per_prompt", _MediaLimits("images, audio and video are not served yet; leave it out, or write {\"image\": 0}", ("0 of each",), argument=True), None, "refused above 0: images, audio and video are not served yet", engines=_VLLM),
     # how much of the machine
     *_refused(_REPLICAS, "data_parallel_size", unless=("1",)),
     *_refused(_REPLICAS, "data_parallel_rank", "data_parallel_start_rank", "data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port", "data_parallel_supervisor_port"),

@@ -9,6 +9,7 @@ from handler.config.options import ENVIRONMENT, OF_JAVA, OPTIONS
 from handler.config.options.common import LLM_ENGINES
 from handler.config.options.lookup import find_option, key_of, unknown_option, variable
 from handler.config.options.option import Gone, Option
+from handler.config.options.variables import SECRET, SM_VLLM, UNREAD, VARIABLES, Own, answer, translate
 from handler.core.errors import ConfigError
 
 _WIDTH = 120
@@ -31,29 +32,42 @@ def _group(engines: Sequence[str], options: Sequence[Option]) -> Iterator[str]:
 
 
 def describe(name: str) -> str:
-    """Describe an option by any of its names, with or without `option.`, or by its variable.
+    """Describe an option by any of its names, with or without `option.`, or by its variable or a foreign one.
 
     Raises:
         ConfigError: nobody has it; the message has the nearest name.
     """
-    key = _key(name)
-    found = [option for engine in ("", *LLM_ENGINES) if (option := find_option(key, engine))]
-    if not found:
-        raise ConfigError(unknown_option(key, ""))
-    return "\n\n".join("\n".join(_lines(option)) for option in {one.engines: one for one in found}.values())
+    paragraphs = [f"{name}\n  {answer(name)}"] if name in VARIABLES or name in UNREAD else []
+    engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
+    for key in _keys(name):
+        found = [option for engine in engines if (option := find_option(key, engine))]
+        if not found:
+            raise ConfigError(unknown_option(key, ""))
+        paragraphs += ["\n".join(_lines(option)) for option in {one.engines: one for one in found}.values()]
+    return "\n\n".join(paragraphs)
 
 
-def _key(name: str) -> str:
-    """Return the name as serving.properties writes it."""
+def _keys(name: str) -> list[str]:
+    """Return the names that serving.properties has for it; none for a foreign variable without an option."""
+    if name in VARIABLES:
+        variable = VARIABLES[name]
+        owns = {*variable.by_engine.values(), variable.own} - {"", *SECRET}
+        return [key_of(own) for own in sorted(owns)]
+    if name in UNREAD:
+        return []
+    if name.startswith(SM_VLLM):
+        return [key_of(item.name) for item in translate({name: "true"}, "vllm") if isinstance(item, Own)]
     if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):
-        return key_of(name)
-    return name if name.startswith("option.") or find_option(name, "") else f"option.{name}"
+        return [key_of(name)]
+    return [name if name.startswith("option.") or find_option(name, "") else f"option.{name}"]
 
 
 def _lines(option: Option) -> Iterator[str]:
     yield option.key
     if isinstance(option.parse, Gone):
-        yield f"  refused: {option.parse.why}"
+        yield f"  {option.parse.answer}"
+        if option.engines and len(option.engines) < len(LLM_ENGINES) - 1:
+            yield f"  engines:     {', '.join(option.engines)}"
         return
     if option.field is None and not option.argument and option.help is not OF_JAVA:
         yield f"  no effect: {option.help}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
         found = arguments.arguments.get(name)
         try:
             if option and isinstance(option.parse, Gone) and option.parse.argument:
-                option.parse(str(value))
+                option.parse(value if isinstance(value, str) else json.dumps(value))
             elif found:
                 check(value, found.types)
             else:

@@ -175,6 +175,13 @@ class Gone:
     unless: tuple[str, ...] = ()
     argument: bool = False
 
-    def __call__(self, text: str) -> None:
+    def __call__(self, text: str) -> Any:
         if text.lower() not in self.unless:
             raise ValueError(self.why)
+        return None
+
+    @property
+    def answer(self) -> str:
+        """Say what is refused, and why."""
+        values = " or ".join(filter(None, (", ".join(self.unless[:-1]), *self.unless[-1:])))
+        return f"refused{', but for ' + values if values else ''}: {self.why}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from handler.config.options import KNOWN
-from handler.config.options.option import is_secret, read_json, shown
+from handler.config.options.option import Gone, is_secret, read_json, shown
 from handler.core.errors import Problem
 
 SM_VLLM = "SM_VLLM_"
@@ -152,14 +152,35 @@ VARIABLES: dict[str, Variable] = {
 """By name; TGI's are those of its launcher (docs/source/reference/launcher.md)."""
 
 UNREAD = {
+    "HF_TOKEN": "huggingface_hub reads it",
+    "HF_HUB_CACHE": "huggingface_hub reads it",
     "HUGGINGFACE_HUB_CACHE": "huggingface_hub reads it",
     "HOSTNAME": "every container has it; `lmi serve --host` and LMI_HOST say it",
     "MASTER_ADDR": "torch reads it",
     "MASTER_PORT": "torch reads it",
 }
-"""TGI's variables that others set or read too: nothing is said of them."""
+"""Variables that others set or read too: nothing is said of them."""
 
 SECRET = frozenset({"HF_TOKEN"})
+
+
+def answer(name: str) -> str:
+    """Say what a foreign variable does here."""
+    if name in UNREAD:
+        return f"left alone: {UNREAD[name]}"
+    variable = VARIABLES[name]
+    if variable.unless is not None:
+        return Gone(variable.help, variable.unless).answer
+    names = [f"`{own}` ({engine})" for engine, own in sorted(variable.by_engine.items())]
+    if variable.own:
+        names.append(f"`{variable.own}`")
+    return f"same: {', '.join(names)}" if names else f"no effect: {variable.help}"
+
+
+def hub_token(environ: Mapping[str, str]) -> str | None:
+    """Return the token for the Hugging Face hub from the first variable that has one, HF_TOKEN first."""
+    names = ["HF_TOKEN", *(name for name, variable in VARIABLES.items() if variable.own == "HF_TOKEN")]
+    return next((value for name in names if (value := environ.get(name))), None)
 
 
 def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:

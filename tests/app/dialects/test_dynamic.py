@@ -12,6 +12,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed, Unavailable
 from handler.serving.dynamic_batcher import DynamicBatcher
+from tests.app.http.connection import settle
 from tests.app.server import serve
 from tests.servers import LiveServer, wait_for
 from tests.services import begin, load_echo
@@ -44,18 +45,6 @@ def test_requests_with_different_parameters_share_a_batch_and_a_bad_one_fails_al
     assert answers[1].json() == [{"generated_text": " b b b"}]
     assert "top_p" in answers[2].json()["error"]
     assert "no tokens" in answers[3].json()["error"]
-
-
-def test_every_dialect_is_answered(server: LiveServer) -> None:
-    chat = {"messages": [{"role": "user", "content": "a ü"}], "max_tokens": 3}
-    found = server.post(chat)
-    assert (found.status_code, found.headers["content-type"]) == (200, "application/json")
-    assert found.json()["choices"][0]["message"]["content"] == " user: a ü"
-    streamed = server.post({**chat, "stream": True})
-    assert streamed.headers["content-type"] == "application/jsonlines"
-    assert len(streamed.text.splitlines()) == 3
-    assert server.post({"prompt": "a b", "max_tokens": 2}).json()["choices"][0]["text"] == " a b"
-    assert server.post({"text_input": "a b", "max_tokens": 2}).status_code == 200
 
 
 def test_details_are_refused_with_the_route_that_has_them(server: LiveServer) -> None:
@@ -116,11 +105,11 @@ def test_one_that_goes_away_while_waiting_or_running_leaves_no_trace() -> None:
         found, log = gate(size=1), []
         running = asyncio.ensure_future(enter(found, log, "a", 60))
         waiting = asyncio.ensure_future(enter(found, log, "b", 60))
-        await asyncio.sleep(0.01)
+        await settle()
         waiting.cancel()
         running.cancel()
         await asyncio.gather(running, waiting, return_exceptions=True)
-        await asyncio.wait_for(enter(found, log, "c", 0), 5)
+        await asyncio.wait_for(enter(found, log, "c", 0), 30)
         assert log == ["+a", "+c", "-c"]
 
     asyncio.run(story())
@@ -130,7 +119,7 @@ def test_the_queue_is_bounded() -> None:
     async def story() -> None:
         found, log = gate(size=1, max_queued=1), []
         tasks = [asyncio.ensure_future(enter(found, log, name, 0.05)) for name in "ab"]
-        await asyncio.sleep(0.01)
+        await settle()
         with pytest.raises(Unavailable, match="job_queue_size"):
             await enter(found, log, "c", 0)
         await asyncio.gather(*tasks)
@@ -143,13 +132,13 @@ def test_waiting_too_long_for_a_batch_is_an_error() -> None:
         found = DynamicBatcher(1, 0.0, 10, timeout=0.05)
         log: list[str] = []
         running = asyncio.ensure_future(enter(found, log, "a", 60))
-        await asyncio.sleep(0.01)
+        await settle()
         with pytest.raises(Unavailable, match="predict_timeout"):
             await enter(found, log, "b", 0)
         assert found.num_waiting == 0
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await asyncio.wait_for(enter(found, log, "c", 0), 5)
+        await asyncio.wait_for(enter(found, log, "c", 0), 30)
 
     asyncio.run(story())
 
@@ -164,7 +153,7 @@ def test_a_client_that_goes_away_as_its_batch_starts_leaves_no_trace() -> None:
         going.cancel()
         with pytest.raises(asyncio.CancelledError):
             await going
-        await asyncio.wait_for(enter(found, log, "b", 0), 5)
+        await asyncio.wait_for(enter(found, log, "b", 0), 30)
 
     asyncio.run(story())
 
@@ -190,7 +179,7 @@ def test_one_that_fails_while_it_waits_is_not_computed_and_lets_the_next_batch_b
         try:
             running, ran = begin(model, ask(10))
             while not running.begun:
-                await asyncio.sleep(0.01)
+                await settle()
             waiting, failed = begin(model, ask(5))
             following, followed = begin(model, ask(3))
             await asyncio.sleep(0.02)

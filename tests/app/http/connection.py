@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from handler.http.protocol import Protocol
 
-DEADLINE = 20.0  # seconds; a test that waits longer has failed
+DEADLINE = 30.0  # seconds; a test that waits longer has failed
 
 
 class Connection:
@@ -53,6 +53,12 @@ async def connected(app: Any) -> AsyncIterator[Connection]:
     finally:
         writer.close()
         transport.abort()
+        await asyncio.sleep(0)
+
+
+async def settle() -> None:
+    """Let all tasks run until each of them waits for something."""
+    for _ in range(50):
         await asyncio.sleep(0)
 
 

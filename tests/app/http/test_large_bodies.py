@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -176,9 +177,11 @@ def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBod
 
 
 def test_only_so_many_wait(bodies: LargeBodies) -> None:
-    waiting = [bodies.submit(time.sleep, 0.1) for _ in range(MAX_WAITING)]
+    free = threading.Event()
+    waiting = [bodies.submit(free.wait, 60) for _ in range(MAX_WAITING)]
     with pytest.raises(Overloaded, match=f"{MAX_WAITING} large request bodies are being read"):
-        bodies.submit(time.sleep, 0.1)
+        bodies.submit(free.wait, 60)
+    free.set()
     for future in waiting:
         future.result(60)
     bodies.submit(time.sleep, 0.0).result(60)

@@ -10,7 +10,7 @@ import pytest
 
 from handler.http import protocol
 from handler.http.exchange import EXCHANGE
-from tests.app.http.connection import Connection, answer, connected, exchange, mirror
+from tests.app.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror
 from tests.app.http.test_upgrade import bodies
 
 CHUNKED = b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
@@ -81,7 +81,7 @@ def test_a_drip_after_an_early_answer_is_closed(monkeypatch: pytest.MonkeyPatch,
 
 async def _drip(connection: Connection, byte: bytes) -> None:
     """Until the server closes the connection, which it may have ended on its side before."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DEADLINE
     while not connection.protocol.transport.is_closing():
         assert time.monotonic() < deadline
         connection.writer.write(byte)
@@ -232,7 +232,7 @@ def test_a_client_that_goes_away_is_heard_by_the_request_that_is_answered() -> N
             connection.receive(GET + GET)
             await asyncio.sleep(0)
             connection.protocol.transport.abort()
-            await asyncio.wait_for(gone.wait(), 5)
+            await asyncio.wait_for(gone.wait(), DEADLINE)
 
     asyncio.run(story())
 
@@ -302,7 +302,7 @@ def test_a_client_that_closed_behind_its_request_is_noticed_by_a_write() -> None
             connection.writer.write(GET)
             await asyncio.sleep(0.05)
             connection.writer.close()
-            await asyncio.wait_for(done.wait(), 15)
+            await asyncio.wait_for(done.wait(), DEADLINE)
         assert written < 50
 
     asyncio.run(story())

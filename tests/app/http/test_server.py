@@ -27,7 +27,7 @@ async def _left_after(ask: Callable[[Server], object], busy: Callable[[], int] =
     await asyncio.sleep(0.3)
     asked = time.monotonic()
     ask(server)
-    await asyncio.wait_for(loop, 5)
+    await asyncio.wait_for(loop, 30)
     return time.monotonic() - asked
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from handler.http import streaming
 from handler.http.streaming import BodyWriter, WholeBody
+from tests.app.http.connection import settle
 
 
 class Answer:
@@ -79,7 +80,7 @@ def test_what_comes_while_the_socket_is_full_is_joined_and_sent_in_order() -> No
         await asyncio.sleep(0)
         assert socket.sent == []
         socket.room.set()
-        await asyncio.sleep(0.01)
+        await settle()
         assert socket.sent == [(b"a", True), (b"bc", True)]
         writer.write(b"d", last=True)
         assert socket.sent[-1] == (b"d", False)
@@ -95,7 +96,7 @@ def test_the_last_chunk_ends_the_response_even_when_it_had_to_wait() -> None:
         writer.write(b"a")
         writer.write(b"b", last=True)
         socket.room.set()
-        await asyncio.sleep(0.01)
+        await settle()
         assert socket.sent == [(b"a", True), (b"b", False)]
 
     asyncio.run(story())
@@ -126,7 +127,7 @@ def test_the_short_way_is_closed_while_what_came_before_waits() -> None:
         assert short.is_held
         writer.pull(Answer(b"b"))
         socket.room.set()
-        await asyncio.sleep(0.01)
+        await settle()
         assert (short.chunks, socket.sent) == ([], [(b"a", True), (b"b", True)])
         writer.pull(Answer(b"c"))
         assert short.chunks == [b"c"]

@@ -51,7 +51,7 @@ def test_one_beside_the_model_that_the_engine_refuses_closes_the_server_with_its
             with pytest.raises(
                 ConfigError, match=r"the adapter big cannot be used: .*ValueError: big has rank 64, at most 16"
             ):
-                await asyncio.wait_for(asyncio.shield(made.opened), 5)
+                await asyncio.wait_for(asyncio.shield(made.opened), 30)
             assert not made.healthy
             while State.CLOSED not in states:
                 await asyncio.sleep(0.01)
@@ -66,7 +66,7 @@ def test_one_that_the_engine_refuses_is_not_registered(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with service(tmp_path) as made:
-            await asyncio.wait_for(made.opened, 5)
+            await asyncio.wait_for(made.opened, 30)
             for _ in range(2):  # the name is free again
                 with pytest.raises(AdapterFailed, match="could not load the adapter big: ValueError: big has rank"):
                     await made.register_adapter("big", str(path), preload=True)
@@ -85,7 +85,7 @@ def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
 ) -> None:
     write_adapter(tmp_path / "adapters" / "slow")
     go = threading.Event()
-    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(60))
     states: list[State] = []
 
     async def run() -> None:
@@ -93,7 +93,7 @@ def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
             await asyncio.sleep(0.3)
             assert (made.state, made.healthy, states) == ("loading", False, [State.LOADING])
             go.set()
-            await asyncio.wait_for(made.opened, 5)
+            await asyncio.wait_for(made.opened, 30)
             await asyncio.sleep(0)
             assert (made.state, made.healthy, states) == ("ready", True, [State.LOADING, State.READY])
             assert made.adapters.find("slow") is not None
@@ -104,11 +104,11 @@ def test_it_is_not_ready_before_those_beside_the_model_are_loaded(
 def test_who_stops_waiting_does_not_stop_the_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_adapter(tmp_path / "slow")
     go = threading.Event()
-    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(60))
 
     async def run() -> None:
         async with service(tmp_path) as made:
-            await asyncio.wait_for(made.opened, 5)
+            await asyncio.wait_for(made.opened, 30)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(made.register_adapter("slow", str(path), preload=True), 0.2)
             assert made.adapters.find("slow") is None
@@ -135,9 +135,9 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
 
     async def run() -> None:
         async with service(tmp_path) as made:
-            await asyncio.wait_for(made.opened, 5)
+            await asyncio.wait_for(made.opened, 30)
             hung = asyncio.ensure_future(made.register_adapter("hung", "hung", preload=True))
-            settled = await asyncio.wait_for(made.register_adapter("good", str(path), preload=True), 5)
+            settled = await asyncio.wait_for(made.register_adapter("good", str(path), preload=True), 30)
             assert (settled.adapter.name, settled.number) == ("good", 1)
             hung.cancel()
 
@@ -155,14 +155,14 @@ def test_none_is_registered_before_those_beside_the_model_nor_when_it_stops(
 ) -> None:
     path = write_adapter(tmp_path / "adapters" / "slow")
     go = threading.Event()
-    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(5))
+    monkeypatch.setattr(Echo, "load_adapter", lambda engine, adapter: go.wait(60))
 
     async def run() -> None:
         async with service(tmp_path) as made:
             with pytest.raises(Unavailable, match="not ready"):
                 await made.register_adapter("early", str(path), preload=False)
             go.set()
-            await asyncio.wait_for(made.opened, 5)
+            await asyncio.wait_for(made.opened, 30)
             assert made.adapters.get("slow").number == 1
             made.drain()
             with pytest.raises(Unavailable, match="stopping"):

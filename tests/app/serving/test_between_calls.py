@@ -5,6 +5,7 @@ The clock jumps; nobody waits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -16,9 +17,12 @@ import pytest
 from handler.config.loader import read_config
 from handler.djl.batches import Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
+from handler.engines.base import Step
+from handler.engines.process.ipc import encode
 from handler.plugins.functions import Formatters
 from handler.serving.loading import load_model
 from handler.serving.model import ServedModel
+from tests.servers import wait_for
 from tests.stepped import ask, item, text_of
 
 GAPS = pytest.mark.parametrize("seconds", [0, 1, 30])  # between two calls
@@ -56,6 +60,19 @@ class Stepped:
             body += piece.data
         return body
 
+    def wait_for_steps(self, count: int) -> None:
+        """Until the engine has told of so many steps that nobody has read."""
+        worker = self.model._engine._instance
+        assert worker is not None
+        size = count * len(encode(Step([1], [5], [None], [])))
+
+        def there() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                return len(worker.channel.recv(1 << 16, socket.MSG_PEEK)) >= size
+            return False
+
+        wait_for(there, 10, "the engine says nothing")
+
     def kill_engine(self) -> None:
         worker = self.model._engine._instance
         assert worker is not None
@@ -92,7 +109,7 @@ def test_tokens_that_came_meanwhile_are_delivered_and_no_engine_counts_as_hung(
 ) -> None:
     stepped = start("echo_tokens_per_second=100")
     (first,) = stepped.step(ask("a b", 60, stream=True))
-    time.sleep(0.3)
+    stepped.wait_for_steps(10)
     stepped.jump(seconds)
     (second,) = stepped.step()
     assert second.data.count(b"\n") > 5, "they lay there"
@@ -144,7 +161,7 @@ def test_what_a_thread_has_made_meanwhile_is_there(start: Callable[..., Stepped]
 def test_a_request_that_takes_too_long_is_ended_by_the_clock(start: Callable[..., Stepped], seconds: float) -> None:
     stepped = start("echo_tokens_per_second=20", "request_time_limit=10")
     stepped.step(ask("a b", 500, stream=True))
-    time.sleep(0.3)  # tokens lie there: the engine does not count as hung
+    stepped.wait_for_steps(2)  # the engine does not count as hung
     stepped.jump(seconds)
     (piece,) = stepped.step()
     while not piece.data:

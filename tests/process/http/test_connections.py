@@ -52,7 +52,7 @@ def test_an_early_answer_does_not_reset_a_client_that_asked_for_the_end(
 ) -> None:
     body = b"x" * (8 << 20)
     head = b"POST %b HTTP/%b\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", slow_server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", slow_server.port), timeout=60) as connection:
         connection.sendall(head % (path, version, len(body)) + body)
         found = b""
         while data := connection.recv(65536):
@@ -64,17 +64,17 @@ def test_an_early_answer_does_not_reset_a_client_that_asked_for_the_end(
 def test_a_body_that_is_refused_ends_the_connection_however_it_drips(
     impatient_server: LiveServer, length: int, status: bytes
 ) -> None:
-    with socket.create_connection(("127.0.0.1", impatient_server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", impatient_server.port), timeout=60) as connection:
         connection.sendall(b"POST /invocations HTTP/1.1\r\nContent-Length: %d\r\n\r\n{" % length)
         found = receive(connection, b"}")
         assert found[9:12] == status
         assert b"connection: close" in found
         began = time.monotonic()
         with contextlib.suppress(ConnectionError):  # as soon as the server has closed
-            while time.monotonic() < began + 10:
+            while time.monotonic() < began + 60:
                 connection.sendall(b" ")
                 time.sleep(0.1)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_who_sends_all_of_a_body_that_is_too_large_can_read_why(impatient_server: LiveServer) -> None:
@@ -102,7 +102,7 @@ def test_trailers_cost_no_memory(echo_server: LiveServer) -> None:
     head = b"POST /invocations HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: "
     before = peak_memory(echo_server)
     for _ in range(4):
-        with socket.create_connection(("127.0.0.1", echo_server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", echo_server.port), timeout=60) as connection:
             connection.sendall(head)
             with contextlib.suppress(ConnectionError):
                 for _ in range(50):
@@ -129,7 +129,7 @@ def test_a_half_closed_client_gets_its_stream_and_no_whole_answer(slow_server: L
 
 
 def half_closed(server: LiveServer, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)
         found = b""
@@ -152,7 +152,7 @@ def test_an_idle_connection_is_kept_as_long_as_it_is_told() -> None:
     assert read_config(environ={}).checked().keep_alive_timeout > 60
     with (
         serve("--engine", "echo", "-o", "option.keep_alive_timeout=1.5") as server,
-        socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection,
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection,
     ):
         for pause in (0.4, 0):
             began = time.monotonic()
@@ -160,4 +160,4 @@ def test_an_idle_connection_is_kept_as_long_as_it_is_told() -> None:
             receive(connection, b"}")
             time.sleep(pause)
         assert connection.recv(65536) == b""
-        assert 1.5 <= time.monotonic() - began < 8
+        assert 1.5 <= time.monotonic() - began < 40

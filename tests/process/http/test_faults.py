@@ -7,12 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.app.test_engine_failures import ASK, ECHO, ISOLATED, long, stream
-from tests.servers import serve, wait_for
+from tests.servers import PATIENCE, serve, wait_for
 
 
 def test_an_engine_process_ends_with_its_server() -> None:
@@ -25,23 +24,23 @@ def test_an_engine_process_ends_with_its_server() -> None:
 
 def test_sigterm_lets_streams_finish_refuses_new_work_and_exits_0() -> None:
     with serve(*ECHO) as server, ThreadPoolExecutor(2) as pool:
-        running = pool.submit(stream, server, {"inputs": "a b", "parameters": {"max_new_tokens": 75}})
+        running = pool.submit(stream, server, {"inputs": "a b", "parameters": {"max_new_tokens": 250}})
         wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.ping() == 503, 5, "the ping still says 200")
         refused = server.post(ASK)
         assert (refused.status_code, "stopping" in refused.json()["message"]) == (503, True)
-        assert len(running.result()) == 75
+        assert len(running.result()) == 250
         assert server.stop() == 0
 
 
 def test_a_request_whose_body_is_under_way_at_sigterm_is_told() -> None:
     data = json.dumps(ASK).encode()
-    with serve(*ECHO) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        connection.sendall(
-            b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data[:5]
-        )
-        time.sleep(0.3)
+    with serve(*ECHO) as server, socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        head = b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+        connection.sendall(head % len(data))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 100 ")  # it waits for the body
+        connection.sendall(data[:5])
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.ping() == 503, 5, "the ping still says 200")
         connection.sendall(data[5:])
@@ -61,7 +60,7 @@ def test_sigterm_before_it_serves_exits_0_as_well(demo_model: Path) -> None:
 def test_sigterm_when_idle_exits_0_at_once() -> None:
     with serve(*ECHO) as server:
         server.send_signal(signal.SIGTERM)
-        assert server.wait(10) == 0  # answers under way would have had 20 seconds
+        assert server.wait(15) == 0  # answers under way would have had 20 seconds
 
 
 def test_a_second_signal_does_not_wait() -> None:
@@ -71,5 +70,5 @@ def test_a_second_signal_does_not_wait() -> None:
         server.process.send_signal(signal.SIGINT)
         wait_for(lambda: server.ping() == 503, 5, "the ping still says 200")
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(15) == 0  # the stream would take 40 s, and had 20
         assert "the server stopped" in running.result()[-1]["error"]

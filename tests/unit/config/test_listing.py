@@ -36,6 +36,23 @@ from handler.config.sources import Setting, from_environment
             "option.draft_model_tp_size",
             ["  refused: say it in option.speculative_config as draft_tensor_parallel_size"],
         ),
+        ("device", ["  refused, but for auto: vLLM takes the device that its build is for"]),
+        ("OPTION_ENTRYPOINT", ["option.entryPoint"]),
+        ("PIPELINE_PARALLEL_DEGREE", ["  environment: OPTION_PIPELINE_PARALLEL_DEGREE, PIPELINE_PARALLEL_DEGREE"]),
+        # foreign variables
+        ("QUANTIZE", ["QUANTIZE", "  same: `OPTION_QUANTIZE`", "  engines:     vllm; others refuse it"]),
+        ("SM_NUM_GPUS", ["  same: `TENSOR_PARALLEL_DEGREE`", "option.tensor_parallel_degree"]),
+        (
+            "ENABLE_CUDA_GRAPHS",
+            ["  same: `OPTION_USE_CUDA_GRAPH` (trtllm), `OPTION_ENFORCE_EAGER` (vllm)", "option.enforce_eager"],
+        ),
+        ("PORT", ["  no effect: `lmi serve --port` and SAGEMAKER_BIND_TO_PORT say it"]),
+        ("HF_TASK", ["  refused, but for text-generation or conversational: only text generation is served"]),
+        ("HF_API_TOKEN", ["  same: `HF_TOKEN`"]),
+        ("HF_TOKEN", ["  left alone: huggingface_hub reads it"]),
+        ("SM_VLLM_MAX_NUM_SEQS", ["option.max_rolling_batch_size"]),
+        ("SM_VLLM_NO_ENABLE_PREFIX_CACHING", ["option.enable_prefix_caching"]),
+        ("SM_VLLM_SWAP_SPACE", ["  no effect: vLLM's scheduler has it no more"]),
         ("option.swap_space", ["  no effect: vLLM's scheduler has it no more"]),
         (
             "option.kv_transfer_config",

@@ -103,7 +103,37 @@ def test_djls_own_keys_are_accepted_and_said_to_have_no_effect(properties: Path)
 
 
 def test_mixed_case_variables_keep_their_case_as_in_djl() -> None:
-    assert config(env={"OPTION_entryPoint": "x", "OPTION_ENTRYPOINT": "y"}).warnings
+    assert config(env={"OPTION_entryPoint": "handler.entry", "OPTION_ENTRYPOINT": "handler.entry"}).warnings
+
+
+@pytest.mark.parametrize(
+    ("key", "harmless", "other", "words"),
+    [
+        ("engine", "Python", "Rust", "write engine=Python"),
+        ("option.entryPoint", "djl_python.huggingface", "model.py", "leave it out"),
+        ("option.task", "text-generation", "text-embedding", "only text generation is served"),
+    ],
+)
+def test_another_handler_or_task_stops_the_embedded_server(key: str, harmless: str, other: str, words: str) -> None:
+    config(f"{key}={harmless}")
+    assert words in refused(f"{key}={other}")
+    if key != "option.task":
+        read_config(overrides=[f"{key}={other}"], environ={}, java=True).checked()  # Java has read it
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [("image=0", {"image": 0}), ('{"image": 0, "video": 0}', {"image": 0, "video": 0}), ("image=4", None),
+     ("image=0,video=1", None), ('{"image": 4}', None), ("audio:8", None)],
+)  # fmt: skip
+def test_limits_of_images_must_be_zero(text: str, limits: dict[str, int] | None) -> None:
+    given = f"option.limit_mm_per_prompt={text}"
+    if limits is None:
+        assert "images, audio and video are not served yet" in refused("option.llm_engine=vllm", given)
+        args = f'option.engine_args={{"limit_mm_per_prompt": {text}}}'
+        assert text[0] != "{" or "not served yet" in refused("option.llm_engine=vllm", args)
+    else:
+        assert config("option.llm_engine=vllm", given).engine_options["limit_mm_per_prompt"] == limits
 
 
 def test_the_engine_is_chosen_by_rolling_batch_when_it_names_one() -> None:

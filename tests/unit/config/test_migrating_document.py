@@ -14,7 +14,8 @@ from handler.config.options import OF_JAVA, OPTIONS
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.lookup import find_option
 from handler.config.options.option import Gone, Option
-from handler.config.options.variables import UNREAD, VARIABLES, Variable
+from handler.config.options.variables import UNREAD, VARIABLES
+from handler.config.options.variables import answer as answer_of_variable
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "migrating.md"
 TEXT = Path(__file__).parent / "migrating.md"
@@ -44,6 +45,13 @@ fully_sharded_loras lora_dtype long_lora_scaling_factors max_logprobs limit_mm_p
 speculative_telemetry draft_model_id spec_length enable_auto_tool_choice tool_call_parser enable_reasoning
 reasoning_parser chat_template chat_template_content_format kv_transfer_config lmcache_config_file lmcache_auto_config
 enable_stateful_sessions sessions_expiration sessions_path device preloaded_model override_neuron_config
+max_output_size device_id sessions_s3url height width num_images_per_prompt use_auth_token amp compiled_graph_path
+save_mp_checkpoint_path draft_model_compiled_path fuse_qkv fuse_mlp on_device_embedding on_device_generation
+shard_over_sequence sequence_parallel sequence_parallel_norm_threshold group_query_attention model_loader
+rolling_batch_strategy all_reduce_dtype attention_layout cache_layout cast_logits_dtype collectives_layout
+compilation_worker_count enable_mixed_precision_accumulation enable_saturate_infinity fused_rmsnorm_qkv
+mlp_out_weight_transpose multi_node neuron_cc_pipeline_factor neuron_quant partition_schema qkv_tiling weight_tiling
+use_v2_block_manager generation_config download_dir served_model_name block_size
 """
 """Options of LMI 0.28 and 0.36: djl_python's properties, and the guides of deepjavalibrary/djl-serving."""
 
@@ -69,7 +77,9 @@ prompt_adapters disable_frontend_multiprocessing expand_tools_even_if_tool_choic
 def render() -> str:
     parts = {
         "LMI": _lmi(),
-        "TGI": _table(("variable", "here"), ((f"`{name}`", _of_variable(name)) for name in sorted(VARIABLES | UNREAD))),
+        "TGI": _table(
+            ("variable", "here"), ((f"`{name}`", answer_of_variable(name)) for name in sorted(VARIABLES | UNREAD))
+        ),
         "VLLM": _table(("argument", "here"), _vllm()),
         "PASSED": ", ".join(f"`{name}`" for name in sorted(_passed())),
         "RELEASES": shipped("vllm").source,
@@ -103,7 +113,7 @@ def answer(name: str, engine: str) -> str:
     option = find_option(name, engine)
     assert option is not None, f"{name} has no answer"
     if isinstance(option.parse, Gone):
-        return f"refused{_unless(option.parse.unless)}: {option.parse.why}"
+        return option.parse.answer
     if option.help is OF_JAVA:
         return "no effect in the embedded server: DJL Serving reads it"
     if option.argument:
@@ -113,23 +123,6 @@ def answer(name: str, engine: str) -> str:
     if option.engines and engine not in option.engines:
         return f"no effect: {option.idle}" if option.idle else "refused: the engine has none"
     return "supported" if option.key == name else f"same: `{option.key}`"
-
-
-def _unless(values: Iterable[str]) -> str:
-    return f", but for {' or '.join(values)}" if values else ""
-
-
-def _of_variable(name: str) -> str:
-    if name in UNREAD:
-        return f"no effect: {UNREAD[name]}"
-    variable: Variable = VARIABLES[name]
-    if variable.unless is not None:
-        return f"refused{_unless(variable.unless)}: {variable.help}"
-    if variable.own:
-        return f"same: `{variable.own}`"
-    if variable.by_engine:
-        return "same: " + ", ".join(f"`{own}` ({engine})" for engine, own in sorted(variable.by_engine.items()))
-    return f"no effect: {variable.help}"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

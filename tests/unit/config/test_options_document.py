@@ -64,11 +64,15 @@ def render() -> str:
             f"## Only with {_enumerate(engines)}\n"
             + _table([option for option in options if option.engines == engines])
         )
-    javas = ", ".join(f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA)
+    javas = ", ".join(
+        f"`{option.key}`" for option in OPTIONS if option.help is OF_JAVA and not isinstance(option.parse, Gone)
+    )
     idle = "\n".join(f"* `{option.key}`: {option.idle}" for option in OPTIONS if option.idle)
     note = (
         f"An option of another engine stops the start. These have no effect and log a warning instead:\n{idle}\n\n"
-        f"In the embedded server, DJL Serving's own keys have no effect and log a warning too: {javas}."
+        f"In the embedded server, DJL Serving's own keys have no effect and log a warning too: {javas}. "
+        "`engine` and `option.entryPoint` may only be LMI's own: Python, MPI or DeepSpeed, and LMI's handlers or "
+        "`handler.entry`."
     )
     body = "\n\n".join(tables)
     releases = {name.upper(): shipped(name).source.split(" ", 1)[1] for name in ("vllm", "trtllm")}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
+from handler.config.environment import name_hub_token
 from handler.config.loader import Config, Reading, read_config
-from handler.config.options.variables import UNREAD, VARIABLES
+from handler.config.options.variables import UNREAD, VARIABLES, hub_token
 
 
 def reading(environ: dict[str, str], *overrides: str) -> Reading:
@@ -100,6 +102,18 @@ def test_options_beat_foreign_names() -> None:
 def test_no_variable_is_passed_over(name: str) -> None:
     """It sets something, is refused, or has no effect and says so; those that others read say nothing."""
     config, problems, _ = reading({name: "7"})
-    heeded = f"environment variable {name}" in config.origins.values()
+    heeded = f"environment variable {name}" in config.origins.values() or (name in VARIABLES and hub_token({name: "7"}))
     told = any(name in text for text in (*map(str, problems), *config.warnings))
-    assert (heeded or told) == (name in VARIABLES)
+    assert bool(heeded or told) == (name in VARIABLES)
+
+
+@pytest.mark.parametrize("name", ["HF_API_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_the_hubs_token_has_several_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv(name, "hf_a")
+    name_hub_token()
+    assert os.environ["HF_TOKEN"] == "hf_a"
+    assert not reading(dict(os.environ)).problems
+    monkeypatch.setenv("HF_TOKEN", "hf_b")
+    name_hub_token()
+    assert os.environ["HF_TOKEN"] == "hf_b"

@@ -83,13 +83,13 @@ NOTHING, TOKEN = Step([], [], [], []), Step([1], [5], [None], [])
 def _running(engine: Waiting) -> Iterator[socket.socket]:
     """The channel to the worker of `engine`, which is loaded."""
     channel, workers = socket.socketpair()
-    channel.settimeout(5)
+    channel.settimeout(30)
     thread = threading.Thread(target=run, args=(lambda: engine, workers))
     thread.start()
     with channel:
         assert isinstance(Messages(channel).next(), Ready)
         yield channel
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive()
 
 
@@ -126,7 +126,7 @@ def waiting() -> Iterator[tuple[Waiting, socket.socket, socket.socket]]:
 
 
 def _wait_for(count: int, seen: Sequence[str]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while len(seen) < count:
         assert time.monotonic() < deadline
         time.sleep(0.001)

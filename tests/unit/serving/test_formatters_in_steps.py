@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from tests.stepped import Bench, ask, benches, item
 __all__ = ["benches"]
 
 LIMIT = 0.6
+FREE = threading.Event()
+"""What `wait` waits for."""
 
 
 def read(item: Input) -> TextInput:
@@ -37,12 +41,27 @@ def write(output: TextGenerationOutput) -> str:
 def act(how: str) -> None:
     if how == "raise":
         raise ValueError("as asked")
-    time.sleep(float(how))
+    if how == "wait":
+        FREE.wait()
+    else:
+        time.sleep(float(how))
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Gives a function up after LIMIT."""
     monkeypatch.setattr(formatter_thread.FormatterThread.__init__, "__defaults__", (LIMIT,))
+    return make()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    FREE.clear()
+    yield make()
+    FREE.set()
+
+
+def make() -> Bench:
     formatters = Formatters(InputFormatter("r", read, False, frozenset()), OutputFormatter("w", write, Style.OUTPUT))
     return Bench(formatters=formatters)
 
@@ -77,34 +96,30 @@ def test_what_an_input_formatter_made_is_refused_in_the_form_of_its_answer(
     assert (b'"token":{"id":-1' in piece.data) == stream
 
 
-@pytest.mark.parametrize("hung", [asked("60"), asked("60", stream=False), ask("a", 3, read="60")])
+@pytest.mark.parametrize("hung", [asked("wait"), asked("wait", stream=False), ask("a b", 3, read="wait")])
 def test_steps_go_on_while_one_hangs(bench: Bench, hung: dict[str, Any]) -> None:
-    plain = {"max_new_tokens": 40, "output_formatter": "jsonlines"}
-    first = bench.step(ask("a b", 0, parameters=plain))
-    began = time.monotonic()
-    pieces = bench.step(*[hung] * 3, ask("a b", 3, stream=True))
-    live, bodies, slowest, plain_ended = list(range(5)), [b""] * 5, 0.0, 0.0
-    bodies[0] = first[0].data
-    while live:
-        for index, piece in zip(live, pieces, strict=True):
-            bodies[index] += piece.data
-            if index == 0 and piece.last:
-                plain_ended = time.monotonic() - began
-        live = [index for index, piece in zip(live, pieces, strict=True) if not piece.last]
-        before = time.monotonic()
+    """A step that waited for it would wait until it is given up."""
+    plain = ask("a b", 0, parameters={"max_new_tokens": 40, "output_formatter": "jsonlines"})
+    pieces = bench.step(plain, hung)
+    lines = pieces[0].data
+    while not pieces[0].last:
         pieces = bench.step()
-        slowest = max(slowest, time.monotonic() - before)
-    assert slowest < LIMIT, "no step waits for it"
-    assert len(bodies[0].splitlines()) == 40
-    assert 0 < plain_ended < 3 * LIMIT
-    for body in bodies[1:4]:
-        assert b"did not end within 0.6 s" in body
-    assert bodies[4] == b" b a b"
-    assert 3 * LIMIT < time.monotonic() - began < 3 * LIMIT + 20
+        lines += pieces[0].data
+    assert len(lines.splitlines()) == 40
+    assert not pieces[1].last
+    FREE.set()
+    assert bench.finish(bench.step(ask("a b", 3)))[-1] == b" b a b"
 
 
-def test_a_whole_batch_is_answered(bench: Bench) -> None:
-    tasks = bench.dynamic(5).run([item(ask("a", 2)), item(ask("a", 2, read="60"))])
+@pytest.mark.parametrize("hung", [asked("60"), asked("60", stream=False), ask("a", 3, read="60")])
+def test_what_hangs_is_given_up_and_those_behind_it_are_answered(hasty: Bench, hung: dict[str, Any]) -> None:
+    *given_up, behind = hasty.finish(hasty.step(*[hung] * 2, ask("a b", 3, stream=True)))
+    assert ["did not end within 0.6 s" in body.decode() for body in given_up] == [True, True]
+    assert behind == b" b a b"
+
+
+def test_a_whole_batch_is_answered(hasty: Bench) -> None:
+    tasks = hasty.dynamic(30).run([item(ask("a", 2)), item(ask("a", 2, read="60"))])
     assert [task.status for task in tasks] == [200, 424]
     assert tasks[0].take() == b" a a"
 

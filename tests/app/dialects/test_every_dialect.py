@@ -1,0 +1,194 @@
+"""Every dialect at its own route, at once on one server: modes, neighbours, a full queue, a killed engine, clients."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.app.server import AppServer, serve
+from tests.app.test_http import CANCELLED
+from tests.servers import LiveServer, http, options, post_bytes, wait_for
+
+VARYING = re.compile(r'"(?:id|created)":[^,]+')
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+class Dialect(NamedTuple):
+    """A request at `path`.
+
+    Attributes:
+        body: takes a prompt and the answer's length in tokens.
+        before: what the echo engine says before the prompt's words.
+        failed: words of a stream's last line when the engine was lost.
+        full: the status where the queue is full, and words of that answer.
+    """
+
+    path: str
+    body: Callable[[str, int], dict[str, Any]]
+    before: str
+    failed: str
+    full: tuple[int, str]
+
+
+def lmi(text: str, tokens: int) -> dict[str, Any]:
+    return {"inputs": text, "parameters": {"max_new_tokens": tokens, "return_full_text": False}}
+
+
+def chat(text: str, tokens: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+
+
+def completion(text: str, tokens: int) -> dict[str, Any]:
+    return {"prompt": text, "max_tokens": tokens}
+
+
+def triton(text: str, tokens: int) -> dict[str, Any]:
+    return {"text_input": text, "max_tokens": tokens, "exclude_input_in_output": True}
+
+
+LMI = ('"error":"engine failure: ', (503, '"type":"WlmCapacityException"'))
+OPENAI = ('"type":"server_error"', (429, '"code":"rate_limit_exceeded"'))
+OVERLOADED = '{"error":"Model is overloaded","error_type":"overloaded"}'
+TGI = '"error_type":"generation"}'
+TRITON = ('{"error":"engine failure: ', (503, "job_queue_size"))
+DIALECTS = {
+    "lmi": Dialect("/invocations", lmi, "", *LMI),
+    "lmi chat": Dialect("/predictions/model", chat, " user:", *LMI),
+    "openai chat": Dialect("/v1/chat/completions", chat, " user:", *OPENAI),
+    "openai completions": Dialect("/v1/completions", completion, "", *OPENAI),
+    "tgi": Dialect("/", lmi, "", TGI, (429, OVERLOADED)),
+    "tgi generate": Dialect("/generate", lmi, "", TGI, (429, OVERLOADED)),
+    "tgi stream": Dialect("/generate_stream", lmi, "", TGI, (200, f"data: {OVERLOADED}\n\n")),
+    "triton": Dialect("/v2/models/model/generate", triton, "", *TRITON),
+    "triton stream": Dialect("/v2/models/model/generate_stream", triton, "", *TRITON),
+}
+STREAMS = {name: one for name, one in DIALECTS.items() if name not in ("tgi generate", "triton")}
+
+
+@pytest.fixture(scope="module")
+def paced() -> Iterator[AppServer]:
+    pace = options("option.echo_tokens_per_second=50", "option.engine_isolation=process")
+    with serve("--engine", "echo", *pace, *options("option.max_rolling_batch_size=128")) as server:
+        server.wait_ready()
+        yield server
+
+
+def lines(found: httpx.Response) -> Iterator[str]:
+    return (line.removeprefix("data: ") for line in found.iter_lines() if line not in ("", ":", "data: [DONE]"))
+
+
+def said(value: Any) -> str:
+    """The text of a line, or of a whole answer."""
+    match value:
+        case [one]:
+            return said(one)
+        case {"choices": [{"text": text}]} | {"choices": [{"delta": {"content": text}}]}:
+            return str(text)
+        case {"choices": [{"message": {"content": text}}]} | {"token": {"text": text}} | {"outputs": [text]}:
+            return str(text)
+        case {"text_output": text} | {"generated_text": text}:
+            return str(text)
+    return ""
+
+
+def answered(server: LiveServer, dialect: Dialect, text: str, tokens: int, *, stream: bool) -> str:
+    body = {**dialect.body(text, tokens), **({"stream": True} if stream else {})}
+    with http.stream("POST", server.url + dialect.path, json=body, timeout=60) as found:
+        assert found.status_code == 200, found.read()
+        return "".join(said(json.loads(line)) for line in lines(found))
+
+
+@pytest.mark.parametrize("mode", ["option.tgi_compat=true", "option.rolling_batch=disable"])
+def test_all_are_there_in_every_mode(mode: str) -> None:
+    with serve("--engine", "echo", *options(mode)) as server:
+        for name, dialect in DIALECTS.items():
+            wanted = f"{dialect.before} a b"
+            assert answered(server, dialect, "a b", len(wanted.split()), stream=False) == wanted
+            if name in STREAMS and (name, mode) != ("lmi", "option.rolling_batch=disable"):
+                assert answered(server, dialect, "a b", len(wanted.split()), stream=True) == wanted
+
+
+def test_sagemakers_header_names_the_route(paced: LiveServer) -> None:
+    for dialect in DIALECTS.values():
+        wanted = f"{dialect.before} a b"
+        body = dialect.body("a b", len(wanted.split()))
+        direct = paced.post(body, dialect.path)
+        routed = paced.post(body, headers={ATTRIBUTES: f"k=v, route={dialect.path}; x=y"})
+        assert VARYING.sub("", routed.text) == VARYING.sub("", direct.text)
+        assert "".join(said(json.loads(line)) for line in lines(routed)) == wanted
+
+
+def test_neighbours_get_their_own_tokens(paced: LiveServer) -> None:
+    """A hundred clients begin at the same time, and their answers have different lengths."""
+    started = threading.Barrier(100)
+
+    def one(number: int) -> bool:
+        dialect = list(DIALECTS.values())[number % len(DIALECTS)]
+        stream, tokens = dialect in STREAMS.values(), 10 + number % 7
+        words = (f"{dialect.before} w{number}{' assistant:' if dialect.before else ''}".split() * tokens)[:tokens]
+        started.wait(30)
+        return answered(paced, dialect, f"w{number}", tokens, stream=stream) == "".join(f" {word}" for word in words)
+
+    with ThreadPoolExecutor(100) as pool:
+        assert all(pool.map(one, range(100)))
+
+
+@pytest.mark.parametrize("name", [*DIALECTS, "two prompts"])
+def test_a_client_that_leaves_ends_its_request(paced: LiveServer, name: str) -> None:
+    dialect, before = DIALECTS.get(name, DIALECTS["openai completions"]), paced.metric(CANCELLED)
+    body = dialect.body("a", 100_000)
+    if name == "two prompts":
+        body["prompt"] = ["a", "b"]
+    if dialect in STREAMS.values():
+        with http.stream("POST", paced.url + dialect.path, json={**body, "stream": True}) as found:
+            next(lines(found))
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(paced.url + dialect.path, json=body, timeout=0.3)
+    wait_for(lambda: paced.metric(CANCELLED) == before + 1, 5, "it was not cancelled")
+    wait_for(lambda: paced.metric("lmi_active_sequences") == 0, 5, "the engine still works on it")
+
+
+def test_a_killed_engine_ends_each_stream_with_an_error_of_its_own(paced: AppServer) -> None:
+    with contextlib.ExitStack() as stack:
+        asked = []
+        for dialect in STREAMS.values():
+            body = {**dialect.body("a", 5000), "stream": True}
+            found = stack.enter_context(http.stream("POST", paced.url + dialect.path, json=body, timeout=60))
+            asked.append((dialect, lines(found)))
+            assert said(json.loads(next(asked[-1][1]))) in (" a", " user:")
+        os.kill(paced.engine_pid(), signal.SIGKILL)
+        for dialect, found_lines in asked:
+            *tokens, last = found_lines
+            assert {said(json.loads(line)) for line in tokens} <= {" a", " user:", " assistant:"}
+            assert dialect.failed in last
+            assert "killed by signal 9" in last
+    paced.wait_ready(20)
+    assert paced.post(lmi("a", 1)).json() == {"generated_text": " a"}
+
+
+def test_a_full_queue_is_told_in_the_dialects_words() -> None:
+    room = options("option.max_rolling_batch_size=1", "job_queue_size=1", "option.echo_tokens_per_second=20")
+    with serve("--engine", "echo", *room) as server:
+        with contextlib.ExitStack() as held:
+            for _ in range(2):
+                connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                connection.sendall(post_bytes(lmi("a", 100_000)))
+            wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "nobody waits")
+            for dialect in DIALECTS.values():
+                found = server.post(dialect.body("a", 1), dialect.path)
+                assert found.status_code == dialect.full[0]
+                assert dialect.full[1] in found.text
+        wait_for(lambda: server.metric("lmi_active_sequences") == 0, 5, "they are not cancelled")
+        assert server.post(lmi("a", 1)).status_code == 200
