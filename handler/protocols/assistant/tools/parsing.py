@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.text import Vocabulary
-from handler.protocols.assistant.events import Arguments, CallStart, Event, Parser
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
 from handler.protocols.assistant.tools.json_text import JsonEnd
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class NamedCall:
         return [*begun, Arguments(0, text)]
 
     def flush(self) -> list[Event]:
-        return []
+        return [] if self._begun else [CallEnd(0)]
 
 
 class Broken(Exception):
@@ -83,6 +83,7 @@ class CallParser:
         self._space = ""  # after a call, before any text
         self._after_call = False  # and no text has followed
         self.count = 0  # of calls
+        self._in_call = False
         self._committed = False
         self._events: list[Event] = []
         self._steps: Steps[None] | None = None  # once text has come: a parser without any can be copied
@@ -99,6 +100,7 @@ class CallParser:
         if self._steps is not None:
             self._steps.close()
             self._end_block(self.held)
+            self.end_call()
             self.held = ""
         return self._pop()
 
@@ -116,7 +118,7 @@ class CallParser:
         """Begin a call: nothing of it can become text any more."""
         self._events.append(CallStart(self.count, name))
         self.count += 1
-        self._space, self._after_call = "", True
+        self._space, self._after_call, self._in_call = "", True, True
         self.commit()
 
     def write(self, text: str) -> None:
@@ -128,7 +130,9 @@ class CallParser:
             self._events.append(Arguments(self.count - 1, text))
 
     def end_call(self) -> None:
-        self._committed = False
+        if self._in_call:
+            self._events.append(CallEnd(self.count - 1))
+        self._in_call = self._committed = False
 
     def drop(self) -> None:
         """Drop what has been taken: it belongs to the calls before it."""
@@ -260,7 +264,8 @@ class CallParser:
             yield from self.calls(begin)
         except Broken:
             self._end_block()
-        self.taken, self._committed = "", False
+        self.drop()
+        self.end_call()
 
     def _end_block(self, rest: str = "") -> None:
         if not self._committed:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.protocols.assistant.events import Arguments, CallStart
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart
 from handler.protocols.assistant.tools.formats import FORMATS, find
 from handler.protocols.assistant.tools.json_text import as_json, property_of, types_of
 from tests.unit.protocols.assistant.tool_texts import GOLDEN, TOOLS, Read, golden, read
@@ -108,7 +108,7 @@ def test_strings_come_as_they_are_written(format: str) -> None:
     assert parser.feed(first) == [CallStart(0, "write"), Arguments(0, '{"text": "ab')]
     assert parser.feed(second) == [Arguments(0, 'c\\"')]
     assert parser.feed(third) == []
-    assert parser.feed(last) == [Arguments(0, '"}')]
+    assert parser.feed(last) == [Arguments(0, '"}'), CallEnd(0)]
     assert parser.flush() == []
 
 

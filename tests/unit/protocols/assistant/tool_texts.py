@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from handler.protocols.assistant.events import CallStart, Event, Parser
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Parser
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "tool_calls"
 
@@ -44,6 +44,7 @@ def read(parser: Parser, pieces: Iterable[str]) -> Read:
     events: list[Event] = [event for piece in pieces for event in parser.feed(piece)]
     found: Read = []
     calls: list[list[str]] = []
+    ended = 0
     for event in [*events, *parser.flush()]:
         if isinstance(event, str):
             assert event, "no event is empty"
@@ -55,9 +56,15 @@ def read(parser: Parser, pieces: Iterable[str]) -> Read:
             assert event.number == len(calls), "calls are counted from 0"
             calls.append([event.name, ""])
             found.append(calls[-1])
+        elif isinstance(event, CallEnd):
+            assert (event.number, ended) == (len(calls) - 1,) * 2, "a call ends once"
+            ended += 1
         else:
+            assert isinstance(event, Arguments)
             assert found[-1] is calls[event.number], "nothing comes between a call and its arguments"
+            assert event.number == ended, "an ended call has no more arguments"
             calls[-1][1] += event.text
+    assert ended == len(calls), "each call ends"
     return found
 
 
