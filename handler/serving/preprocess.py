@@ -169,6 +169,8 @@ class Preprocessor:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
         """
         prompt = self.tokenize(request)
+        if request.read_prompt is not None:
+            request = request.read_prompt(request, prompt.text)
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
@@ -178,8 +180,6 @@ class Preprocessor:
             prompt = self._given(request, request.prompt_ids)
         elif request.messages:
             prompt = self._tokenizer.encode_chat(request.messages, request.tools, request.template)
-            if request.read_prompt is not None:
-                request = request.read_prompt(request, prompt.text)
         else:
             try:
                 prompt = self._tokenizer.encode(request.prompt)

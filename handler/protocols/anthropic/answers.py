@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-from handler.protocols.base import Count
+from handler.protocols.base import Count, NotRequired
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
+class AnthropicThoughts(TypedDict):
+    thinking_tokens: Count
+
+
 class AnthropicUsage(TypedDict):
+    """`output_tokens_details` where thoughts are told apart."""
+
     input_tokens: Count
     cache_creation_input_tokens: Count
     cache_read_input_tokens: Count
     output_tokens: Count
+    output_tokens_details: NotRequired[AnthropicThoughts]
 
 
 class AnthropicCount(TypedDict):

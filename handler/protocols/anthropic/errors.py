@@ -23,6 +23,7 @@ from handler.core.errors import (
 from handler.core.framing import JSON
 from handler.protocols.anthropic.answers import AnthropicError
 from handler.protocols.anthropic.events import encode
+from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.base import HttpResponse
 
 
@@ -48,7 +49,7 @@ def classify(error: ServingError) -> tuple[int, str]:
 
 def failure(error: ServingError) -> AnthropicError:
     """Render an error as a body, or as a stream's `error` event."""
-    message = error.message
+    message = in_own_words(error.message)
     if isinstance(error, PromptTooLong):  # clients look for these words, and shorten the conversation then
         message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
     return {"type": "error", "error": {"type": classify(error)[1], "message": message}}

@@ -42,11 +42,13 @@ class MessagesReader:
 
     Attributes:
         chat: messages in the chat's form, those of one role in a row joined.
+        continues: the answer continues the last message.
         unknown: names without effect, as `messages[].content[].NAME`.
     """
 
     def __init__(self) -> None:
         self.chat: Chat = []
+        self.continues = False
         self.unknown: dict[str, None] = {}
         self._calls: dict[str, str] = {}  # id -> the tool's name
 
@@ -74,6 +76,9 @@ class MessagesReader:
                 if isinstance(texts := message.get(name), list):
                     message[name] = "\n".join(texts)
             message.setdefault("content", "")
+        self.continues = self.chat[-1]["role"] == "assistant"
+        if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
+            raise InvalidPayload(f"messages[{index}]: an answer continues its text; it must have some, and no tool_use")
 
     def _read_content(self, role: str, content: Any, at: str) -> None:
         if isinstance(content, str):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON, Framing
 from handler.core.values import Request
 from handler.protocols.anthropic import errors
@@ -18,33 +18,23 @@ from handler.protocols.anthropic.events import PING
 from handler.protocols.anthropic.messages import MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
 from handler.protocols.anthropic.response import CountDocument, MessageDocument, MessageStream, Settings
-from handler.protocols.anthropic.tools import in_own_words, read_choice, read_tools
+from handler.protocols.anthropic.thinking import Thinking, read_effort, read_thinking
+from handler.protocols.anthropic.tools import read_choice, read_tools
+from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.chat_response import ChatFormat
+from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.response import Head, Usage
+from handler.protocols.parameters import Table
 from handler.protocols.readers.body import report_unknown
-from handler.protocols.validation import Named
 
 _READ = {"messages", "system", "tools", "tool_choice", "thinking"} | ACCEPTED | NO_EFFECT
 _SAME = TABLE.parameters.keys() | {"model", "stream"}
 """Names that the chat reads as they are."""
 
-_DISPLAYS = (None, "summarized", "omitted")
-
-
-class Thinking(NamedTuple):
-    """`thinking`.
-
-    Attributes:
-        enabled: None leaves it to the model's template.
-        budget: tokens of thoughts.
-        show: thinking blocks have a text.
-    """
-
-    enabled: bool | None = None
-    budget: int | None = None
-    show: bool = True
+_TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_message")
+"""The chat's names that a body's own are translated to, beside those of every chat."""
 
 
 class AnthropicMessages:
@@ -61,21 +51,23 @@ class AnthropicMessages:
     def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
-        thinking = _read_thinking(Named("thinking", body.get("thinking")))
+        context = replace(context, reasoning_parser=context.reasoning_parser or "auto")  # thoughts are never text
+        thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader()
         reader.read(body)
+        arguments, unheeded = thinking.template_arguments(context)
         translated = {
             **{name: body[name] for name in _SAME if name in body},
             **read_choice(body.get("tool_choice"), body.get("tools")),
             "messages": reader.chat,
             "tools": read_tools(body.get("tools")),
+            "chat_template_kwargs": arguments,
+            "reasoning_effort": read_effort(body),
+            "continue_final_message": reader.continues,
         }
         unknown = [name for name in body if name not in _READ | _SAME and body[name] is not None]
-        ignored = report_unknown([*unknown, *reader.unknown], body, context)
-        try:
-            parsed = chat(thinking).parse(translated, context)
-        except (InvalidParameter, InvalidPayload) as error:
-            raise type(error)(in_own_words(error.message)) from None
+        ignored = report_unknown([*unknown, *reader.unknown, *unheeded], body, context)
+        parsed = chat(thinking).parse(translated, context)
         no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
         return parsed._replace(ignored=[*ignored, *map(in_own_words, parsed.ignored), *no_effect])
 
@@ -95,7 +87,7 @@ class AnthropicCount(AnthropicMessages):
 class _Chat(OpenAiChat):
     """One translated body."""
 
-    table = TABLE
+    table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
     fields = frozenset({"messages", "model", "stream", "tools", "tool_choice", "parallel_tool_calls"})
 
     def __init__(self, thinking: Thinking) -> None:
@@ -113,7 +105,7 @@ class _Chat(OpenAiChat):
         sampling = request.sampling
         request = replace(request, sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
         id = head.id.replace("chatcmpl-", "msg_")
-        settings = Settings(id, head.model, format, sampling.max_new_tokens, sampling.stop, self._thinking.show)
+        settings = Settings(id, head.model, format.form, sampling.max_new_tokens, sampling.stop, self._thinking.show)
         if framing is JSON:
             return ParsedRequest((request,), MessageDocument(settings), ignored)
         return ParsedRequest(
@@ -132,26 +124,3 @@ class _CountedChat(_Chat):
         ignored: Sequence[str],
     ) -> ParsedRequest:
         return ParsedRequest((request,), CountDocument(), ignored, counts=True)
-
-
-def _read_thinking(given: Named) -> Thinking:
-    """Read `thinking`.
-
-    Raises:
-        InvalidParameter: naming what would be right.
-    """
-    value = given.value
-    if value is None:
-        return Thinking()
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in ("enabled", "disabled", "adaptive") or value.keys() - {"type", "budget_tokens", "display"}:
-        raise given.refused("must be an object with a 'type' that is enabled, adaptive or disabled")
-    budget = value.get("budget_tokens")
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
-        raise given.refused("'budget_tokens' must be an integer of at least 1")
-    if kind == "enabled" and budget is None:
-        raise given.refused("'budget_tokens' is required")
-    if value.get("display") not in _DISPLAYS:
-        raise given.refused("'display' must be summarized or omitted")
-    enabled = {"enabled": True, "adaptive": None, "disabled": False}[kind]
-    return Thinking(enabled, budget if kind == "enabled" else None, value.get("display") != "omitted")

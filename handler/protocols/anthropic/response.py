@@ -12,10 +12,9 @@ from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop, AnthropicUsage, BlockEvent, StopReason
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.anthropic.events import CONTENT_TYPE, encode
-from handler.protocols.assistant.answer import AnswerReader
+from handler.protocols.assistant.answer import AnswerForm, AnswerReader
 from handler.protocols.assistant.events import Event
 from handler.protocols.base import HttpResponse, TokenLine
-from handler.protocols.openai.chat_response import ChatFormat
 from handler.protocols.reply import WholeReply
 
 
@@ -31,13 +30,13 @@ class Settings(NamedTuple):
 
     id: str
     model: str
-    format: ChatFormat
+    form: AnswerForm
     max_tokens: int
     stops: Sequence[str] = ()
     show_thoughts: bool = True
 
     def blocks(self) -> Blocks:
-        return Blocks(self.stops, show_thoughts=self.show_thoughts, single=self.format.form.tools.single)
+        return Blocks(self.stops, show_thoughts=self.show_thoughts, single=self.form.tools.single)
 
     def stop(self, finish: Finish, text: str, num_tokens: int, *, called: bool) -> AnthropicStop:
         """Say why an answer ended.
@@ -64,18 +63,20 @@ class Settings(NamedTuple):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage(num_prompt_tokens, 0),
+            "usage": self.usage(num_prompt_tokens, 0),
         }
 
-
-def usage(num_prompt_tokens: int, num_tokens: int) -> AnthropicUsage:
-    """Count the tokens. The engines' own cache of prompts is not told apart."""
-    return {
-        "input_tokens": num_prompt_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": num_tokens,
-    }
+    def usage(self, num_prompt_tokens: int, num_tokens: int, num_thoughts: int = 0) -> AnthropicUsage:
+        """Count the tokens. The engines' own cache of prompts is not told apart."""
+        counts: AnthropicUsage = {
+            "input_tokens": num_prompt_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": num_tokens,
+        }
+        if self.form.thinking is not None:
+            counts["output_tokens_details"] = {"thinking_tokens": num_thoughts}
+        return counts
 
 
 class MessageStream:
@@ -87,7 +88,7 @@ class MessageStream:
         self._settings = settings
         self._reader: AnswerReader | None = None
         self._blocks = settings.blocks()
-        self._is_plain = settings.format.form.is_text and not settings.stops
+        self._is_plain = settings.form.is_text and not settings.stops
         self._text_event: bytes | None = None  # the template of a delta of text, while a block of text is open
         self._text_index = -1
         self._longest_stop = max(map(len, settings.stops), default=0)
@@ -99,7 +100,7 @@ class MessageStream:
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
-        self._reader = self._settings.format.form.reader()
+        self._reader = self._settings.form.reader()
 
     def feed(self, index: int, delta: Delta) -> bytes:
         event = self._text_event
@@ -163,7 +164,8 @@ class MessageStream:
         rest = self._render(self._blocks.feed(self._reader.flush()) if self._reader is not None else ())
         rest += self._render(self._blocks.end())
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
-        counts = usage(self._num_prompt_tokens, self._num_tokens)
+        num_thoughts = self._reader.num_thoughts if self._reader is not None else 0
+        counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, num_thoughts)
         end = encode({"type": "message_delta", "delta": stop, "usage": counts})
         return rest + end + encode({"type": "message_stop"})
 
@@ -180,14 +182,13 @@ class MessageDocument(WholeReply):
 
     def _document(self) -> AnthropicMessage:
         (sequence,) = self._sequences
-        text, blocks = "".join([token.text for token in sequence.tokens]), self._settings.blocks()
-        reader = self._settings.format.form.reader()
-        events: Sequence[Event] = [text] if reader is None else reader.read(sequence.tokens)[0]
+        settings, blocks, reader = self._settings, self._settings.blocks(), self._settings.form.reader()
+        events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens)[0]
         content = gather([*blocks.feed(events), *blocks.end()])
         num_tokens = sum(token.id >= 0 for token in sequence.tokens)
-        stop = self._settings.stop(sequence.finish, text, num_tokens, called=blocks.called)
-        counts = usage(self._num_prompt_tokens, num_tokens)
-        return {**self._settings.message(0), "content": content, "usage": counts, **stop}
+        counts = settings.usage(self._num_prompt_tokens, num_tokens, reader.num_thoughts if reader else 0)
+        stop = settings.stop(sequence.finish, sequence.text, num_tokens, called=blocks.called)
+        return {**settings.message(0), "content": content, "usage": counts, **stop}
 
     def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)

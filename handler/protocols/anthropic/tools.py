@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,17 +72,3 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
     if value.get("name") not in names:
         raise given.refused("'name' must be that of one of the tools")
     return {"tool_choice": {"type": "function", "function": {"name": value["name"]}}, **parallel}
-
-
-_WORDS = (
-    (re.compile(r'tool_choice="required"'), 'tool_choice={"type": "any"}'),
-    (re.compile(r"(tools\[\d*\])\.function\.parameters"), r"\1.input_schema"),
-    (re.compile(r"(tools\[\d*\])\.function\."), r"\1."),
-)
-
-
-def in_own_words(text: str) -> str:
-    """Name the fields of a chat's `tools` and `tool_choice` as Anthropic does."""
-    for pattern, own in _WORDS:
-        text = pattern.sub(own, text)
-    return text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,8 +172,9 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         CONTEXT,
         enable_streaming=schema.endswith("_streaming"),
         output_formatter="sse" if schema.endswith("_sse") else None,
+        chat_template=golden_anthropic.TEMPLATE if schema.endswith("_thinking") else "",
     )
-    found = answer(schema.removesuffix("_streaming").removesuffix("_sse"), body, script, context)
+    found = answer(re.sub("_(streaming|sse|thinking)$", "", schema), body, script, context)
     asked = body.decode() if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
     path = GOLDEN / f"{name}.txt"

@@ -16,6 +16,12 @@ TWO = (
     '<tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "weather", "arguments": {}}]</tool_call>'
 )
 
+THINKING = {**ASK, "thinking": {"type": "enabled", "budget_tokens": 1024}, "tools": TOOLS, "stop_sequences": ["Hm"]}
+THOUGHT = (
+    '<think>Hm, so.</think>\n\nWait.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+)
+TEMPLATE = "{% if enable_thinking %}<think></think>{{ tools }}<tool_call>"
+
 
 def body(**more: Any) -> dict[str, Any]:
     return {**ASK, **more}
@@ -51,6 +57,13 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
             "anthropic_messages",
             body(tools=TOOLS, tool_choice={"type": "tool", "name": "weather"}, stream=True),
             saying('{"city": "Köln"}'),
+        ),
+        "thinking": ("anthropic_messages_thinking", THINKING, saying(THOUGHT)),
+        "stream_thinking": ("anthropic_messages_thinking", {**THINKING, "stream": True}, saying(THOUGHT, 9)),
+        "omitted_thinking": (
+            "anthropic_messages_thinking",
+            {**THINKING, "thinking": {"type": "adaptive", "display": "omitted"}, "stream": True},
+            saying(THOUGHT, 9),
         ),
         "blank": ("anthropic_messages", body(stream=True), saying("\n \n", 1)),
         "fails": ("anthropic_messages", ASK, failing(2)),

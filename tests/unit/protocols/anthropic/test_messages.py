@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import ServingError
 from handler.core.values import Finish, StructuredOutput
 from handler.protocols.anthropic.blocks import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
@@ -18,6 +17,7 @@ from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
 from tests.unit.protocols.openai.requests import CITY, saying
 
 HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call>")
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
 
 
@@ -74,6 +74,13 @@ def test_messages_of_one_role_in_a_row_are_joined() -> None:
     assert joined == [("user", "u\nu"), ("assistant", "a\na"), ("user", "u")]
 
 
+def test_many_blocks_take_no_more_time_each_than_few() -> None:
+    """By adding one to another, these took minutes."""
+    blocks = [text(f"{number:2000}") for number in range(10_000)]
+    (message,) = parse(talk(blocks)).requests[0].messages
+    assert message == {"role": "user", "content": "\n".join(block["text"] for block in blocks)}
+
+
 def test_a_system_message_amid_the_others_is_the_users() -> None:
     messages = [{"role": role, "content": role[0]} for role in ("system", "user", "system", "assistant", "system")]
     found = parse(body(messages=messages, system="S")).requests[0].messages
@@ -83,6 +90,42 @@ def test_a_system_message_amid_the_others_is_the_users() -> None:
         ("assistant", "a"),
         ("user", "<system>\ns\n</system>"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "arguments", "listed"),
+    [
+        ("{% if enable_thinking %}<think></think>", {"type": "disabled"}, {"enable_thinking": False}, []),
+        ("{% if not thinking is defined %}", {"type": "disabled"}, {"thinking": False}, []),
+        ("{% if enable_thinking %}", {"type": "adaptive"}, {}, []),
+        ("<think></think>", {"type": "adaptive", "display": "omitted"}, {}, []),
+        ("<think></think>", {"type": "disabled"}, {}, ["thinking"]),
+        ("{{ message.thinking }}", {"type": "disabled"}, {}, []),
+        ("", {"type": "enabled", "budget_tokens": 1024}, {}, ["thinking.budget_tokens", "thinking"]),
+    ],
+)
+def test_thinking_is_the_templates_switch(
+    template: str, thinking: dict[str, Any], arguments: dict[str, Any], listed: list[str]
+) -> None:
+    parsed = parse(body(thinking=thinking), context=replace(CAPABLE, chat_template=template))
+    assert (dict(parsed.requests[0].template.arguments), parsed.ignored) == (arguments, listed)
+
+
+def test_thoughts_and_effort_go_to_the_template() -> None:
+    asked = talk("a", [THOUGHT, text("b")], "c", output_config={"effort": "high"})
+    parsed = parse(
+        asked, context=replace(CAPABLE, chat_template="{{ tools, reasoning_effort, message.reasoning_content }}")
+    )
+    assert parsed.requests[0].messages[1]["reasoning_content"] == "Hm."
+    assert (dict(parsed.requests[0].template.arguments), parsed.ignored) == ({"reasoning_effort": "high"}, [])
+    names = ["output_config.effort", "messages[].content[].thinking"]
+    assert sorted(parse(asked, context=CAPABLE).ignored) == sorted(names)
+
+
+def test_an_answer_continues_the_assistants_last_message() -> None:
+    (request,) = parse(talk("a", [text("So")])).requests
+    assert (request.template.continue_final_message, request.messages[-1]["content"]) == (True, "So")
+    assert not parse(ASK).requests[0].template.continue_final_message
 
 
 def test_parameters() -> None:
@@ -141,6 +184,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         ),
         (talk("a", [{"type": "web_search_tool_result"}]), "'web_search_tool_result' is not supported: server tools"),
         (talk("a", [{**USE, "input": "x"}]), "messages[1].content[0].input must be an object"),
+        (talk("a", [USE]), "messages[1]: an answer continues its text; it must have some, and no tool_use"),
         (talk([result("x")]), 'messages[0].content[0].tool_use_id="toolu_1": no tool_use before it'),
         (
             talk("a", [USE], [result([{"type": "image"}])]),
@@ -179,9 +223,13 @@ def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str) -> Non
 def test_a_strict_server_refuses_unknown_names() -> None:
     strict = replace(HERMES, refuse_unknown=True)
     assert parse(body(metadata={}), context=strict).ignored == ["metadata"]
-    for more in ({"seed": 1}, {"tools": [{**TOOLS[0], "defer_loading": True}]}):
-        with pytest.raises(ServingError, match=r"unknown names: (seed|tools\[\].defer_loading) "):
-            parse(body(**more), context=strict)
+    for more, name in (
+        ({"seed": 1}, "seed"),
+        ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "tools[].defer_loading"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    ):
+        found = json.loads(answer("anthropic_messages", body(**more), context=strict).body)
+        assert found["error"]["message"] == f"unknown names: {name} (option.unknown_parameters=refuse)"
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

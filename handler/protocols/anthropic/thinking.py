@@ -1,0 +1,75 @@
+"""Anthropic's `thinking` and `output_config.effort`, as arguments of the model's chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from handler.protocols.assistant.reasoning.families import choose_family
+from handler.protocols.assistant.template import knows
+from handler.protocols.base import ServerContext
+from handler.protocols.validation import Named
+
+_DISPLAYS = (None, "summarized", "omitted")
+
+_THINKING = re.compile(r"\{%[^%]*(?<![.\w'\"])thinking\b")
+"""A template that reads a variable `thinking`."""
+
+
+class Thinking(NamedTuple):
+    """`thinking`.
+
+    Attributes:
+        enabled: None leaves it to the model's template.
+        budget: tokens of thoughts.
+        show: thinking blocks have a text.
+    """
+
+    enabled: bool | None = None
+    budget: int | None = None
+    show: bool = True
+
+    def template_arguments(self, context: ServerContext) -> tuple[dict[str, bool], list[str]]:
+        """Return the template's switch, and the names that cannot be honoured: without a switch, a model of a known
+        family thinks as it does, and no other does.
+        """
+        unheeded = [] if self.budget is None else ["thinking.budget_tokens"]
+        if self.enabled is None:
+            return {}, unheeded
+        template = context.chat_template
+        if knows(template, "enable_thinking"):
+            return {"enable_thinking": self.enabled}, unheeded
+        if _THINKING.search(template):
+            return {"thinking": self.enabled}, unheeded
+        thinks = choose_family(context.reasoning_parser, template) is not None
+        return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
+
+
+def read_thinking(value: Any) -> Thinking:
+    """Read `thinking`.
+
+    Raises:
+        InvalidParameter: naming what would be right.
+    """
+    given = Named("thinking", value)
+    if value is None:
+        return Thinking()
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("enabled", "disabled", "adaptive") or value.keys() - {"type", "budget_tokens", "display"}:
+        raise given.refused("must be an object with a 'type' that is enabled, adaptive or disabled")
+    budget = value.get("budget_tokens")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+        raise given.refused("'budget_tokens' must be an integer of at least 1")
+    if kind == "enabled" and budget is None:
+        raise given.refused("'budget_tokens' is required")
+    if value.get("display") not in _DISPLAYS:
+        raise given.refused("'display' must be summarized or omitted")
+    enabled = {"enabled": True, "adaptive": None, "disabled": False}[kind]
+    return Thinking(enabled, budget if kind == "enabled" else None, value.get("display") != "omitted")
+
+
+def read_effort(body: Mapping[str, Any]) -> Any:
+    """Return `output_config.effort`, which the parameters' table checks."""
+    config = body.get("output_config")
+    return config.get("effort") if isinstance(config, dict) else None
