@@ -16,6 +16,9 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 _SHORT_ID = re.compile(r"id\|length != 9")
 """Mistral's templates refuse a call's id of another length."""
 
+_DESCRIPTION = re.compile(r"[+~]\s*\w+\.description")
+"""gpt-oss's template, and some others, fail for a tool without a description."""
+
 
 def lay_out(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str
@@ -25,6 +28,8 @@ def lay_out(
         return tuple(plain_messages(messages, tools)), ()
     if _SHORT_ID.search(template):
         messages = [_with_short_ids(message) for message in messages]
+    if _DESCRIPTION.search(template):
+        tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
     return tuple(messages), tuple(tools)
 
 

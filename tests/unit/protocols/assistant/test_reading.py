@@ -181,6 +181,17 @@ def test_ids_have_the_length_that_mistrals_templates_ask_for() -> None:
     assert second["tool_call_id"] == "f01234567"
 
 
+def test_tools_have_a_description_where_templates_fail_without_one() -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, **more}}
+        for name, more in (("f", {}), ("g", {"description": "G"}))
+    ]
+    assert lay_out([], tools, "{{ tools }}")[1] == tuple(tools)
+    _, (first, second) = lay_out([], tools, "{{ tools }}{{ '// ' + tool.description }}")
+    assert first["function"] == {"name": "f", "description": ""}
+    assert second["function"]["description"] == "G"
+
+
 @pytest.mark.parametrize("place", ["$defs", "definitions"])
 def test_definitions_that_are_none_are_refused(place: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {**CITY, place: [1]}}}

@@ -19,17 +19,26 @@ from handler.protocols.assistant.tools.formats.kimi_k2 import KIMI_K2
 from handler.protocols.assistant.tools.formats.mistral import MISTRAL
 from handler.protocols.assistant.tools.formats.openai import OPENAI
 from handler.protocols.assistant.tools.formats.pythonic import LLAMA4_PYTHONIC, PYTHONIC
-from handler.protocols.assistant.tools.formats.tagged import DEEPSEEK_V32, MINIMAX_M2, QWEN3_CODER, QWEN3_XML
+from handler.protocols.assistant.tools.formats.tagged import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    QWEN3_XML,
+    SEED_OSS,
+)
 from handler.protocols.assistant.tools.parsing import Format
 
 FORMATS = {
     format.name: format
     for format in (
         OPENAI,
+        SEED_OSS,
         QWEN3_CODER,
         QWEN3_XML,
         MINIMAX_M2,
         DEEPSEEK_V32,
+        DEEPSEEK_V4,
         DEEPSEEK_V3,
         DEEPSEEK_V31,
         KIMI_K2,

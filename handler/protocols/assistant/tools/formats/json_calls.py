@@ -120,7 +120,10 @@ def _call(text: str) -> tuple[str, str] | None:
     return name, arguments if isinstance(arguments, str) else dumps(arguments)
 
 
-HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), "<tool_call>")
+_TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
+"""Apriel's lists and MiniMax M3's tags are other formats around the same mark."""
+
+HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE)
 """An object between the marks, several of both for several calls (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
 
 SMOLLM2 = Format("smollm2", Hermes, HERMES.marks)
@@ -132,7 +135,10 @@ GRANITE4 = Format("granite4", Hermes, HERMES.marks)
 GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>")
 """A list of objects after a mark: a special token in Granite 3.0, text in 3.1 (both templates)."""
 
-LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), r"<\|python_tag\|>|dictionary of argument name")
+_LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
+"""Functionary's tags are another format after the same mark."""
+
+LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3)
 """The answer is an object with `parameters`, after a mark or without one (the templates of Llama 3.1 to 3.3)."""
 
 PHI4_MINI_JSON = Format("phi4_mini_json", Phi4, (), "functools")

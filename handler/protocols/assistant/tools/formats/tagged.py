@@ -1,4 +1,4 @@
-"""Calls with their parameters between tags, which become JSON by the tool's schema: Qwen3-Coder, MiniMax, DeepSeek."""
+"""Calls with their parameters between tags, which become JSON by the tool's schema (the models' templates)."""
 
 from __future__ import annotations
 
@@ -88,6 +88,11 @@ class Qwen3Coder(TaggedCalls):
     trim = True
 
 
+class SeedOss(Qwen3Coder):
+    block, block_end = "<seed:tool_call>", "</seed:tool_call>"
+    begins = (block, Qwen3Coder.call)
+
+
 class MinimaxM2(TaggedCalls):
     block, block_end = "<minimax:tool_call>", "</minimax:tool_call>"
     call, call_end = "<invoke name=", "</invoke>"
@@ -102,11 +107,19 @@ class DeepSeekV32(TaggedCalls):
     begins = (block, call)
 
 
-QWEN3_CODER = Format("qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "<function=")
+class DeepSeekV4(DeepSeekV32):
+    block, block_end = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
+    begins = (block, DeepSeekV32.call)
+
+
+QWEN3_CODER = Format("qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "(?s)<function=.*<parameter=")
 QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
 """Also Nemotron 3's and Step 3.5's (their templates)."""
 
+SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<seed:tool_call>")
+
 MINIMAX_M2 = Format("minimax_m2", MinimaxM2, (MinimaxM2.block, MinimaxM2.block_end), MinimaxM2.block)
 
-DEEPSEEK_V32 = Format("deepseek_v32", DeepSeekV32, ("｜DSML｜",), "｜DSML｜.*function_calls")
+DEEPSEEK_V32 = Format("deepseek_v32", DeepSeekV32, ("｜DSML｜",), "(?s)｜DSML｜.*function_calls")
+DEEPSEEK_V4 = Format("deepseek_v4", DeepSeekV4, ("｜DSML｜",), "｜DSML｜")
 """A parameter's tag also says whether the value is a string."""
