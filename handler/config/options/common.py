@@ -25,7 +25,11 @@ REASONING_PARSERS = (
     "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss",
 )  # fmt: skip
 
-TOOL_CALL_PARSERS = ("auto", "hermes", "smollm2", "llama3_json")
+TOOL_CALL_PARSERS = (
+    *("auto", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral", "qwen3_coder", "qwen3_xml"),
+    *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
+    *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4"),
+)
 
 OF_JAVA = "DJL Serving's Java side reads it"
 
