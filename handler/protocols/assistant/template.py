@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidParameter
+from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import TemplateOptions
 from handler.protocols.base import ServerContext
 from handler.protocols.readers.values import accepts, boolean
@@ -37,6 +37,21 @@ def arguments(value: Any) -> Mapping[str, Any]:
         if name in _RESERVED or not name.isidentifier():
             raise ValueError(f"may not set {name[:64]!r}")
     return value
+
+
+def default_arguments(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """Check `option.default_chat_template_kwargs`.
+
+    Args:
+        name: the option and its origin, for the message.
+
+    Raises:
+        ConfigError: one of them is the renderer's own.
+    """
+    try:
+        return arguments({} if value is None else value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 @accepts(type="array", items={"type": "object"})
