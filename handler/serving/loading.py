@@ -20,8 +20,8 @@ from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.plugins.functions import Formatters, choose, find_formatters
-from handler.protocols.assistant.template import default_arguments, knows
+from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
+from handler.protocols.assistant.template import DEFAULTS, default_arguments, knows
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -78,7 +78,8 @@ async def load_model(
 def check(reading: Reading, directory: Path | None = None) -> Problems:
     """Find all problems that show before anything is loaded, fetched, converted or run.
 
-    Those of the options, the sessions' path, the exporter of traces, the engine, its arguments and files, adapters.
+    Those of the options, the sessions' path, the exporter of traces, model.py's syntax, the engine, its arguments and
+    files, adapters.
 
     Args:
         directory: where serving.properties lies, or would; by default where it does.
@@ -86,7 +87,8 @@ def check(reading: Reading, directory: Path | None = None) -> Problems:
     config, problems = reading.config, Problems(reading.problems)
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
     template = functools.partial(chat_template, config)
-    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces, template):
+    syntax = functools.partial(check_syntax, directory or _directory(config))
+    for part in (environment.max_adapters, functools.partial(sessions_root, config), traces, template, syntax):
         with problems:
             part()
     if not reading.engine:
@@ -278,8 +280,6 @@ def _adapters_at_start(directories: Iterable[Path]) -> dict[str, Path]:
 def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
     able = engines.capabilities(spec.engine, spec.config)
     names = (config.model_name, config.model_id, *(config.served_model_name or ()))
-    key = "option.default_chat_template_kwargs"
-    template_arguments = default_arguments(config.default_chat_template_kwargs, f"{config.where(key)}: {key}")
     return ServerContext(
         engine=spec.engine,
         unsupported=able.unsupported,
@@ -296,5 +296,5 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser or "",
-        template_arguments=template_arguments,
+        template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
     )

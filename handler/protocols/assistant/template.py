@@ -15,6 +15,8 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 """Names under which chat templates read an assistant's thoughts."""
 
+DEFAULTS = "option.default_chat_template_kwargs"
+
 _RESERVED = (
     "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
@@ -39,11 +41,11 @@ def arguments(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def default_arguments(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+def default_arguments(value: Mapping[str, Any] | None, origin: str) -> Mapping[str, Any]:
     """Check `option.default_chat_template_kwargs`.
 
     Args:
-        name: the option and its origin, for the message.
+        origin: where it was set, for the message.
 
     Raises:
         ConfigError: one of them is the renderer's own.
@@ -51,7 +53,7 @@ def default_arguments(value: Mapping[str, Any] | None, name: str) -> Mapping[str
     try:
         return arguments({} if value is None else value)
     except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise ConfigError(f"{origin}: {DEFAULTS}: {error}") from None
 
 
 @accepts(type="array", items={"type": "object"})

@@ -344,5 +344,5 @@ def test_thoughts_in_messages_reach_the_template() -> None:
 
 def test_default_arguments_of_the_renderer_are_refused_at_the_start() -> None:
     assert default_arguments({"enable_thinking": False}, "o") == {"enable_thinking": False}
-    with pytest.raises(ConfigError, match="o: may not set 'tools'"):
+    with pytest.raises(ConfigError, match="kwargs: may not set 'tools'"):
         default_arguments({"tools": []}, "o")
