@@ -108,9 +108,11 @@ def read_template(
         knows(template, name) for name in THOUGHTS
     ):
         unknown.append("messages[].reasoning")
-    known = {name: value for name, value in own.items() if knows(template, name)}
+    known = {
+        name: value for name, value in {**context.template_arguments, **read, **own}.items() if knows(template, name)
+    }
     options = TemplateOptions(
-        tuple({**context.template_arguments, **read, **known}.items()),
+        tuple(known.items()),
         add_generation_prompt=not continues and given.get("add_generation_prompt", True),
         continue_final_message=continues,
     )
