@@ -19,6 +19,8 @@ from tests.unit.protocols.openai.requests import CITY, saying
 HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call>")
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
 
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+
 
 def text(value: str) -> dict[str, Any]:
     return {"type": "text", "text": value}
