@@ -19,9 +19,12 @@ from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta
 from handler.protocols.anthropic import blocks
 from handler.protocols.openai import chat, chat_response, completions
+from handler.protocols.responses import items
+from handler.protocols.responses import request as response_request
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, failing, refused, shorter, with_logits, with_tops
 from tests.unit.protocols.anthropic import golden as golden_anthropic
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, saying
+from tests.unit.protocols.responses import golden as golden_responses
 from tests.unit.protocols.tgi import golden as golden_tgi
 from tests.unit.protocols.triton import golden as golden_triton
 
@@ -161,6 +164,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     **golden_tgi.CASES,
     **golden_triton.CASES,
     **golden_anthropic.CASES,
+    **golden_responses.CASES,
 }
 
 
@@ -170,6 +174,8 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         monkeypatch.setattr(dialect, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
+    for module in (items, response_request):
+        monkeypatch.setattr(module, "new_id", lambda prefix: f"{prefix}_0")
     monkeypatch.setattr(random, "getrandbits", lambda bits: 1234)
     monkeypatch.setattr(random, "randrange", lambda least, most: 1234)
     schema, body, script = CASES[name]
