@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -39,6 +39,11 @@ JSONLINES = Framing("jsonlines", "application/jsonlines", b"", b"\n")
 SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
 SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
 """Chat's events, as OpenAI ends them."""
+
+
+def named_event(value: Mapping[str, Any]) -> bytes:
+    """Encode a server-sent event whose name is the value's `type`, as Anthropic's and OpenAI's Responses have it."""
+    return b"event: %b\n" % value["type"].encode() + SSE.encode(value)
 
 
 # -- templates: events that differ in few values -----------------------------------------------------------------

@@ -15,6 +15,7 @@ from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai import errors as openai_errors
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
+from handler.protocols.responses.request import OpenAiResponses
 from handler.protocols.tgi.compat import TgiCompat
 from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import Tgi
@@ -59,7 +60,8 @@ class DispatchByField:
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 """The paths of a model in Triton's protocol."""
 
-_COMPLETIONS, _TRITON, _MESSAGES = OpenAiCompletions(), Triton(Route.SHAPE), AnthropicMessages()
+_COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
+_MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()
 
 _MODES: dict[str, Lmi | TgiCompat | DynamicBatch] = {mode.name: mode for mode in (Lmi(), TgiCompat(), DynamicBatch())}
 
@@ -81,6 +83,7 @@ ROUTES: dict[str, Schema] = {
     "/generate_stream": Tgi("tgi_generate_stream", streams=True),
     "/v1/chat/completions": OpenAiChat(),
     "/v1/completions": _COMPLETIONS,
+    "/v1/responses": _RESPONSES,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": AnthropicCount(),
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},

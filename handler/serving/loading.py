@@ -21,6 +21,7 @@ from handler.engines.process.engine_loop import Spec
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters, check_syntax, choose, find_formatters
+from handler.protocols.assistant.template import DEFAULTS, default_arguments, knows
 from handler.protocols.base import ServerContext
 from handler.scheduler.lora.files import adapters_of
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
@@ -65,6 +66,8 @@ async def load_model(
             on_failure.callback(sessions.end)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = schema_context(config, spec, adapters.registry)
+        if unread := [name for name in context.template_arguments if not knows(tokenizer.chat_template, name)]:
+            log.warning("option.default_chat_template_kwargs: the chat template does not read %s", ", ".join(unread))
         validator = make_validator(spec, engine)
         make = functools.partial(ServedModel, stepped=stepped, tracer=tracer)
         model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions)
@@ -293,5 +296,5 @@ def schema_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser or "",
-        template_arguments=config.default_chat_template_kwargs or {},
+        template_arguments=default_arguments(config.default_chat_template_kwargs, config.where(DEFAULTS)),
     )

@@ -105,6 +105,9 @@ def _endless_stream(server: LiveServer) -> socket.socket:
 openai = drivers("openai", "drive_openai", scope="session")
 
 
+responses = drivers("openai", "drive_responses", scope="session")
+
+
 anthropic = drivers("anthropic", "drive_anthropic", scope="session")
 
 

@@ -20,9 +20,8 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.framing import JSON
+from handler.core.framing import JSON, named_event
 from handler.protocols.anthropic.answers import AnthropicError
-from handler.protocols.anthropic.events import encode
 from handler.protocols.anthropic.words import in_own_words
 from handler.protocols.base import HttpResponse
 
@@ -61,4 +60,4 @@ def refused(error: ServingError, body: object = None) -> HttpResponse:
 
 def stream_end(error: ServingError) -> bytes:
     """Render the end of a stream that broke off."""
-    return encode(failure(error))
+    return named_event(failure(error))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
+from handler.protocols.readers.turns import Chat, add_to_turn, join_turns
 from handler.protocols.validation import show
 
 _ROLES = ("user", "assistant", "system")
@@ -33,8 +34,6 @@ _WHY: Mapping[str, str] = {
     "container_upload": "there are no containers",
     "tool_reference": "there is no search among tools",
 }
-
-Chat = list[dict[str, Any]]
 
 
 class MessagesReader:
@@ -71,18 +70,14 @@ class MessagesReader:
                 raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
             self._note("messages[]", message, frozenset({"role", "content"}))
             self._read_content(message["role"], message.get("content"), f"{at}.content")
-        for message in self.chat:
-            for name in ("content", "reasoning_content"):
-                if isinstance(texts := message.get(name), list):
-                    message[name] = "\n".join(texts)
-            message.setdefault("content", "")
+        join_turns(self.chat)
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
             raise InvalidPayload(f"messages[{index}]: an answer continues its text; it must have some, and no tool_use")
 
     def _read_content(self, role: str, content: Any, at: str) -> None:
         if isinstance(content, str):
-            return self._add(role, content=content)
+            return add_to_turn(self.chat, role, content=content)
         if not isinstance(content, list) or not content:
             raise InvalidPayload(f"{at} must be a string or a non-empty list of blocks")
         for index, block in enumerate(content):
@@ -92,11 +87,11 @@ class MessagesReader:
         kind = block_type(block, at, _BLOCKS[role])
         self._note("system[]" if at.startswith("system") else "messages[].content[]", block, _FIELDS[kind])
         if kind == "text":
-            self._add(role, content=_string(block, "text", at))
+            add_to_turn(self.chat, role, content=_string(block, "text", at))
         elif kind == "thinking":
-            self._add(role, reasoning_content=_string(block, "thinking", at))
+            add_to_turn(self.chat, role, reasoning_content=_string(block, "thinking", at))
         elif kind == "tool_use":
-            self._add(role, tool_calls=self._read_call(block, at))
+            add_to_turn(self.chat, role, tool_calls=self._read_call(block, at))
         else:
             self.chat.append(self._read_result(block, at))
 
@@ -120,18 +115,6 @@ class MessagesReader:
         if not isinstance(content, str | None):
             raise InvalidPayload(f"{at}.content must be a string or a list of blocks")
         return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
-
-    def _add(self, role: str, **parts: Any) -> None:
-        """Add to the last message if it is of the same role; texts are joined with line ends.
-
-        A system message amid the others is the user's, between marks: most chat templates take one only as the first.
-        """
-        if role == "system" and self.chat and self.chat[-1]["role"] != "system":
-            role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
-        if not self.chat or self.chat[-1]["role"] != role:
-            self.chat.append({"role": role})
-        for name, part in parts.items():
-            self.chat[-1].setdefault(name, []).append(part)
 
     def _note(self, at: str, value: Mapping[str, Any], known: frozenset[str]) -> None:
         neutral: tuple[Any, ...] = (None, False, [])  # is_error: false, citations: []

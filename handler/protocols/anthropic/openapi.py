@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from handler.core.framing import SSE
 from handler.protocols.anthropic.answers import AnthropicCount, AnthropicError, AnthropicMessage, Event
-from handler.protocols.anthropic.events import CONTENT_TYPE
 from handler.protocols.anthropic.parameters import TABLE
 from handler.protocols.assistant.tools.request import MAX_TOOLS
 from handler.protocols.base import ServerContext
@@ -51,7 +51,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
         {"id": "msg_0", "type": "message", "role": "assistant", "model": "model",
          "content": [{"type": "text", "text": "Paris."}], "stop_reason": "end_turn", "stop_sequence": None,
          "usage": _USAGE},
-        Event | AnthropicError, (CONTENT_TYPE,),
+        Event | AnthropicError, (SSE.content_type,),
     ),
     "anthropic_count": Description(
         "Anthropic token count", "AnthropicCountRequest", _request, AnthropicError, _ASK,

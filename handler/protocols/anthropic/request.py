@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON, Framing
+from handler.core.framing import JSON, Framing, named_event
 from handler.core.values import Request
 from handler.protocols.anthropic import errors
-from handler.protocols.anthropic.events import PING
 from handler.protocols.anthropic.messages import MessagesReader
 from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
 from handler.protocols.anthropic.response import CountDocument, MessageDocument, MessageStream, Settings
@@ -32,6 +31,9 @@ from handler.protocols.readers.body import report_unknown
 _READ = {"messages", "system", "tools", "tool_choice", "thinking"} | ACCEPTED | NO_EFFECT
 _SAME = TABLE.parameters.keys() | {"model", "stream"}
 """Names that the chat reads as they are."""
+
+PING = named_event({"type": "ping"})
+"""What a stream sends when it has been silent for a while."""
 
 _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_message")
 """The chat's names that a body's own are translated to, beside those of every chat."""

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import JSON, JSON_TEXTS, SLOT, fill, template
+from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE, fill, named_event, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.protocols.anthropic import errors
 from handler.protocols.anthropic.answers import AnthropicMessage, AnthropicStop, AnthropicUsage, BlockEvent, StopReason
 from handler.protocols.anthropic.blocks import Blocks, gather
-from handler.protocols.anthropic.events import CONTENT_TYPE, encode
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader
 from handler.protocols.assistant.events import Event
 from handler.protocols.base import HttpResponse, TokenLine
@@ -82,7 +81,7 @@ class Settings(NamedTuple):
 class MessageStream:
     """`message_start`, the events of each block, `message_delta`, `message_stop`. A token of text is an event."""
 
-    content_type = CONTENT_TYPE
+    content_type = SSE.content_type
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -131,7 +130,7 @@ class MessageStream:
 
     def _start(self) -> bytes:
         self._begun = True
-        return encode({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
+        return named_event({"type": "message_start", "message": self._settings.message(self._num_prompt_tokens)})
 
     def _token(self, token: Token, *, is_last: bool = False) -> bytes:
         self._num_tokens += token.id >= 0
@@ -149,7 +148,7 @@ class MessageStream:
         if event["type"] == "content_block_start" and event["content_block"]["type"] == "text":
             slots = {"type": "text_delta", "text": SLOT}
             self._text_event = template(
-                encode({"type": "content_block_delta", "index": event["index"], "delta": slots})
+                named_event({"type": "content_block_delta", "index": event["index"], "delta": slots})
             )
         elif event["type"] == "content_block_stop":
             self._text_event = None
@@ -157,7 +156,7 @@ class MessageStream:
             delta = event["delta"]
             assert delta["type"] == "text_delta", "a block of text gets text"
             return self._text_event % JSON_TEXTS[delta["text"]]
-        return encode(event)
+        return named_event(event)
 
     def _end(self, finish: Finish) -> bytes:
         self.finished = True
@@ -166,8 +165,8 @@ class MessageStream:
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
         num_thoughts = self._reader.num_thoughts if self._reader is not None else 0
         counts = self._settings.usage(self._num_prompt_tokens, self._num_tokens, num_thoughts)
-        end = encode({"type": "message_delta", "delta": stop, "usage": counts})
-        return rest + end + encode({"type": "message_stop"})
+        end = named_event({"type": "message_delta", "delta": stop, "usage": counts})
+        return rest + end + named_event({"type": "message_stop"})
 
     def refused(self, error: ServingError) -> HttpResponse:
         return errors.refused(error)

@@ -16,6 +16,7 @@ from handler.protocols.openapi.description import Description
 from handler.protocols.openapi.json_schema import TEXT, Shape, components_of, ref, schema_of_type
 from handler.protocols.openapi.operations import PATH_PARAMETERS, Operation
 from handler.protocols.registry import DispatchByField
+from handler.protocols.responses import openapi as responses
 from handler.protocols.tgi import openapi as tgi
 from handler.protocols.triton import openapi as triton
 
@@ -36,6 +37,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
     **openai.DESCRIPTIONS,
     **triton.DESCRIPTIONS,
     **anthropic.DESCRIPTIONS,
+    **responses.DESCRIPTIONS,
 }
 """Dialect's name -> its bodies."""
 

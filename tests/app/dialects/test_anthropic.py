@@ -56,6 +56,14 @@ def test_invocations_take_them_by_route(echo_server: LiveServer, route: str) -> 
     assert {**direct, "id": ""} == {**named, "id": ""}
 
 
+def test_invocations_take_a_response_by_route(echo_server: LiveServer) -> None:
+    asked = {"input": "a ü", "max_output_tokens": 3}
+    whole = echo_server.post(asked, headers={NAMED: "route=/v1/responses"}).json()
+    assert whole["output"][0]["content"][0]["text"] == " user: a ü"
+    streamed = http.post(echo_server.url + "/v1/responses", json={**asked, "stream": True})
+    assert names(streamed.text)[-1] == "response.incomplete"
+
+
 def test_bedrocks_body_is_a_message_anywhere(echo_server: LiveServer) -> None:
     found = echo_server.post({**ASK, "anthropic_version": "bedrock-2023-05-31"}).json()
     assert (found["type"], found["usage"]["output_tokens"]) == ("message", 3)

@@ -189,7 +189,7 @@ def test_adapter_calls_have_the_statuses_of_their_document() -> None:
 CASES = [
     path
     for name in (
-        *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton", "anthropic"),
+        *("lmi", "tgi_compat", "dynamic_batch", "chat", "tgi", "mindie", "triton", "anthropic", "responses"),
         *("openai/chat", "openai/completion"),
     )
     for path in sorted((GOLDEN / name).glob("*.txt"))
@@ -202,6 +202,8 @@ def dialect_of(path: Path) -> str:
         return {"chat": "openai_chat", "completion": "openai_completions"}[mode]
     if mode == "tgi":
         return next((name for name in ("tgi_generate_stream", "tgi_generate") if name[4:] in path.stem), "tgi")
+    if mode == "responses":
+        return "openai_responses"
     if mode == "anthropic":
         return "anthropic_count" if path.stem == "count" else "anthropic_messages"
     if mode == "triton":

@@ -19,9 +19,12 @@ from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta
 from handler.protocols.anthropic import blocks
 from handler.protocols.openai import chat, chat_response, completions
+from handler.protocols.responses import items
+from handler.protocols.responses import request as response_request
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, failing, refused, shorter, with_logits, with_tops
 from tests.unit.protocols.anthropic import golden as golden_anthropic
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, saying
+from tests.unit.protocols.responses import golden as golden_responses
 from tests.unit.protocols.tgi import golden as golden_tgi
 from tests.unit.protocols.triton import golden as golden_triton
 
@@ -40,6 +43,8 @@ ANSWER_TOO_LONG = refused(AnswerTooLong("parameters.max_new_tokens", 9, 8184, 81
 
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call>'
 INTERLEAVED = [delta for pair in itertools.zip_longest(deltas(0), shorter(1)) for delta in pair if delta]
+
+THOUGHTS = "<think>Hm. So</think>Yes."
 
 CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/plain": ("lmi", {"inputs": ASK}, None),
@@ -147,6 +152,9 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "chat/tools": ("lmi", {**CHAT, "tools": TOOLS}, saying(CALL)),
     "chat/stream_tools": ("lmi", {**CHAT, "tools": TOOLS, "stream": True}, saying(CALL, 9)),
     "chat/named_tool": ("lmi", {**CHAT, "tools": TOOLS, "tool_choice": NAME_IT}, saying('{"city": "Köln"}')),
+    "chat/reasoning": ("lmi_reasoning", CHAT, saying(THOUGHTS)),
+    "chat/stream_reasoning": ("lmi_reasoning", {**CHAT, "stream": True}, saying(THOUGHTS, 9)),
+    "chat/tgi_compat_stream_reasoning": ("tgi_compat_reasoning", {**CHAT, "stream": True}, saying(THOUGHTS, 9)),
     "chat/stream_n": ("lmi", {**CHAT, "n": 2, "stream": True}, INTERLEAVED),
     "chat/foreign_name": ("lmi", {**CHAT, "max_new_tokens": 5}, None),
     "chat/dynamic_batch": ("dynamic_batch", CHAT, None),
@@ -156,6 +164,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     **golden_tgi.CASES,
     **golden_triton.CASES,
     **golden_anthropic.CASES,
+    **golden_responses.CASES,
 }
 
 
@@ -165,6 +174,8 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         monkeypatch.setattr(dialect, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
+    for module in (items, response_request):
+        monkeypatch.setattr(module, "new_id", lambda prefix: f"{prefix}_0")
     monkeypatch.setattr(random, "getrandbits", lambda bits: 1234)
     monkeypatch.setattr(random, "randrange", lambda least, most: 1234)
     schema, body, script = CASES[name]
@@ -172,9 +183,10 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
         CONTEXT,
         enable_streaming=schema.endswith("_streaming"),
         output_formatter="sse" if schema.endswith("_sse") else None,
+        reasoning_parser="qwen3" if schema.endswith("_reasoning") else "",
         chat_template=golden_anthropic.TEMPLATE if schema.endswith("_thinking") else "",
     )
-    found = answer(re.sub("_(streaming|sse|thinking)$", "", schema), body, script, context)
+    found = answer(re.sub("_(streaming|sse|thinking|reasoning)$", "", schema), body, script, context)
     asked = body.decode() if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
     wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
     path = GOLDEN / f"{name}.txt"

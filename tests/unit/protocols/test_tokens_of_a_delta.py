@@ -16,9 +16,11 @@ from handler.core.values import Delta, Finish, Logits, Request, Token
 from handler.protocols.anthropic import blocks
 from handler.protocols.base import ParsedRequest, Reply, ServerContext
 from handler.protocols.openai import chat_response
+from handler.protocols.responses import items
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
 from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, USER
+from tests.unit.protocols.responses.golden import TOOLS as RESPONSES_TOOLS
 
 TENSORS = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"]
 EXTRAS = [f"return_{name}" for name in ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")]
@@ -40,6 +42,10 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 def messages(**fields: Any) -> dict[str, Any]:
     return {"messages": [USER], "max_tokens": 20, "stream": True, **fields}
+
+
+def responses(**fields: Any) -> dict[str, Any]:
+    return {"input": "hi", "stream": True, **fields}
 
 
 def triton(**fields: Any) -> dict[str, Any]:
@@ -89,6 +95,9 @@ CASES: dict[str, tuple[str, dict[str, Any], ServerContext]] = {
     "messages": ("anthropic_messages", messages(), CAPABLE),
     "messages stops": ("anthropic_messages", messages(stop_sequences=["wo", "é"]), CAPABLE),
     "messages tools": ("anthropic_messages", messages(tools=ANTHROPIC_TOOLS), CAPABLE),
+    "responses": ("openai_responses", responses(), CAPABLE),
+    "responses tools": ("openai_responses", responses(tools=RESPONSES_TOOLS), CAPABLE),
+    "responses whole": ("openai_responses", responses(tools=RESPONSES_TOOLS, stream=False), CAPABLE),
     "messages whole": ("anthropic_messages", messages(tools=ANTHROPIC_TOOLS, stream=False), CAPABLE),
     "completions": ("openai_completions", completion(), CAPABLE),
     "completions n": ("openai_completions", completion(prompt=["a", "b"], n=2, echo=True), CAPABLE),
@@ -101,7 +110,18 @@ CASES: dict[str, tuple[str, dict[str, Any], ServerContext]] = {
 CALL = 'Wait. <tool_call>[{"name": "weather", "arguments": {"city": "Köln"}}]</tool_call> So.'
 TEXTS = ["", " word", "é😀", "%", "%b%d", "\0b", "\x85\u2028", '"', "<tool_call>", CALL, *CALL.split(" ")]
 TRIALS = 60
-PLAIN = ("lmi lines", "lmi events", "tgi", "mindie", "triton", "dynamic_batch", "chat", "completions", "messages")
+PLAIN = (
+    "lmi lines",
+    "lmi events",
+    "tgi",
+    "mindie",
+    "triton",
+    "dynamic_batch",
+    "chat",
+    "completions",
+    "messages",
+    "responses",
+)
 """Cases whose tokens have lines."""
 
 
@@ -175,6 +195,7 @@ def render(reply: Reply, deltas: list[tuple[int, Delta]]) -> tuple[bytes, bool]:
 def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
+    monkeypatch.setattr(items, "new_id", lambda prefix: f"{prefix}_0")
     schema, body, context = CASES[name]
     call = DIALECTS[schema].parse(json.loads(json.dumps(body)), context)
     replies = [call.reply]
@@ -194,6 +215,7 @@ def test_tokens_that_come_at_once_have_the_same_bytes(name: str, monkeypatch: py
 def test_a_line_of_a_token_is_what_feeding_it_returns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
+    monkeypatch.setattr(items, "new_id", lambda prefix: f"{prefix}_0")
     schema, body, context = CASES[name]
     call = DIALECTS[schema].parse(json.loads(json.dumps(body)), context)
     call.reply.start(0, 2)

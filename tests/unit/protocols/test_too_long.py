@@ -29,6 +29,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "openai_completions": [TEXT],
     "anthropic_messages": [{**TALK, "max_tokens": 2}],
     "anthropic_count": [TALK],
+    "openai_responses": [{"input": "a"}],
     "triton_generate": [TRITON],
     "triton_generate_stream": [TRITON],
 }

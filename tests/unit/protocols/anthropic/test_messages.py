@@ -20,6 +20,8 @@ HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call>")
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
 
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+
 
 def text(value: str) -> dict[str, Any]:
     return {"type": "text", "text": value}

@@ -1,0 +1,31 @@
+"""The turns of a chat whose messages come in pieces: those of one role in a row are one message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TEXTS = ("content", "reasoning_content")
+
+Chat = list[dict[str, Any]]
+
+
+def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
+    """Add a text or a call to the last message if it is of the same role; `join_turns` makes messages of the parts.
+
+    A system message amid the others is the user's, between marks: most chat templates take one only as the first.
+    """
+    if role == "system" and chat and chat[-1]["role"] != "system":
+        role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
+    if not chat or chat[-1]["role"] != role:
+        chat.append({"role": role})
+    for name, part in parts.items():
+        chat[-1].setdefault(name, []).append(part)
+
+
+def join_turns(chat: Chat) -> None:
+    """Join the texts of each message with line ends."""
+    for message in chat:
+        for name in _TEXTS:
+            if isinstance(texts := message.get(name), list):
+                message[name] = "\n".join(texts)
+        message.setdefault("content", "")

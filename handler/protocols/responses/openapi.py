@@ -1,0 +1,56 @@
+"""A response's bodies in the API's document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.framing import SSE
+from handler.protocols.base import ServerContext
+from handler.protocols.openai.answers import OpenAiError
+from handler.protocols.openapi.description import Description
+from handler.protocols.openapi.json_schema import FLAG, TEXT, Shape, listing, nullable, parameters, record
+from handler.protocols.responses.answers import OpenAiResponse, OpenAiResponseEvent
+from handler.protocols.responses.parameters import TABLE
+
+
+def _request(context: ServerContext) -> Shape:
+    more = {
+        "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty: the model"},
+        "instructions": nullable(TEXT),
+        "stream": nullable(FLAG),
+        "tools": nullable(listing(record({"type": {"enum": ["function", "namespace"]}, "name": TEXT}))),
+        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}, {"type": "null"}]},
+        "parallel_tool_calls": nullable(FLAG),
+        "reasoning": nullable(record({}, {"effort": nullable(TEXT), "summary": nullable(TEXT)})),
+    }
+    items = listing({"type": "object"}, minItems=1)
+    return record(
+        {"input": {"anyOf": [{**TEXT, "minLength": 1}, items]}}, {**parameters(TABLE.parameters, context), **more}
+    )
+
+
+_MESSAGE: dict[str, Any] = {
+    "id": "msg_0", "type": "message", "status": "completed", "role": "assistant",
+    "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}],
+}  # fmt: skip
+_USAGE = {
+    "input_tokens": 12, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}, "output_tokens": 3,
+    "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 15,
+}  # fmt: skip
+_ANSWER = {
+    "id": "resp_0", "object": "response", "created_at": 1760000000, "model": "model", "instructions": None,
+    "max_output_tokens": 16, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None}, "store": False, "temperature": 1.0,
+    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1.0, "truncation": "disabled",
+    "status": "completed", "error": None, "incomplete_details": None, "output": [_MESSAGE], "usage": _USAGE,
+}  # fmt: skip
+
+DESCRIPTIONS: Mapping[str, Description] = {
+    "openai_responses": Description(
+        "OpenAI responses", "OpenAiResponsesRequest", _request, OpenAiError,
+        {"model": "", "input": "Name the capital of France.", "max_output_tokens": 16},
+        OpenAiResponse, _ANSWER, OpenAiResponseEvent | OpenAiError, (SSE.content_type,),
+    ),
+}  # fmt: skip
+"""By the dialect's name."""

@@ -1,0 +1,55 @@
+"""A response's fields that set parameters, one a line, and those that have no effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handler.core.values import StructuredOutput
+from handler.protocols.openai.parameters import CHAT
+from handler.protocols.parameters import PARAMETERS, Parameter, Table, unsupported
+from handler.protocols.readers.structured_output import response_format
+from handler.protocols.readers.values import accepts
+
+_KEPT = "nothing is kept between requests, which several instances may answer: send all items as input"
+
+
+@accepts(type="object", properties={"format": {"type": ["object", "null"]}, "verbosity": {}})
+def _text(value: Any) -> StructuredOutput | None:
+    """Read `text`: a `format` in the Responses API's form. `verbosity` has no effect."""
+    if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
+        raise ValueError("must be an object with 'format', 'verbosity' or both")
+    format = value.get("format")
+    if isinstance(format, dict) and format.get("type") == "json_schema":
+        return response_format({"type": "json_schema", "json_schema": {k: v for k, v in format.items() if k != "type"}})
+    return None if format is None else response_format(format)
+
+
+TABLE = Table(
+    {
+        "max_output_tokens": PARAMETERS["max_new_tokens"],
+        "temperature": CHAT.parameters["temperature"],
+        "top_p": CHAT.parameters["top_p"],
+        "text": Parameter("structured_output", _text),
+        "previous_response_id": unsupported(_KEPT),
+        "conversation": unsupported(_KEPT),
+        "prompt": unsupported("no prompts are kept here"),
+        "store": unsupported("nothing is kept; send store=false, or nothing, which means the same", False),
+        "background": unsupported("an answer comes with its request", False),
+        "truncation": unsupported("the input is not cut", "disabled"),
+        "top_logprobs": unsupported("ask for them on /v1/chat/completions", 0),
+        "include": unsupported("a response has all that there is", [], ["reasoning.encrypted_content"]),
+        "max_tokens": unsupported("write max_output_tokens"),
+        "max_completion_tokens": unsupported("write max_output_tokens"),
+        "response_format": unsupported("write text.format"),
+        "n": unsupported("there is one response", 1),
+        "stop": unsupported("the Responses API has no such field", [], ""),
+    }
+)
+
+NO_EFFECT = frozenset(
+    {
+        "client_metadata", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
+    }
+)  # fmt: skip
+"""Names that clients send and that change no answer here: listed in a header, never refused."""

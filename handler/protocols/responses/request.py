@@ -1,0 +1,151 @@
+"""OpenAI's responses at /v1/responses.
+
+A body is translated to that of a chat, which the chat's own readers read. Nothing is kept between requests.
+Source: OpenAI's API reference, "Responses", and the types of its Python package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
+from handler.core.framing import JSON, KEEP_ALIVE, Framing
+from handler.core.values import Request
+from handler.protocols.assistant.template import EFFORTS
+from handler.protocols.base import HttpResponse, ParsedRequest, ServerContext
+from handler.protocols.openai import errors
+from handler.protocols.openai.chat import OpenAiChat
+from handler.protocols.openai.chat_response import ChatFormat
+from handler.protocols.openai.parameters import CHAT
+from handler.protocols.openai.response import Head, Usage
+from handler.protocols.parameters import Table
+from handler.protocols.readers.body import report_unknown
+from handler.protocols.responses.items import new_id
+from handler.protocols.responses.messages import InputReader
+from handler.protocols.responses.parameters import NO_EFFECT, TABLE
+from handler.protocols.responses.response import ResponseDocument, ResponseStream, Settings
+from handler.protocols.responses.tools import ToolsReader, read_choice
+from handler.protocols.validation import Named
+
+_OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
+"""The chat's names of what has another one here."""
+
+_SAME = (TABLE.parameters.keys() - _OWN.keys()) | {"model", "stream", "parallel_tool_calls"}
+"""Names that the chat reads as they are."""
+
+_READ = TABLE.parameters.keys() | _SAME | NO_EFFECT | {"input", "instructions", "tools", "tool_choice", "reasoning"}
+_WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
+_REASONING = {"effort", "summary", "generate_summary"}
+
+
+class OpenAiResponses:
+    """It samples unless `temperature` is 0. An answer without a limit fills the model's context."""
+
+    name = "openai_responses"
+    any_media = False
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a JSON object with 'input'")
+        context = replace(context, reasoning_parser=context.reasoning_parser or "auto")  # thoughts are items
+        for name, own in _OWN.items():
+            if body.get(name) is not None:
+                raise InvalidParameter(f"{name}: is not supported: write {own}")
+        reader, tools, effort = InputReader(), ToolsReader(), _effort(body)
+        reader.read(body)
+        tools.read(body.get("tools"))
+        translated = {
+            **{name: body[name] for name in _SAME if name in body},
+            "messages": reader.chat,
+            "tools": tools.tools,
+            "tool_choice": read_choice(body.get("tool_choice"), tools.tools),
+            "reasoning_effort": effort,
+        }
+        unknown = [name for name in body if name not in _READ and body[name] is not None]
+        ignored = report_unknown([*unknown, *reader.unknown], body, context)
+        try:
+            parsed = _Chat(_head(body), tools.namespaces).parse(translated, context)
+        except (InvalidParameter, InvalidPayload) as error:
+            raise type(error)(_in_own_words(error.message)) from None
+        no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
+        return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *no_effect])
+
+    def refused(self, error: ServingError, body: Any = None, context: ServerContext | None = None) -> HttpResponse:
+        return errors.refused(error)
+
+
+class _Chat(OpenAiChat):
+    """One translated body.
+
+    Args:
+        head: what a response repeats of its request.
+        namespaces: a tool's name in the prompt -> its namespace and its name there.
+    """
+
+    table = Table(
+        {name: parameter for name, parameter in TABLE.parameters.items() if name not in _OWN}
+        | {"reasoning_effort": CHAT.parameters["reasoning_effort"]}
+    )
+    fields = frozenset({"messages", "model", "stream", "tools", "tool_choice", "parallel_tool_calls"})
+
+    def __init__(self, head: Mapping[str, Any], namespaces: Mapping[str, tuple[str, str]]) -> None:
+        self._head = head
+        self._namespaces = namespaces
+
+    def answer(
+        self,
+        request: Request,
+        head: Head,
+        format: ChatFormat,
+        framing: Framing,
+        usage: Usage,
+        ignored: Sequence[str],
+    ) -> ParsedRequest:
+        own = {"id": new_id("resp"), "object": "response", "created_at": head.created, "model": head.model}
+        settings = Settings({**own, **self._head}, format.form, self._namespaces)
+        if framing is JSON:
+            return ParsedRequest((request,), ResponseDocument(settings), ignored)
+        stream = ResponseStream(settings)
+        return ParsedRequest((request,), stream, ignored, streams=True, keep_alive=KEEP_ALIVE, failed=stream.failed)
+
+
+def _effort(body: Mapping[str, Any]) -> Any:
+    """Read `reasoning`; return its effort, which the chat's table checks."""
+    reasoning = body.get("reasoning")
+    if reasoning is None:
+        return None
+    if not isinstance(reasoning, dict) or reasoning.keys() - _REASONING:
+        raise Named("reasoning", reasoning).refused("must be an object with 'effort', 'summary' or both")
+    if (effort := reasoning.get("effort")) is not None and effort not in EFFORTS:
+        raise Named("reasoning", reasoning).refused(f"'effort' must be one of {', '.join(EFFORTS)}")
+    return effort
+
+
+def _in_own_words(text: str) -> str:
+    """Name the fields of a chat in a message, or in a list of names, as the Responses API does."""
+    for name, own in _WORDS.items():
+        text = text.replace(name, own)
+    return text
+
+
+def _head(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a response repeats of its request."""
+    reasoning = body.get("reasoning") or {}
+    parallel, text = body.get("parallel_tool_calls"), body.get("text")
+    return {
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": True if parallel is None else parallel,
+        "previous_response_id": None,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "store": False,
+        "temperature": 1.0 if body.get("temperature") is None else body["temperature"],
+        "text": {"format": (text.get("format") if isinstance(text, dict) else None) or {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_p": 1.0 if body.get("top_p") is None else body["top_p"],
+        "truncation": "disabled",
+    }

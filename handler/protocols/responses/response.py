@@ -1,0 +1,160 @@
+"""OpenAI's responses from tokens: as a whole, or as events with a running number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, SSE, named_event, template
+from handler.core.values import NO_TOKEN, Delta, Finish, Token
+from handler.protocols.assistant.answer import AnswerForm, AnswerReader
+from handler.protocols.assistant.events import Event
+from handler.protocols.base import HttpResponse, TokenLine
+from handler.protocols.openai import errors
+from handler.protocols.reply import WholeReply
+from handler.protocols.responses.items import Items, Value
+
+
+class Settings(NamedTuple):
+    """What an answer's form depends on.
+
+    Attributes:
+        head: the fields of a response that do not change.
+        namespaces: a tool's name in the prompt -> its namespace and its name there.
+    """
+
+    head: Mapping[str, Any]
+    form: AnswerForm
+    namespaces: Mapping[str, tuple[str, str]]
+
+    def items(self) -> Items:
+        return Items(self.namespaces, single=self.form.tools.single)
+
+    def response(self, output: Sequence[Value] = (), finish: Finish | None = None, **more: Any) -> Value:
+        """Return a response; without `finish` it is in progress."""
+        status = {None: "in_progress", Finish.LENGTH: "incomplete", Finish.ERROR: "failed"}.get(finish, "completed")
+        details = {"reason": "max_output_tokens"} if finish is Finish.LENGTH else None
+        fields = {"status": status, "error": None, "incomplete_details": details, "output": [*output], "usage": None}
+        return {**self.head, **fields, **more}
+
+
+def usage(num_prompt_tokens: int, num_tokens: int, num_thoughts: int) -> Value:
+    return {
+        "input_tokens": num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": num_tokens,
+        "output_tokens_details": {"reasoning_tokens": num_thoughts},
+        "total_tokens": num_prompt_tokens + num_tokens,
+    }
+
+
+class ResponseStream:
+    """`response.created`, `response.in_progress`, the events of each item, and how the response ended."""
+
+    content_type = SSE.content_type
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._reader: AnswerReader | None = None
+        self._items = settings.items()
+        self._text_event: bytes | None = None  # the template of a delta of text, while a message is open
+        self._number = 0  # of the next event
+        self._num_prompt_tokens = 0
+        self._num_tokens = 0
+        self._begun = False
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._reader = self._settings.form.reader()  # what a prompt leaves open is known now
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is not None:
+            return self.failed(delta.error)
+        chunks = [] if self._begun else [self._start()]
+        if delta.finish is None:
+            return b"".join([*chunks, *map(self._token, delta.tokens)])
+        *tokens, last = delta.tokens or (NO_TOKEN,)
+        chunks += [self._token(token) for token in tokens]
+        return b"".join([*chunks, self._token(last, is_last=True), self._end(delta.finish)])
+
+    def token_line(self) -> TokenLine | None:
+        return None if self._text_event is None or not self._settings.form.is_text else self._token
+
+    def failed(self, error: ServingError) -> bytes:
+        """Render the end of a stream that broke off."""
+        self.finished = True
+        rest = self._encode(self._items.end(complete=False))
+        code = "rate_limit_exceeded" if errors.status(error) == 429 else "server_error"
+        failure = {"code": code, "message": error.message}
+        response = self._settings.response(self._items.output, Finish.ERROR, error=failure)
+        return rest + self._encode([{"type": "response.failed", "response": response}])
+
+    def _start(self) -> bytes:
+        self._begun = True
+        response = self._settings.response()
+        return self._encode([{"type": f"response.{kind}", "response": response} for kind in ("created", "in_progress")])
+
+    def _token(self, token: Token, *, is_last: bool = False) -> bytes:
+        self._num_tokens += token.id >= 0
+        if self._reader is not None:
+            return self._encode(self._items.feed(self._reader.feed(token)))
+        if is_last and not token.text:
+            return b""
+        if self._text_event is None:
+            return self._encode(self._items.feed([token.text]))
+        self._items.parts.append(token.text)
+        return self._text(token.text)
+
+    def _text(self, text: str) -> bytes:
+        assert self._text_event is not None, "a message is open"
+        self._number += 1
+        return self._text_event % (self._number - 1, JSON_TEXTS[text])
+
+    def _encode(self, events: Sequence[Value]) -> bytes:
+        chunks = []
+        for event in events:
+            if self._text_event is not None and event["type"] == "response.output_text.delta":
+                chunks.append(self._text(event["delta"]))
+                continue
+            self._text_event = None
+            chunks.append(named_event({"type": event["type"], "sequence_number": self._number, **event}))
+            self._number += 1
+        if self._text_event is None and self._items.kind == "message":
+            delta = self._items.delta(SLOT)
+            self._text_event = template(named_event({"type": delta["type"], "sequence_number": NUMBER, **delta}))
+        return b"".join(chunks)
+
+    def _end(self, finish: Finish) -> bytes:
+        self.finished = True
+        rest = self._encode(self._items.feed(self._reader.flush())) if self._reader is not None else b""
+        rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
+        num_thoughts = self._reader.num_thoughts if self._reader is not None else 0
+        counts = usage(self._num_prompt_tokens, self._num_tokens, num_thoughts)
+        response = self._settings.response(self._items.output, finish, usage=counts)
+        return rest + self._encode([{"type": f"response.{response['status']}", "response": response}])
+
+    def refused(self, error: ServingError) -> HttpResponse:
+        return errors.refused(error)
+
+
+class ResponseDocument(WholeReply):
+    """A whole response."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(1)
+        self._settings = settings
+
+    def _document(self) -> Value:
+        (sequence,) = self._sequences
+        reader, items = self._settings.form.reader(), self._settings.items()
+        events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens)[0]
+        items.feed(events)
+        items.end(complete=sequence.finish is not Finish.LENGTH)
+        num_tokens = sum(token.id >= 0 for token in sequence.tokens)
+        counts = usage(self._num_prompt_tokens, num_tokens, reader.num_thoughts if reader else 0)
+        return self._settings.response(items.output, sequence.finish, usage=counts)
+
+    def refused(self, error: ServingError) -> HttpResponse:
+        return errors.refused(error)

@@ -1,0 +1,88 @@
+"""openai's Responses API."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.driver import Driver
+from tests.servers import LiveServer
+
+pytestmark = pytest.mark.clients
+
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "name": "weather", "description": "The weather.", "parameters": CITY, "strict": False}
+CALL = '<tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_call>'
+GOLDEN = Path(__file__).parents[2] / "golden" / "responses"
+
+
+@pytest.fixture(scope="session")
+def root(echo_url: str) -> str:
+    return echo_url.removesuffix("/invocations")
+
+
+def test_a_response(responses: Driver, openai_server: LiveServer) -> None:
+    for gathered in (False, True):
+        found = responses.generate(openai_server.url, QUESTION, temperature=0, gathered=gathered)
+        (item,) = found["output"]
+        assert (item["type"], item["content"][0]["text"]) == ("message", ANSWER)
+        assert (found["status"], found["model"], found["object"]) == ("completed", "model", "response")
+        usage = found["usage"]
+        assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (37, 8, 45)
+
+
+def test_a_responses_stream(responses: Driver, openai_server: LiveServer) -> None:
+    events = responses.stream(openai_server.url, QUESTION, temperature=0)
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    deltas = ["output_text.delta"] * kinds.count("output_text.delta")
+    assert kinds == [
+        "created", "in_progress", "output_item.added", "content_part.added", *deltas, "output_text.done",
+        "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert "".join(event["delta"] for event in events if event["type"].endswith(".delta")) == ANSWER
+
+
+def test_a_tool_and_its_output(responses: Driver, root: str) -> None:
+    """The echo engine says the prompt's words."""
+    found = responses.generate(root, f"So {CALL}", tools=[WEATHER], max_output_tokens=400)
+    call = next(item for item in found["output"] if item["type"] == "function_call" and "Paris" in item["arguments"])
+    assert json.loads(call["arguments"]) == {"city": "Paris"}
+    turns: list[Any] = [{"role": "user", "content": "a"}, call]
+    turns.append({"type": "function_call_output", "call_id": call["call_id"], "output": "12 °C"})
+    again = responses.generate(root, "", input=[{k: v for k, v in turn.items() if v is not None} for turn in turns])
+    assert again["status"] == "incomplete"
+    assert again["incomplete_details"]["reason"] == "max_output_tokens"
+
+
+@pytest.mark.parametrize("how", ["generate", "stream"])
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"store": True}, "BadRequestError", "store=true: is not supported"),
+        ({"previous_response_id": "resp_1"}, "BadRequestError", "previous_response_id"),
+        ({"model": "other"}, "NotFoundError", "Model not found: other"),
+        ({"tools": [{"type": "web_search"}]}, "BadRequestError", "hosted tools run at OpenAI"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_refusals(responses: Driver, root: str, how: str, options: dict[str, Any], error: str, words: str) -> None:
+    outcome = responses.call(how, root, QUESTION, **options)
+    assert (outcome.error or "").split(".")[-1] == error
+    assert words in outcome.message
+
+
+def test_golden_files_fit_the_clients_types(responses: Driver) -> None:
+    values = []
+    for path in sorted(GOLDEN.glob("*.txt")):
+        _, _, answered = path.read_text().partition("\n< ")
+        lines = answered.partition("\n")[2].splitlines()
+        values += [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.startswith("event: ")]
+    kinds = responses.generate("", "", values=[value for value in values if "type" in value or "id" in value])
+    assert {"Response", "ResponseReasoningTextDeltaEvent", "ResponseFunctionCallArgumentsDoneEvent"} <= set(kinds)
+    assert {"ResponseFailedEvent", "ResponseIncompleteEvent", "ResponseCompletedEvent"} <= set(kinds)

@@ -1,0 +1,61 @@
+"""Calls with openai's Responses API; the client checks every answer and event against its types."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from common import main
+from openai import AsyncOpenAI, OpenAI
+from openai._models import validate_type
+from openai.types.responses import Response, ResponseStreamEvent
+
+
+class Responses:
+    def generate(self, url: str, prompt: str, options: dict[str, Any]) -> Any:
+        if "values" in options:
+            return [_checked(value) for value in options["values"]]
+        with OpenAI(**_client(url)) as client:
+            if options.pop("gathered", False):
+                with client.responses.stream(**_asked(prompt, options)) as stream:
+                    return stream.get_final_response().model_dump()
+            return client.responses.create(**_asked(prompt, options)).model_dump()
+
+    def stream(self, url: str, prompt: str, options: dict[str, Any]) -> Iterator[Any]:
+        with OpenAI(**_client(url)) as client:
+            for event in client.responses.create(stream=True, **_asked(prompt, options)):
+                yield event.model_dump()
+
+    async def generate_async(self, url: str, prompt: str, options: dict[str, Any]) -> Any:
+        if "values" in options:
+            return [_checked(value) for value in options["values"]]
+        async with AsyncOpenAI(**_client(url)) as client:
+            if options.pop("gathered", False):
+                async with client.responses.stream(**_asked(prompt, options)) as stream:
+                    return (await stream.get_final_response()).model_dump()
+            return (await client.responses.create(**_asked(prompt, options))).model_dump()
+
+    async def stream_async(self, url: str, prompt: str, options: dict[str, Any]) -> AsyncIterator[Any]:
+        async with AsyncOpenAI(**_client(url)) as client:
+            async for event in await client.responses.create(stream=True, **_asked(prompt, options)):
+                yield event.model_dump()
+
+
+def _checked(value: dict[str, Any]) -> str:
+    """Hold a value against the client's type for it; return the type's name."""
+    kind: Any = ResponseStreamEvent if "type" in value else Response
+    return type(validate_type(type_=kind, value=value)).__name__
+
+
+def _client(url: str) -> dict[str, Any]:
+    return {
+        "base_url": f"{url}/v1", "api_key": "none", "max_retries": 0, "timeout": 30,
+        "_strict_response_validation": True,
+    }  # fmt: skip
+
+
+def _asked(prompt: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "model", "input": prompt, "max_output_tokens": 24, **options}
+
+
+main(Responses())

@@ -1,0 +1,120 @@
+"""OpenAI's responses: what a body becomes for the chat's readers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.values import StructuredOutput
+from handler.protocols.base import ParsedRequest
+from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
+from tests.unit.protocols.openai.requests import CITY
+from tests.unit.protocols.responses.golden import ASK, TOOLS, WEATHER, body
+
+HERMES = replace(CAPABLE, chat_template="{{ tools, message.reasoning, reasoning_effort }} <tool_call>")
+
+
+def parse(asked: dict[str, Any], context: Any = HERMES) -> ParsedRequest:
+    return DIALECTS["openai_responses"].parse(json.loads(json.dumps(asked)), context)
+
+
+def call(**more: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"city": "Köln"}', **more}
+
+
+def output(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": "call_1", "output": content, **more}
+
+
+def said(role: str, *texts: str) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text} for text in texts]}
+
+
+def test_items_become_the_messages_of_a_chat() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    items = [
+        said("developer", "A"), said("user", "B", "C"), said("developer", "D"), thought, said("assistant", "So."),
+        call(id="fc_1", status="completed"), output([{"type": "input_text", "text": "12"}]), said("user", "E"),
+    ]  # fmt: skip
+    parsed = parse({"input": items, "instructions": "Be brief.", "tools": [WEATHER]})
+    (request,) = parsed.requests
+    function = {"name": "weather", "arguments": {"city": "Köln"}}
+    thoughts = dict.fromkeys(("reasoning", "reasoning_content", "thinking"), "Hm.")
+    assert request.messages == (
+        {"role": "system", "content": "Be brief.\nA"},
+        {"role": "user", "content": "B\nC\n<system>\nD\n</system>"},
+        {
+            "role": "assistant",
+            "content": "So.",
+            **thoughts,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "12", "tool_call_id": "call_1"},
+        {"role": "user", "content": "E"},
+    )
+    shown = {"name": "weather", "description": "The weather.", "parameters": CITY}
+    assert request.tools == ({"type": "function", "function": shown},)
+    assert parsed.ignored == []
+
+
+def test_parameters() -> None:
+    schema = {"type": "object"}
+    format = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    (request,) = parse(
+        body(max_output_tokens=5, temperature=0.5, top_p=0.9, text={"format": format}, reasoning={"effort": "low"})
+    ).requests
+    sampling = request.sampling
+    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p, sampling.do_sample) == (5, 0.5, 0.9, True)
+    assert sampling.structured_output == StructuredOutput("json_schema", json.dumps(schema))
+    assert dict(request.template.arguments) == {"reasoning_effort": "low"}
+    assert parse(ASK).requests[0].fill_context
+
+
+@pytest.mark.parametrize(
+    ("more", "listed"),
+    [
+        ({"store": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}, []),
+        ({"metadata": {"a": "b"}, "prompt_cache_key": "k"}, ["metadata", "prompt_cache_key"]),
+        ({"seed": 1, "input": [{"role": "user", "content": "a", "name": "b"}]}, ["seed", "input[].name"]),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, []),
+        ({"tools": [{**WEATHER, "output_schema": {}}]}, ["tools[].output_schema"]),
+    ],
+)
+def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]) -> None:
+    assert parse(body(**more)).ignored == listed
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "param"),
+    [
+        ({}, "'input' must be a non-empty string or list of items", "input"),
+        (body(store=True), "store=true: is not supported: nothing is kept", "store"),
+        (body(previous_response_id="resp_1"), "previous_response_id=", "previous_response_id"),
+        (body(conversation="c"), "conversation=", "conversation"),
+        (body(background=True), "background=true: is not supported", "background"),
+        (body(truncation="auto"), "truncation=", "truncation"),
+        (body(include=["message.output_text.logprobs"]), "include=", "include"),
+        (body(messages=[]), "messages: is not supported: write input", "messages"),
+        (body(max_tokens=3), "max_tokens=3: is not supported: write max_output_tokens", "max_tokens"),
+        (body(reasoning={"effort": "huge"}), "'effort' must be one of none, minimal", "reasoning"),
+        (body(reasoning="much"), "reasoning=", "reasoning"),
+        (body(tools=[{**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 64 letters", None),
+        (body(text="x"), "text=", "text"),
+        (body(tools=[{"type": "web_search"}]), 'tools[0].type="web_search": is not supported: hosted tools', None),
+        (body(tools=[{"type": "custom", "name": "a"}]), 'tools[0].type="custom": is not supported: it must be', None),
+        (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: 'item_reference' is not supported", None),
+        ({"input": [output("x")]}, 'input[0].call_id="call_1": no function_call before it', None),
+        ({"input": [call(arguments="[")]}, "input[0].arguments must be the JSON text of an object", None),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]: ", None),
+    ],
+)
+def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str, param: str | None) -> None:
+    found = answer("openai_responses", asked, context=HERMES)
+    error = json.loads(found.body)["error"]
+    assert (found.status, error["type"]) == (400, "invalid_request_error")
+    assert message in error["message"]
+    assert param is None or error["param"] == param
